@@ -1,0 +1,52 @@
+# `make run` and `make test` are all that a newcomer needs; see README.md.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.PHONY: run test lint bench constraints clean
+
+run: .venv/.train
+	$(BIN)/deploykit submit --backend local --wait
+
+test: .venv/.dev .venv-sagemaker/.ready
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/shell_lint.py
+
+bench: .venv/.dev .venv-torchx/.ready
+	$(BIN)/python benchmarks/start_up.py
+
+# The environments. torch is installed first, so that nothing else chooses its build.
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.train: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) -e '.[train]'
+	touch $@
+
+.venv/.dev: .venv/.train
+	$(PIP) -e '.[dev,sagemaker,train]'
+	touch $@
+
+.venv-sagemaker/.ready: .venv/.dev tests/sagemaker/launcher/environment.sh
+	sh tests/sagemaker/launcher/environment.sh .venv-sagemaker
+	touch $@
+
+.venv-torchx/.ready: benchmarks/torchx.txt
+	$(PYTHON) -m venv .venv-torchx
+	.venv-torchx/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/torchx.txt
+	touch $@
+
+constraints: .venv/.dev
+	@echo '# Exact versions of everything that the Makefile installs. Renew with `make constraints`.' \
+	    > constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
+
+clean:
+	rm -rf .venv .venv-sagemaker .venv-torchx

@@ -1,0 +1,1 @@
+"""Backends: each module here meets `deploykit.backend.Backend`."""

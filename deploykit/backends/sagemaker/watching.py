@@ -1,0 +1,191 @@
+"""A training job after it was sent: found by name, its status, its logs, its end."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit import logfiles
+from deploykit.backends.sagemaker import aws
+from deploykit.errors import NotFound
+from deploykit.model import Handle, LogLine, State, Status
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_PAUSE = 5.0
+"""Seconds between two looks at a log that is followed."""
+_NODE = re.compile(r".*/algo-(\d+)-.*")
+_EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d+)")
+_STATES = {
+    "InProgress": State.RUNNING,
+    "Completed": State.SUCCEEDED,
+    "Failed": State.FAILED,
+    "Stopping": State.STOPPING,
+    "Stopped": State.CANCELLED,
+}
+_WAITING = {
+    "Pending": "waiting for machines",
+    "Starting": "starting",
+    "LaunchingMLInstances": "launching the machines",
+    "PreparingTrainingStack": "preparing the machines",
+    "Downloading": "downloading the data",
+    "DownloadingTrainingImage": "downloading the container image",
+    "Interrupted": "interrupted: the spot machines were taken away",
+    "Restarting": "restarting",
+}
+_OVER_TIME = {
+    "MaxRuntimeExceeded": "it reached its time limit",
+    "MaxWaitTimeExceeded": "no machine came within max_wait",
+}
+_REASONS = {
+    "Training": "training",
+    "Uploading": "uploading the results",
+    "Completed": "completed",
+    "Stopped": "it was stopped",
+    "Stopping": "it is being stopped",
+    "Failed": "failed",
+}
+
+
+def handle(run: str, folder: Path, place: str) -> Handle:
+    return Handle("sagemaker", place, run, run, str(folder))
+
+
+def find(run: str, folder: Path, place: str) -> Handle | None:
+    """The job named `run`; None where the service says that there is none."""
+    found = _describe(aws.client("sagemaker", place), run, place)
+    return None if found is None else handle(run, folder, place)
+
+
+def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    """The status of each, over one client a region."""
+    places = sorted({one.place for one in handles})
+    clients = {place: aws.client("sagemaker", place) for place in places}
+    return {one: _status(_describe(clients[one.place], one.id, one.place)) for one in handles}
+
+
+def cancel(handle: Handle) -> None:
+    """Stop the job. Raises NotFound where there is none."""
+    from botocore.exceptions import ClientError
+
+    client = aws.client("sagemaker", handle.place)
+    with aws.errors(handle.place):
+        try:
+            client.stop_training_job(TrainingJobName=handle.id)
+        except ClientError as error:
+            if _is_missing(error):
+                raise NotFound(f"SageMaker has no training job {handle.id}") from error
+            if aws.code(error) != "ValidationException" or "status" not in aws.message(error):
+                raise  # "The request was rejected because the training job is in status ..."
+
+
+def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    """Lines from all machines, by time; with `follow`, until the job has ended."""
+    client = aws.client("logs", handle.place)
+    tokens: dict[str, str] = {}
+    while True:
+        last = not follow or status([handle])[handle].state.final
+        with aws.errors(handle.place):
+            found = [
+                line
+                for stream in _streams(client, handle.id)
+                for line in _new_lines(client, stream, tokens)
+            ]
+        for _, line in sorted(found, key=lambda pair: pair[0]):
+            yield line
+        if last:
+            return
+        time.sleep(_PAUSE)
+
+
+def _describe(client: Any, run: str, place: str) -> Any:
+    """DescribeTrainingJob's answer; None where there is no such job."""
+    from botocore.exceptions import ClientError
+
+    with aws.errors(place):
+        try:
+            return client.describe_training_job(TrainingJobName=run)
+        except ClientError as error:
+            if _is_missing(error):
+                return None
+            raise
+
+
+def _is_missing(error: BaseException) -> bool:
+    text = aws.message(error).lower()
+    return aws.code(error) in {"ValidationException", "ResourceNotFound"} and (
+        "not found" in text or "could not find" in text
+    )
+
+
+def _status(job: Any) -> Status:
+    if job is None:
+        return Status(State.UNKNOWN, reason="SageMaker has no job of this name")
+    primary, secondary = job["TrainingJobStatus"], job.get("SecondaryStatus", "")
+    state = _STATES.get(primary, State.UNKNOWN)
+    if primary == "InProgress" and secondary in _WAITING:
+        state = State.QUEUED
+    if secondary in _OVER_TIME:
+        state = State.FAILED if state.final else state
+    reason = job.get("FailureReason") or (_WAITING | _OVER_TIME | _REASONS).get(secondary, "")
+    return Status(
+        state,
+        native=f"{primary}/{secondary}" if secondary else primary,
+        reason=reason,
+        exit_code=_exit_code(state, reason),
+        started=job.get("TrainingStartTime"),
+        finished=job.get("TrainingEndTime"),
+    )
+
+
+def _exit_code(state: State, reason: str) -> int | None:
+    """The program's exit code, which stands nowhere but in the sentence about the failure."""
+    if state is State.SUCCEEDED:
+        return 0
+    match = _EXIT_CODE.search(reason)
+    return int(match[1]) if match and state is State.FAILED else None
+
+
+def _streams(client: Any, run: str) -> Iterator[str]:
+    """Names of the job's log streams; none before the first machine has started."""
+    pages = client.get_paginator("describe_log_streams").paginate(
+        logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/"
+    )
+    try:
+        for page in pages:
+            yield from (stream["logStreamName"] for stream in page["logStreams"])
+    except client.exceptions.ResourceNotFoundException:
+        return
+
+
+def _new_lines(
+    client: Any, stream: str, tokens: dict[str, str]
+) -> Iterator[tuple[tuple[int, int], LogLine]]:
+    """Events after the stream's token, each with its place in the order of all."""
+    match = _NODE.fullmatch(stream)
+    node = int(match[1]) - 1 if match else None
+    count = itertools.count()
+    while True:
+        after = {"nextToken": tokens[stream]} if stream in tokens else {}
+        answer = client.get_log_events(
+            logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **after
+        )
+        for event in answer["events"]:
+            yield (event["timestamp"], next(count)), _line(event, node)
+        token = answer["nextForwardToken"]
+        if token == tokens.get(stream):
+            return
+        tokens[stream] = token
+
+
+def _line(event: Any, node: int | None) -> LogLine:
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    line = logfiles.parse(event["message"].rstrip("\n"), node)
+    if line.time is not None:
+        return line
+    return replace(line, time=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))

@@ -1,0 +1,54 @@
+"""A Slurm cluster: one batch job, with one launcher on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploykit import paths
+from deploykit.backends.slurm import options as sections
+from deploykit.backends.slurm import watching
+from deploykit.backends.slurm.options import Options as Options
+from deploykit.backends.slurm.script import render_script
+from deploykit.model import Handle, JobSpec, LogLine, Plan, Status
+
+if TYPE_CHECKING:
+    from deploykit.bundle import Bundle
+
+SUMMARY = "a Slurm cluster, through sbatch as submitit calls it; one launcher on each node"
+PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
+MODULES = ("submitit",)
+
+check = sections.check
+
+
+def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
+    """The batch script. Needs no Slurm here."""
+    text = render_script(job, options, run=run)
+    output = job.output or str(paths.run_folder(run) / "output")
+    return Plan("slurm", "localhost", run, text, "sh", job, options, bundle, output)
+
+
+def submit(plan: Plan, folder: Path) -> Handle:
+    """Unpack the source for the nodes, and hand exactly `plan.text` to sbatch."""
+    from deploykit.backends.slurm.sending import submit as send
+
+    return send(plan, folder)
+
+
+def find(run: str, folder: Path, place: str) -> Handle | None:
+    """The job whose name is the run id, or that claimed the run."""
+    return watching.find(run, folder, place)
+
+
+def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    return watching.status(handles)
+
+
+def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    return watching.logs(handle, follow=follow)
+
+
+def cancel(handle: Handle) -> None:
+    watching.cancel(handle)

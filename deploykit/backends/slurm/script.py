@@ -1,0 +1,134 @@
+"""The batch script: rendered by submitit, with none of its defaults left in.
+
+Rendering needs no Slurm here. The hooks of submitit that this leans on, and that are private, are
+held by ``tests/slurm/test_submitit.py``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploykit import contract, paths, render
+from deploykit.backends.slurm.options import Options
+from deploykit.model import JobSpec
+
+if TYPE_CHECKING:
+    from submitit.slurm.slurm import SlurmExecutor
+
+_NOTICE = 90
+"""Seconds between SIGUSR2 and the time limit, where the job file does not say."""
+
+_PREAMBLE = (
+    "# what stands in single quotes below is meant literally",
+    "# shellcheck disable=SC1003,SC1097,SC1112,SC2016,SC2088",
+)
+
+
+def render_script(job: JobSpec, options: Options, *, run: str) -> str:
+    """The text that sbatch gets."""
+    folder = paths.run_folder(run)
+    executor = offline(folder)
+    executor.update_parameters(**parameters(job, options, run=run, folder=folder))
+    return str(executor._make_submission_file_text(_command(job, options, run, folder), run))  # noqa: SLF001
+
+
+def offline(folder: Path) -> SlurmExecutor:
+    """The executor of submitit, which would refuse to exist where there is no srun on PATH."""
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class Offline(SlurmExecutor):
+        @classmethod
+        def affinity(cls) -> int:
+            return 2
+
+    return Offline(folder)
+
+
+def parameters(job: JobSpec, options: Options, *, run: str, folder: Path) -> dict[str, Any]:
+    """What submitit's renderer is told: its own parameters, and sbatch's by their own names."""
+    minutes = -(-job.resources.time_limit // 60)
+    notice = options.signal_seconds or min(_NOTICE, minutes * 60 // 2)
+    more: dict[str, Any] = {
+        **{name: value or True for name, value in options.extra.items()},
+        "chdir": str(folder / "source"),
+        "output": str(folder / "logs" / "slurm.log"),
+        "no-requeue": True,
+        "reservation": options.reservation,
+    }
+    chosen = {
+        **_resources(job, options),
+        "job_name": run,
+        "time": minutes,
+        "signal_delay_s": notice,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
+        "nodelist": options.nodelist,
+        "exclude": options.exclude,
+        "exclusive": options.exclusive or None,
+    }
+    return {
+        **_escaped(chosen),
+        "additional_parameters": _escaped(more),
+        "setup": list(_PREAMBLE),
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "use_srun": False,
+    }
+
+
+def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
+    wanted = job.resources
+    gpus = wanted.gpus_per_node
+    style: dict[str, Any] = {} if not gpus else {"gpus_per_node": gpus}
+    if gpus and options.gres_style == "gres":
+        style = {"gres": f"gpu:{gpus}"}
+    return {
+        "nodes": wanted.nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": wanted.cpus_per_node,
+        "mem": None if wanted.memory is None else f"{-(-wanted.memory // 1024**2)}M",
+        **style,
+    }
+
+
+def _escaped(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the absent ones. In an #SBATCH line a backslash escapes even in single quotes."""
+    return {
+        name: value.replace("\\", "\\\\") if isinstance(value, str) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
+    environment = contract.environment(
+        job,
+        backend="slurm",
+        run=run,
+        output=job.output or str(folder / "output"),
+        checkpoints=job.checkpoints or str(folder / "checkpoints"),
+        data=job.data,
+        folder=str(folder),
+    )
+    text = render.shell(
+        "slurm.sh.j2",
+        folder=folder,
+        setup=options.setup,
+        environment=environment,
+        cpus=job.resources.cpus_per_node,
+        command=_words(options.python or sys.executable, job),
+    )
+    # sbatch refuses a script with a DOS line end, even inside a quoted value
+    return text.rstrip("\n").replace("\r", "'$'\\r''")
+
+
+def _words(python: str, job: JobSpec) -> list[str]:
+    words = [python, contract.LAUNCH, *contract.command(job)]
+    if ":" in words:  # to srun this word alone means that another component of the job follows
+        return ["bash", "-c", f"exec {shlex.join(words)}"]
+    return words

@@ -1,0 +1,163 @@
+"""Hand a plan to sbatch, through submitit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import locale
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploykit import bundle as bundles
+from deploykit.backends.slurm import watching
+from deploykit.backends.slurm.script import offline
+from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
+from deploykit.model import Handle, Plan
+
+if TYPE_CHECKING:
+    from submitit.slurm.slurm import SlurmExecutor
+
+_FOLDERS = ("logs", "output", "checkpoints", "ends", "sbatch")
+
+_HINTS = {
+    "invalid partition": "set slurm.partition to one that `sinfo -s` lists",
+    "account": "set slurm.account; `sacctmgr show associations user=$USER` lists yours",
+    "qos": "set slurm.qos; `sacctmgr show associations user=$USER` lists yours",
+    "time limit": "lower resources.time_limit; `sinfo -o '%P %l'` lists the partitions' limits",
+    "more processors": "lower resources.cpus_per_node or resources.nodes",
+    "node count": "lower resources.nodes; `sinfo -s` lists what each partition has",
+    "node configuration": "ask for less per node; see `sinfo -N -o '%N %c %m %G'`",
+    "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
+    "node name": "correct slurm.nodelist and slurm.exclude; `sinfo -N` lists the nodes",
+    "memory specification": "lower resources.memory; `sinfo -N -o '%N %m'` lists MiB per node",
+    "reservation": "correct slurm.reservation; `scontrol show reservation` lists them",
+    "(gres)": "lower resources.gpus_per_node, or try the other slurm.gres_style",
+    "option '--": "correct slurm.extra; `sbatch --help` lists the options",
+    "specification": "correct slurm.extra; `man sbatch` describes the options",
+    "denied": "you may not use this partition, account or reservation; ask the site",
+    "not permitted": "you may not use this partition, account or reservation; ask the site",
+    "policy": "a limit of your account or quality of service is reached; `sacctmgr show qos`",
+}
+"""What to do about a refusal, by a part of sbatch's own sentence in lower case; first wins."""
+
+_SETTLE = 2.0
+"""Seconds for a controller to finish what it took."""
+
+_AWAY = (
+    *("unable to contact slurm controller", "could not establish a configuration source"),
+    *("connection refused", "communication connection failure", "protocol authentication error"),
+)
+_UNSURE = ("socket timed out", "zero bytes were transmitted", "timed out", "connection reset")
+_BUSY = ("temporarily unable", "try again", "resource temporarily unavailable")
+
+_SITE_DEFAULTS = {
+    f"SBATCH_{name}": name.lower()
+    for name in ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "CONSTRAINT")
+}
+"""Variables by which a site sets what a job file leaves open, and the options they stand for."""
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
+_LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
+_RANKS = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+}
+
+
+def submit(plan: Plan, folder: Path) -> Handle:
+    _check_here(plan)
+    bundles.unpack(plan.bundle.store(), folder / "source")
+    for name in _FOLDERS:
+        (folder / name).mkdir(exist_ok=True)
+    (folder / watching.CLUSTER).write_text(watching.cluster() + "\n")
+    job = _sbatch(plan, folder)
+    return Handle("slurm", plan.place, job, plan.run, str(folder))
+
+
+def unwanted(environ: Iterable[str], text: str) -> list[str]:
+    """Variables that must not reach sbatch: it would pass them on, or put them above the script.
+
+    A submit from inside another job, or from a rank of one, has many.
+    """
+    return sorted(
+        name
+        for name in environ
+        if (name.startswith(_LAUNCHERS) or name in _RANKS)
+        and name not in _KEPT
+        and (name not in _SITE_DEFAULTS or f"#SBATCH --{_SITE_DEFAULTS[name]}=" in text)
+    )
+
+
+def refusal(said: str) -> DeploykitError:
+    """The error that sbatch's complaint stands for."""
+    sentence, lower = watching.spoken(said), said.lower()
+    if any(part in lower for part in _AWAY):
+        hint = "is this a machine of the cluster, and is it up?"
+        return BackendUnavailable(f"sbatch: {sentence}", hint=hint)
+    if any(part in lower for part in (*_UNSURE, *_BUSY)):
+        return TryAgain(f"sbatch: {sentence}", hint="the cluster is busy; submit again")
+    what_to_do = next((text for part, text in _HINTS.items() if part in lower), None)
+    return SubmitRefused(f"Slurm refused the job: {sentence}", hint=what_to_do)
+
+
+def unsure(said: str) -> bool:
+    """Whether the job may have been taken although sbatch complained."""
+    return any(part in said.lower() for part in _UNSURE)
+
+
+def _check_here(plan: Plan) -> None:
+    for program in ("sbatch", "squeue", "scontrol"):
+        if shutil.which(program) is None:
+            raise BackendUnavailable(
+                f"the program {program!r} is not on PATH",
+                hint="submit from a login node of the cluster",
+            )
+    # submitit writes the script in the locale's encoding
+    if not plan.text.isascii() and locale.getencoding().lower() != "utf-8":
+        raise SubmitRefused(
+            f"the script has letters that the encoding {locale.getencoding()} may not have",
+            hint="export LC_ALL=C.UTF-8",
+        )
+
+
+def _sbatch(plan: Plan, folder: Path) -> str:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    complaint = io.StringIO()
+    try:
+        # submitit prints what sbatch says as well as raising it
+        with contextlib.redirect_stderr(complaint):
+            return str(_executor(plan, folder)._submit_command("").job_id)  # noqa: SLF001
+    except (FailedJobError, FailedSubmissionError) as error:
+        said = str(error)
+        if unsure(said) and (handle := _found(plan, folder)) is not None:
+            return handle.id
+        raise refusal(said) from error
+
+
+def _found(plan: Plan, folder: Path) -> Handle | None:
+    """The job, where sbatch gave up on an answer but the controller had taken it."""
+    time.sleep(_SETTLE)
+    with contextlib.suppress(BackendUnavailable):
+        return watching.find(plan.run, folder, plan.place)
+    return None
+
+
+def _executor(plan: Plan, folder: Path) -> SlurmExecutor:
+    base = type(offline(folder))
+
+    class Exactly(base):  # type: ignore[misc,valid-type]
+        """Submits the plan's text, whatever else it is asked to."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
+            return plan.text
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            argv = super()._make_submission_command(submission_file_path)
+            drop = unwanted(os.environ, plan.text)
+            return ["env", *(word for name in drop for word in ("-u", name)), *argv]
+
+    return Exactly(folder / "sbatch")

@@ -1,0 +1,185 @@
+"""Ask Slurm about jobs, and stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deploykit import ends, logfiles, shell
+from deploykit.backends.slurm import states
+from deploykit.backends.slurm.states import Row
+from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.model import Handle, LogLine, State, Status
+
+CLUSTER = "cluster"
+"""File in the run's folder: the name of the cluster that it was sent to."""
+
+_ASK_AGAIN = 1.0
+"""Seconds between two questions while a log is followed."""
+
+_UNKNOWN_JOB = "Invalid job id specified"
+
+
+def find(run: str, folder: Path, place: str) -> Handle | None:
+    """The job of the run: the one that claimed it, else the first that Slurm knows by its name.
+
+    A job that Slurm has forgotten and that left no claim never ran.
+    """
+    if (why_not := _elsewhere(folder)) is not None:
+        raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
+    found = list(states.parse_squeue(_asked(states.squeue_argv(run))))
+    ids = sorted((row.id for row in found if row.name == run), key=int)
+    first = claimed(folder) or next(iter(ids), None)
+    return None if first is None else Handle("slurm", place, first, run, str(folder))
+
+
+def claimed(folder: Path) -> str | None:
+    """The id of the job that started the run."""
+    try:
+        return os.readlink(folder / "claim")  # noqa: PTH115 - it is no path
+    except OSError:
+        return None
+
+
+def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    """One squeue for all; for those that have ended scontrol, sacct, and what they left behind."""
+    try:
+        rows = _rows({handle.id: handle for handle in handles})
+        answer = None
+    except BackendUnavailable as error:
+        rows, answer = {}, str(error)
+    return {handle: _status(handle, rows.get(handle.id), answer) for handle in handles}
+
+
+def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    return logfiles.read(Path(handle.folder) / "logs", follow=follow, ended=_ended(handle))
+
+
+def cancel(handle: Handle) -> None:
+    """Both the id and the name must fit: an id alone may have become another job's."""
+    done = _run(["scancel", f"--name={handle.run}", handle.id])
+    if done.code == 0 or _UNKNOWN_JOB in done.err:
+        return
+    said = spoken(done.err)
+    if "denied" in done.err or "not permitted" in done.err:
+        raise NotPermitted(f"Slurm does not let you cancel {handle}: {said}")
+    raise TryAgain(f"scancel: {said}", hint="try again")
+
+
+def cluster() -> str:
+    """The name of the cluster that the commands here talk to."""
+    settings = _asked(["scontrol", "show", "config"])
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def spoken(err: str) -> str:
+    """What a command of Slurm's said, without its own name."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in err.strip().splitlines()]
+    return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
+
+
+def _rows(wanted: Mapping[str, Handle]) -> dict[str, Row]:
+    """What Slurm knows of the jobs, most lively source first."""
+    found: dict[str, Row] = {}
+    for ask in (_queued, _remembered, _recorded):
+        missing = {job: handle.run for job, handle in wanted.items() if job not in found}
+        if missing:
+            rows = ask(list(missing))
+            found |= {row.id: row for row in rows if missing.get(row.id) == row.name}
+    return found
+
+
+def _queued(_: Sequence[str]) -> Iterable[Row]:
+    return states.parse_squeue(_asked(states.squeue_argv()))
+
+
+def _remembered(ids: Sequence[str]) -> Iterable[Row]:
+    return states.parse_scontrol(_asked(states.scontrol_argv(ids)))
+
+
+def _recorded(ids: Sequence[str]) -> Iterable[Row]:
+    with contextlib.suppress(BackendUnavailable):
+        return states.parse_sacct(_asked(states.sacct_argv(ids)))
+    return ()
+
+
+def _status(handle: Handle, row: Row | None, why_not: str | None) -> Status:
+    folder = Path(handle.folder)
+    if row is None:
+        return _left_behind(folder, why_not)
+    told = states.status(row)
+    end = _end(folder) if told.native == "FAILED" else None
+    if end is None or end.exit_code == 0:
+        return told
+    return replace(told, exit_code=end.exit_code, reason=end.reason)
+
+
+def _left_behind(folder: Path, why_not: str | None) -> Status:
+    """The status of a job that Slurm does not know any more, or cannot be asked about."""
+    why_not = why_not or _elsewhere(folder)
+    if why_not is not None:
+        return Status(State.UNKNOWN, "", why_not)
+    end = _end(folder)
+    if end is None:
+        reason = "Slurm has forgotten it, and it left no word: cancelled, killed or never run"
+        return Status(State.FAILED, "forgotten", reason)
+    state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
+    return Status(state, "ended", end.reason, end.exit_code, finished=end.finished)
+
+
+def _end(folder: Path) -> ends.End | None:
+    """The end of the last attempt: the first failure, else the first node that ended."""
+    found = ends.read(folder)
+    last = max((end.attempt for end in found), default=0)
+    return next((end for end in found if end.attempt == last), None)
+
+
+def _elsewhere(folder: Path) -> str | None:
+    """Why this is not the cluster that the run was sent to; None where it is."""
+    try:
+        sent_to = (folder / CLUSTER).read_text().strip()
+        here = cluster()
+    except FileNotFoundError:
+        return None
+    except BackendUnavailable as error:
+        return str(error)
+    if sent_to == here:
+        return None
+    return f"the run was sent to the Slurm cluster {sent_to!r}, and this is {here!r}"
+
+
+def _ended(handle: Handle) -> Callable[[], bool]:
+    """Whether the job has ended; asks Slurm once in a while only."""
+    asked, final = 0.0, False
+
+    def ended() -> bool:
+        nonlocal asked, final
+        if not final and time.monotonic() - asked > _ASK_AGAIN:
+            final = status([handle])[handle].state.final
+            asked = time.monotonic()
+        return final
+
+    return ended
+
+
+def _asked(argv: Sequence[str]) -> str:
+    """What a command answered; nothing where the one job that it asked for is unknown.
+
+    Raises BackendUnavailable when Slurm does not answer.
+    """
+    done = _run(argv)
+    if done.code == 0 or _UNKNOWN_JOB in done.err:
+        return done.out
+    raise BackendUnavailable(
+        f"{argv[0]}: {spoken(done.err)}", hint="is this a machine of the cluster, and is it up?"
+    )
+
+
+def _run(argv: Sequence[str]) -> shell.Result:
+    return shell.run(argv, env=states.environment(os.environ))

@@ -1,0 +1,126 @@
+"""The command line: find the verb, run it, turn what it raises into a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from typing import Any, NoReturn
+
+from deploykit import __version__
+from deploykit.errors import DeploykitError, UsageError
+
+VERBS = {
+    "init": "write a commented job file to start from",
+    "check": "find every problem of a job file, offline",
+    "submit": "run a job on a backend, or show exactly what would be sent",
+    "status": "what a run is doing, and why",
+    "list": "all runs",
+    "logs": "what the ranks print, merged",
+    "wait": "wait for a run and end with its exit code",
+    "cancel": "stop a run",
+    "backends": "where jobs can run from here",
+    "completion": "tab completion for your shell",
+}
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+_USAGE = UsageError.exit_code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code (docs/reference/exit-codes.md)."""
+    argv = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in argv
+    try:
+        _known(argv[:1])
+        args = parser(argv[:1]).parse_args(argv)
+        return int(_module(args.verb).run(args))
+    except DeploykitError as error:
+        _report(error, as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # nothing more can be said; keeps the interpreter from trying
+        return _PIPE_CLOSED
+    except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
+        _report(_unexpected(error, argv), as_json=as_json)
+        return DeploykitError.exit_code
+
+
+def parser(chosen: list[str]) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the verbs in `chosen` only: the others stay unimported."""
+    top = _Parser(
+        prog="deploykit",
+        description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
+        epilog="Start with `deploykit init`, then `deploykit submit --backend local --wait`.",
+    )
+    top.add_argument("--version", action="version", version=f"deploykit {__version__}")
+    top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
+    verbs = top.add_subparsers(dest="verb", metavar="VERB [OPTIONS]", required=True, title="verbs")
+    for name, text in VERBS.items():
+        if name not in chosen:
+            verbs.add_parser(name, help=text, add_help=False)
+            continue
+        module = _module(name)
+        sub = verbs.add_parser(
+            name,
+            help=text,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        if name != "completion":
+            sub.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return top
+
+
+def _known(chosen: list[str]) -> None:
+    """Refuse a verb that does not exist, with the one that was probably meant."""
+    for verb in chosen:
+        if verb not in VERBS and not verb.startswith("-"):
+            from deploykit.decode import did_you_mean
+
+            hint = did_you_mean(verb, VERBS) or "`deploykit --help` lists them"
+            raise UsageError(f"there is no verb {verb!r}", hint=hint)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a wrong command line ends like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"deploykit.commands.{verb}")
+
+
+def _report(error: DeploykitError, *, as_json: bool) -> None:
+    from deploykit.commands import output
+
+    output.error(error, as_json=as_json)
+
+
+def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
+    """An error nobody foresaw, with its traceback in a log file that the message names."""
+    import platform
+    import traceback
+
+    from deploykit import paths
+
+    log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
+    told = f"deploykit met an error that it does not know: {type(error).__name__}: {error}"
+    text = f"deploykit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    except OSError:
+        return DeploykitError(told, hint=f"{log.parent} cannot be written, so there is no log")
+    return DeploykitError(told, hint=f"the details are in {log}; please report them")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

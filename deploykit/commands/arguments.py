@@ -1,0 +1,35 @@
+"""Arguments that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def job_file(parser: argparse.ArgumentParser) -> None:
+    """The job file, and overrides of what stands in it."""
+    parser.add_argument(
+        "job",
+        nargs="?",
+        type=Path,
+        default=Path("job.yaml"),
+        metavar="FILE",
+        help="job file, YAML or TOML (default: job.yaml)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
+    )
+
+
+def one_run(parser: argparse.ArgumentParser) -> None:
+    """One run, the newest unless it is named."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="run id, or a unique beginning or end of one (default: the newest run)",
+    )

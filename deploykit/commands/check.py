@@ -1,0 +1,46 @@
+"""Find every problem of a job file, without network, credentials or a cluster.
+
+Without --backend: for this machine and for every backend that has a section in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit import backend, bundle, jobfile, lifecycle
+from deploykit.commands import arguments, output
+from deploykit.errors import JobFileError
+from deploykit.jobfile import JobFile
+from deploykit.model import Problem
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.job_file(parser)
+    parser.add_argument(
+        "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    tree, _ = jobfile.parse(args.job)
+    names = args.backend or ["local", *(n for n in backend.names() if n in tree and n != "local")]
+    file = lifecycle.load(args.job, args.set, names)
+    warnings = _check(file, names)
+    if args.json:
+        output.emit({"backends": names, "warnings": [vars(problem) for problem in warnings]})
+        return 0
+    output.warnings(warnings)
+    output.say(f"{args.job}: no errors for {', '.join(names)}")
+    return 0
+
+
+def _check(file: JobFile, names: list[str]) -> list[Problem]:
+    """The warnings of all backends; every error of all of them, and of the bundle, at once."""
+    found: list[Problem] = []
+    for name in names:
+        found += backend.find(name).check(file.job, file.sections[name])
+    try:
+        bundle.scan(lifecycle.source(file), file.job.max_bundle)
+    except JobFileError as error:
+        found += error.problems
+    return file.raise_on(found)

@@ -1,0 +1,23 @@
+"""Print a completion script for your shell.
+
+bash: deploykit completion bash > ~/.local/share/bash-completion/completions/deploykit
+zsh:  deploykit completion zsh > a folder of your fpath/_deploykit
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit.commands import output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh"], help="your shell")
+
+
+def run(args: argparse.Namespace) -> int:
+    import shtab
+
+
+    output.say(shtab.complete(args.whole(), shell=args.shell))
+    return 0

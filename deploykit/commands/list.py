@@ -1,0 +1,26 @@
+"""List all runs, the newest first, with what their backends say now."""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit import lifecycle, runs
+from deploykit.commands import output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most N (default 20)")
+
+
+def run(args: argparse.Namespace) -> int:
+    rows = lifecycle.refresh(runs.every()[: args.limit])
+    if args.json:
+        output.emit([output.run_data(row) for row in rows])
+        return 0
+    if not rows:
+        output.note("no runs yet; `deploykit submit --backend local` starts one")
+    output.table(
+        ["run", "backend", "state", "submitted", "why"],
+        [[row.run, row.backend, row.state, output.when(row), row.reason] for row in rows],
+    )
+    return 0

@@ -1,0 +1,47 @@
+"""Print what the ranks of a run printed, oldest first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from deploykit import backend, lifecycle, runs
+from deploykit.commands import arguments, output
+from deploykit.errors import NotFound
+from deploykit.model import LogLine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.one_run(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
+
+
+def run(args: argparse.Namespace) -> int:
+    row = lifecycle.refresh([runs.get(args.run)])[0]
+    if row.handle is None:
+        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+    lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
+    if args.rank is not None:
+        lines = (line for line in lines if line.rank == args.rank)
+    if args.json:
+        for line in lines:
+            output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
+    else:
+        print_lines(lines, sys.stdout)
+    return 0
+
+
+def print_lines(lines: Iterable[LogLine] | Iterator[LogLine], out: TextIO) -> None:
+    """Lines with the rank, or the node where no rank wrote them, in front."""
+    for line in lines:
+        place = f"[rank {line.rank}] " if line.rank is not None else _node(line)
+        out.write(f"{place}{line.text}\n")
+        out.flush()
+
+
+def _node(line: LogLine) -> str:
+    return f"[node {line.node}] " if line.node is not None else ""

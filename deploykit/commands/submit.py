@@ -1,0 +1,61 @@
+"""Run a job on a backend. With --dry-run, print exactly what would be sent and send nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from deploykit import lifecycle
+from deploykit.commands import arguments, output, wait
+from deploykit.lifecycle import Prepared
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.job_file(parser)
+    parser.add_argument("--backend", required=True, metavar="B", help="local, slurm or sagemaker")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    parser.add_argument(
+        "--wait", action="store_true", help="follow the logs, end with its exit code"
+    )
+    parser.add_argument("--run", metavar="ID", help="run id; the same id never starts two jobs")
+
+
+def run(args: argparse.Namespace) -> int:
+    prepared = lifecycle.prepare(args.job, args.set, args.backend, args.run)
+    output.warnings(prepared.warnings)
+    if args.dry_run:
+        _show(prepared, as_json=args.json)
+        return 0
+    row = lifecycle.submit(prepared.plan)
+    if not args.wait:
+        if args.json:
+            output.emit(output.run_data(row))
+        else:
+            output.run_text(row)
+        return 0
+    output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
+    return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> None:
+    plan = prepared.plan
+    if not as_json:
+        sys.stdout.write(plan.text)
+        return
+    output.emit(
+        {
+            "run": plan.run,
+            "backend": plan.backend,
+            "place": plan.place,
+            "language": plan.language,
+            "artifact": plan.text,
+            "bundle": {
+                "hash": plan.bundle.hash,
+                "bytes": plan.bundle.size,
+                "commit": plan.bundle.commit,
+                "files": [entry.path for entry in plan.bundle.entries],
+                "kept_back": list(plan.bundle.kept_back),
+            },
+            "warnings": [vars(problem) for problem in prepared.warnings],
+        }
+    )

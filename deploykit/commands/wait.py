@@ -1,0 +1,57 @@
+"""Wait until a run has ended, and end with its exit code: the trainer's own.
+
+143 when it was cancelled, 124 when --timeout ran out (the run goes on).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+
+from deploykit import backend, lifecycle, runs
+from deploykit.commands import arguments, logs, output
+from deploykit.model import State
+from deploykit.runs import Run
+
+_TIMED_OUT = 124
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.one_run(parser)
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop waiting after this")
+
+
+def run(args: argparse.Namespace) -> int:
+    name = runs.get(args.run).run
+    for last in lifecycle.wait(name, args.timeout):
+        if not args.json:
+            output.note(f"{name}: {last.state}{f' - {last.reason}' if last.reason else ''}")
+    return _finish(last, as_json=args.json)
+
+
+def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
+    """Wait for a run while its log lines go by (to standard error with `as_json`)."""
+    handle = row.handle
+    printer: threading.Thread | None = None
+    if handle is not None:
+        lines = backend.find(row.backend).logs(handle, follow=True)
+        out = sys.stderr if as_json else sys.stdout
+        printer = threading.Thread(target=logs.print_lines, args=(lines, out), daemon=True)
+        printer.start()
+    try:
+        *_, last = lifecycle.wait(row.run, timeout)
+    except KeyboardInterrupt:
+        output.note(f"\n{row.run} goes on; `deploykit cancel {row.run}` stops it")
+        raise
+    if printer is not None:
+        printer.join()
+    return _finish(last, as_json=as_json)
+
+
+def _finish(row: Run, *, as_json: bool) -> int:
+    if as_json:
+        output.emit(output.run_data(row))
+    else:
+        output.run_text(row)
+    return lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT

@@ -1,0 +1,127 @@
+"""What every plan tells the nodes, the same on every backend.
+
+The other side of this contract is ``entrypoints/launch.py``; the reference is
+``docs/reference/node.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from deploykit import paths
+from deploykit.model import JobSpec, Problem
+
+FOLDER = ".deploykit"
+"""Folder inside every bundle that holds the node plane."""
+
+LAUNCH = f"{FOLDER}/launch.py"
+
+NODE_PLANE = (
+    "launch.py",
+    "agent.py",
+    "cluster.py",
+    "command.py",
+    "ends.py",
+    "network.py",
+    "rendezvous.py",
+    "secret_refs.py",
+    "signals.py",
+    "worker.py",
+)
+"""Files of ``entrypoints/`` that travel in every bundle."""
+
+SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
+
+_RESERVED = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+def node_plane() -> dict[str, bytes]:
+    """The node plane's files, by their path inside the bundle."""
+    here = paths.shipped("entrypoints")
+    return {f"{FOLDER}/{name}": (here / name).read_bytes() for name in NODE_PLANE}
+
+
+def environment(  # noqa: PLR0913 - one keyword for each place of the contract
+    job: JobSpec,
+    *,
+    backend: str,
+    run: str,
+    output: str,
+    checkpoints: str,
+    data: Mapping[str, str],
+    folder: str | None = None,
+) -> dict[str, str]:
+    """The variables that a plan sets on each node, sorted by name.
+
+    `output`, `checkpoints` and `data` are folders as the node sees them. `folder` is the run's,
+    where the nodes can see it: there the launcher leaves its end file. Secrets are not resolved:
+    ``DEPLOYKIT_SECRETS`` carries the references, and the node looks them up.
+    """
+    plain = {name: value for name, value in job.env.items() if not is_secret(value)}
+    secret = {name: value for name, value in sorted(job.env.items()) if is_secret(value)}
+    ours = {
+        "DEPLOYKIT_BACKEND": backend,
+        "DEPLOYKIT_CHECKPOINT_DIR": checkpoints,
+        "DEPLOYKIT_OUTPUT_DIR": output,
+        "DEPLOYKIT_RUN": run,
+        **{f"DEPLOYKIT_DATA_{name.upper()}": place for name, place in data.items()},
+    }
+    if secret:
+        ours["DEPLOYKIT_SECRETS"] = json.dumps(secret)
+    if folder is not None:
+        ours["DEPLOYKIT_RUN_DIR"] = folder
+    return dict(sorted({**plain, **ours}.items()))
+
+
+def command(job: JobSpec) -> list[str]:
+    """The words after ``launch.py``: torchrun's options, ``--``, the program and its arguments.
+
+    What only the node can know (address, port, node rank) is added there.
+    """
+    return [
+        "torchrun",
+        f"--nnodes={job.resources.nodes}",
+        f"--nproc-per-node={job.resources.processes}",
+        f"--max-restarts={job.retries}",
+        "--",
+        *program(job),
+    ]
+
+
+def program(job: JobSpec) -> list[str]:
+    """The user's program and its exact arguments: ``train.py a b`` or ``-m package a b``."""
+    entry = job.entrypoint
+    if entry.module is not None:
+        return ["-m", entry.module, *entry.args]
+    return [entry.script or "", *entry.args]
+
+
+def is_secret(value: str) -> bool:
+    """Whether an environment value is a reference, ``secret:KIND:NAME``."""
+    return value.startswith("secret:")
+
+
+def check(job: JobSpec) -> Iterator[Problem]:
+    """Problems of the environment that no backend could get right."""
+    for name, value in job.env.items():
+        if name in _RESERVED or name.startswith("DEPLOYKIT_"):
+            yield Problem(
+                f"env.{name}",
+                "this variable is set by the launcher on each rank and cannot be chosen",
+                "remove it; see docs/reference/node.md for what a trainer can read",
+            )
+        if is_secret(value) and _kind(value) is None:
+            yield Problem(
+                f"env.{name}",
+                f"a secret is written secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
+                "for example secret:env:HF_TOKEN",
+            )
+
+
+def _kind(reference: str) -> str | None:
+    _, kind, name = (*reference.split(":", 2), "", "")[:3]
+    return kind if kind in SECRET_KINDS and name else None

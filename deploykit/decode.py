@@ -1,0 +1,241 @@
+"""Plain data into a dataclass, with every problem on the way: its path and what was expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from deploykit.fields import Bounds, Pattern, Quantity
+from deploykit.model import Problem
+
+T = TypeVar("T")
+_BAD: Any = object()
+_LONGEST = 60
+"""Characters of a wrong value that a message quotes."""
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class Plain(str):
+    """An unquoted scalar of a YAML file or of ``--set``: its type is the one that is expected."""
+
+    __slots__ = ()
+
+
+def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[Problem]]:
+    """`data` as an instance of the dataclass `cls`, and the problems; None when there are any."""
+    problems: list[Problem] = []
+    value = _read(cls, data, path, problems)
+    return (None if problems else cast(T, value)), problems
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """``did you mean 'nodes'?``, or None when nothing is near."""
+    near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+    """The resolved annotations of a dataclass, metadata included."""
+    return get_type_hints(cls, include_extras=True)
+
+
+def split(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """A hint as its bare type, its metadata, and whether None is allowed."""
+    metadata: tuple[Any, ...] = ()
+    optional = False
+    while True:
+        if get_origin(hint) is Annotated:
+            metadata += hint.__metadata__
+            hint = hint.__origin__
+        elif get_origin(hint) in {Union, types.UnionType}:
+            hint = next(arm for arm in get_args(hint) if arm is not types.NoneType)
+            optional = True
+        else:
+            return hint, metadata, optional
+
+
+def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    kind, metadata, optional = split(hint)
+    if data is None and optional:
+        return None
+    before = len(problems)
+    value = _read_kind(kind, metadata, data, path, problems)
+    if len(problems) > before:
+        return _BAD
+    for note in metadata:
+        problem = _breaks(note, value, data)
+        if problem is not None:
+            problems.append(Problem(path, problem))
+    return value
+
+
+def _read_kind(
+    kind: Any, metadata: tuple[Any, ...], data: object, path: str, problems: list[Problem]
+) -> Any:
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, data, path, problems)
+    if get_origin(kind) is tuple:
+        return _sequence(get_args(kind)[0], data, path, problems)
+    if get_origin(kind) in {dict, Mapping}:
+        key, item = get_args(kind)
+        return _mapping(key, item, data, path, problems)
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), data, path, problems)
+    try:
+        return _quantity(quantity, data) if quantity else _SCALARS[kind](data)
+    except (ValueError, TypeError) as error:
+        expected = quantity.meaning if quantity else _EXPECTED[kind]
+        hint = str(error) if isinstance(error, TypeError) else None
+        problems.append(Problem(path, f"expected {expected}, got {_shown(data)}", hint))
+        return _BAD
+
+
+def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
+        return _BAD
+    before = len(problems)
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    values = {}
+    for key, value in data.items():
+        if key in known:
+            values[key] = _read(hints(cls)[key], value, _join(path, key), problems)
+        else:
+            problems.append(unknown_key(path, key, known))
+    for name, field in known.items():
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            problems.append(Problem(_join(path, name), "is missing", _example(cls, name)))
+    return _BAD if len(problems) > before else cls(**values)
+
+
+def unknown_key(path: str, key: object, known: Iterable[str]) -> Problem:
+    """The problem of a key that does not exist, with the nearest one that does."""
+    names = list(known)
+    hint = did_you_mean(str(key), names) or f"known here: {', '.join(names)}"
+    return Problem(_join(path, str(key)), "there is no such key", hint)
+
+
+def _example(cls: Any, name: str) -> str | None:
+    _, metadata, _ = split(hints(cls)[name])
+    example = next((note.example for note in metadata if getattr(note, "example", None)), None)
+    return f"for example {name}: {example}" if example else None
+
+
+def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        hint = f"write [{data}]" if isinstance(data, str) and data else None
+        problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
+        return _BAD
+    return tuple(
+        _read(item, value, f"{path}[{number}]", problems) for number, value in enumerate(data)
+    )
+
+
+def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        problems.append(Problem(path, f"expected names with values, got {_shown(data)}"))
+        return _BAD
+    return {
+        _read(key, name, _join(path, str(name)), problems): _read(
+            item, value, _join(path, str(name)), problems
+        )
+        for name, value in data.items()
+    }
+
+
+def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Problem]) -> Any:
+    if isinstance(data, str) and data in choices:
+        return str(data)
+    hint = did_you_mean(str(data), choices)
+    problems.append(
+        Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
+    )
+    return _BAD
+
+
+def _quantity(quantity: Quantity, data: object) -> int:
+    return quantity.parse(data if isinstance(data, str) else "")
+
+
+def _text(data: object) -> str:
+    if isinstance(data, str):
+        if "\0" in data or data != data.encode(errors="ignore").decode():
+            raise TypeError("remove the NUL character or the broken code point")
+        return str(data)
+    if isinstance(data, bool | int | float):
+        raise TypeError(f'put it in quotes: "{data}"')
+    raise ValueError(data)
+
+
+def _integer(data: object) -> int:
+    if isinstance(data, Plain):
+        if re.fullmatch(r"[+-]?[0-9]{1,18}", data) is None:
+            raise ValueError(data)
+        return int(data)
+    if isinstance(data, str) and data.isascii() and data.isdigit():
+        raise TypeError("remove the quotes")
+    if isinstance(data, int) and not isinstance(data, bool):
+        return data
+    raise ValueError(data)
+
+
+def _boolean(data: object) -> bool:
+    if isinstance(data, bool):
+        return data
+    if isinstance(data, Plain) and data.lower() in _WORDS:
+        return _WORDS[data.lower()]
+    raise ValueError(data)
+
+
+_SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean}
+_EXPECTED: dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+def _breaks(note: object, value: Any, data: object) -> str | None:
+    """What `value` breaks of a note on its field, in words; None where it keeps it."""
+    if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
+        return f"expected {note.meaning}; got {_shown(data)}"
+    if isinstance(note, Bounds):
+        low, high = note.low, note.high
+        if low is not None and value < low:
+            return f"must be at least {low}, got {_shown(data)}"
+        if high is not None and value > high:
+            return f"must be at most {high}, got {_shown(data)}"
+    return None
+
+
+def _shown(data: object) -> str:
+    if data is None:
+        return "nothing"
+    if isinstance(data, Mapping):
+        return "a section"
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return "a list"
+    text = repr(str(data)) if isinstance(data, str) else repr(data)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,72 @@
+"""The tree of errors. Each class carries the exit code with which the command line ends.
+
+The codes are those of BSD's ``sysexits.h`` (64 to 78), so that they never look like a code
+of the trainer's own (1, 2, or 128 + a signal), which ``wait`` and ``submit --wait`` pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deploykit.model import Problem
+
+
+class DeploykitError(Exception):
+    """Something went wrong that a person can act on.
+
+    `hint` says what to do next. `transient` says whether trying again may help.
+    """
+
+    exit_code = 70
+    meaning = "an error inside deploykit; the message names a log file"
+    transient = False
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(DeploykitError):
+    exit_code = 64
+    meaning = "the command line is wrong"
+
+
+class JobFileError(DeploykitError):
+    """The job file, or what it points to, has problems: all of them, not the first."""
+
+    exit_code = 65
+    meaning = "the job file is wrong; every problem is listed"
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        super().__init__(f"{source}: {count}")
+        self.source = source
+        self.problems = tuple(problems)
+
+
+class NotFound(DeploykitError):
+    exit_code = 66
+    meaning = "no such file or run"
+
+
+class BackendUnavailable(DeploykitError):
+    exit_code = 69
+    meaning = "the backend cannot be used from here (a program, package or service is missing)"
+
+
+class SubmitRefused(DeploykitError):
+    exit_code = 76
+    meaning = "the backend refused the job; nothing was started"
+
+
+class TryAgain(DeploykitError):
+    exit_code = 75
+    meaning = "a passing fault (busy scheduler, throttling, another submit at work); try again"
+    transient = True
+
+
+class NotPermitted(DeploykitError):
+    exit_code = 77
+    meaning = "the far side says that you may not do this"

@@ -1,0 +1,235 @@
+"""A run from job file to end: prepare, submit, refresh, wait, cancel.
+
+What the commands print comes from here; nothing here prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit import backend, bundle, ignore, jobfile, paths, runs, shell
+from deploykit.backend import Backend
+from deploykit.errors import DeploykitError, NotFound, TryAgain, UsageError
+from deploykit.jobfile import JobFile
+from deploykit.model import Plan, Problem, State, Status
+from deploykit.runs import Run
+
+_RUN_ID = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}")
+_POLL = (0.2, 15.0)
+"""Shortest and longest pause between two looks at a run, in seconds."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and what is doubtful about it."""
+
+    plan: Plan
+    warnings: list[Problem]
+
+
+def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
+    """Read a job file with the sections of the backends `names`."""
+    known = backend.names()
+    options = {name: backend.find(name).Options for name in names}
+    return jobfile.load(path, overrides, options=options, backends=known)
+
+
+def check(file: JobFile, name: str) -> list[Problem]:
+    """The warnings of one backend; raises JobFileError when there are errors."""
+    return file.raise_on(backend.find(name).check(file.job, file.sections[name]))
+
+
+def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) -> Prepared:
+    """Everything up to the plan. Pure: reads files, and does nothing else."""
+    file = load(path, overrides, [name])
+    warnings = check(file, name)
+    packed = bundle.scan(source(file), file.job.max_bundle)
+    if packed.kept_back:
+        hint = "name them with a leading ! in .deploykitignore if the job needs them"
+        listing = ", ".join(packed.kept_back)
+        warnings.append(
+            Problem("source", f"private keys stay behind: {listing}", hint, None, "warning")
+        )
+    identity = _checked_id(run) if run else runs.new_id(file.job.name)
+    plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
+    return Prepared(plan, warnings)
+
+
+def source(file: JobFile) -> Path:
+    """The folder that travels."""
+    return Path(file.job.source)
+
+
+def submit(plan: Plan) -> Run:
+    """Send a plan, once: the same run id again gives back the run that it started.
+
+    Raises UsageError when the id belongs to another job, TryAgain while another process submits
+    it, and what the backend raises when it refuses.
+    """
+    folder = paths.run_folder(plan.run)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _submitting(folder, plan.run):
+        row = _claim(plan, folder)
+        if row.id is None:
+            _record_source(plan, folder)
+            _send(plan, folder)
+    return _known(plan.run)
+
+
+def _claim(plan: Plan, folder: Path) -> Run:
+    """The row of the plan's run: a new one, or an earlier submit's, reconciled."""
+    row = Run(
+        plan.run,
+        plan.job.name,
+        plan.backend,
+        plan.place,
+        str(folder),
+        hashlib.sha256(plan.text.encode()).hexdigest(),
+        plan.bundle.hash,
+        plan.bundle.commit,
+        runs.now(),
+        plan.output,
+    )
+    if runs.add(row):
+        return row
+    earlier = _known(plan.run)
+    if (earlier.backend, earlier.artifact) != (row.backend, row.artifact):
+        raise UsageError(
+            f"the run id {plan.run} belongs to a different job", hint="choose another --run"
+        )
+    if earlier.id is None:
+        _reconcile(backend.find(plan.backend), earlier)
+    return _known(plan.run)
+
+
+def _send(plan: Plan, folder: Path) -> None:
+    try:
+        handle = backend.find(plan.backend).submit(plan, folder)
+    except DeploykitError as error:
+        runs.update(plan.run, Status(State.UNSENT, "", str(error)))
+        raise
+    runs.confirm(plan.run, handle.id)
+
+
+def _record_source(plan: Plan, folder: Path) -> None:
+    """Keep the artifact, and what of the source is in no commit."""
+    (folder / f"plan.{plan.language}").write_text(plan.text)
+    record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
+    (folder / "source.json").write_text(json.dumps(record, indent=2) + "\n")
+    if plan.bundle.commit is None:
+        return
+    left_out = [f":(exclude,glob)**/{name}" for name in ignore.SECRETS if name[0] != "!"]
+    argv = ["git", "diff", "--binary", "HEAD", "--", ".", *left_out]
+    with contextlib.suppress(DeploykitError):  # no git here: the bundle itself holds the source
+        (folder / "uncommitted.diff").write_text(shell.run(argv, cwd=plan.bundle.source).out)
+
+
+@contextlib.contextmanager
+def _submitting(folder: Path, run: str) -> Iterator[None]:
+    """Hold the run while it is being submitted; the kernel lets go when the process dies."""
+    with (folder / "submitting").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TryAgain(
+                f"{run} is being submitted by another process", hint="look again in a moment"
+            ) from error
+        yield
+
+
+def refresh(rows: Sequence[Run]) -> list[Run]:
+    """The same runs with what the far sides say now: one question to each backend."""
+    asked: dict[str, list[Run]] = defaultdict(list)
+    for row in rows:
+        if not State(row.state).final:
+            asked[row.backend].append(row)
+    for name, group in asked.items():
+        _refresh(backend.find(name), group)
+    fresh = {row.run: row for row in runs.every()}
+    return [fresh[row.run] for row in rows]
+
+
+def _refresh(engine: Backend, rows: list[Run]) -> None:
+    for row in rows:
+        if row.id is None:
+            with contextlib.suppress(TryAgain), _submitting(Path(row.folder), row.run):
+                _reconcile(engine, row)
+    rows = [_known(row.run) for row in rows]
+    handles = {row.handle: row for row in rows if row.handle is not None}
+    if not handles:
+        return
+    found = engine.status(list(handles))
+    for handle, row in handles.items():
+        if found[handle] != row.status:
+            runs.update(row.run, found[handle])
+
+
+def _reconcile(engine: Backend, row: Run) -> None:
+    """Ask whether a run whose submit was interrupted exists after all."""
+    handle = engine.find(row.run, Path(row.folder), row.place)
+    if handle is not None:
+        runs.confirm(row.run, handle.id)
+        return
+    reason = "its submit was interrupted before anything was sent; submit it again"
+    runs.update(row.run, Status(State.UNSENT, "", reason))
+
+
+def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
+    """The run each time it has changed, until it has ended or `timeout` seconds have passed."""
+    end = None if timeout is None else time.monotonic() + timeout
+    pause, longest = _POLL
+    last: Run | None = None
+    while True:
+        row = refresh([_known(run)])[0]
+        if row != last:
+            yield row
+            last, pause = row, _POLL[0]
+        if State(row.state).final or (end is not None and time.monotonic() >= end):
+            return
+        time.sleep(pause)
+        pause = min(pause * 1.3, longest)
+
+
+def cancel(row: Run) -> Run:
+    """Stop a run that has not ended. Raises NotFound where there is nothing to stop."""
+    row = refresh([row])[0]
+    if row.handle is None:
+        raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
+    if not State(row.state).final:
+        backend.find(row.backend).cancel(row.handle)
+        row = refresh([row])[0]
+    return row
+
+
+def exit_code(row: Run) -> int:
+    """What `wait` ends with: the trainer's own code, 143 when cancelled, 1 when it is unknown."""
+    if row.state == State.SUCCEEDED.value:
+        return 0
+    if row.state == State.CANCELLED.value:
+        return 143
+    return row.exit_code or 1
+
+
+def _known(run: str) -> Run:
+    row = runs.lookup(run)
+    if row is None:
+        raise NotFound(f"the registry has lost the run {run}")
+    return row
+
+
+def _checked_id(run: str) -> str:
+    if _RUN_ID.fullmatch(run) is None:
+        raise UsageError(
+            f"--run {run!r}: a run id is letters, digits and single inner hyphens, at most 63"
+        )
+    return run

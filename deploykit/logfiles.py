@@ -1,0 +1,87 @@
+"""Log files that the node plane writes: one a node, lines marked with time and rank."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from deploykit.model import LogLine
+
+_LINE = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d+)\] ?(.*)", re.DOTALL
+)
+_NODE = re.compile(r"node-(\d+)\.log")
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+_PAUSE = 0.2
+"""Seconds between two looks at the files while following."""
+
+
+def parse(text: str, node: int | None) -> LogLine:
+    """A line of a log, with the marks of the node plane taken off where it has them."""
+    match = _LINE.fullmatch(text)
+    if match is None:
+        return LogLine(text, node)
+    when, kind, number, rest = match.groups()
+    moment = datetime.fromisoformat(when)
+    return LogLine(rest, node, int(number) if kind == "rank" else None, moment)
+
+
+def read(folder: Path, *, follow: bool, ended: Callable[[], bool]) -> Iterator[LogLine]:
+    """Lines of every log in `folder`, merged by time as far as they carry one.
+
+    With `follow`, new lines as they come, from files that may not exist yet, until `ended()` is
+    true and everything written before that has been read. A last line without a line end counts.
+    """
+    tails: dict[Path, _Tail] = {}
+    while True:
+        last = not follow or ended()
+        fresh = []
+        for path in sorted(folder.glob("*.log"), key=_by_number):
+            tail = tails.setdefault(path, _Tail(path))
+            fresh.append(tail.lines(whole=last))
+        yield from _merge(fresh)
+        if last:
+            return
+        time.sleep(_PAUSE)
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    match = _NODE.fullmatch(path.name)
+    return (int(match[1]) if match else -1, path.name)
+
+
+def _merge(files: list[list[LogLine]]) -> Iterator[LogLine]:
+    """All lines by time; a line without one stays behind the line before it in its file."""
+    keyed = []
+    for lines in files:
+        last = _BEGINNING
+        for line in lines:
+            last = line.time or last
+            keyed.append((last, line))
+    for _, line in sorted(keyed, key=lambda pair: pair[0]):
+        yield line
+
+
+class _Tail:
+    """The part of a file that was not read yet."""
+
+    def __init__(self, path: Path) -> None:
+        match = _NODE.fullmatch(path.name)
+        self._path, self._node = path, int(match[1]) if match else None
+        self._at = 0
+        self._rest = b""
+
+    def lines(self, *, whole: bool) -> list[LogLine]:
+        """Complete lines written since the last call; with `whole`, an unfinished one too."""
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        self._at += len(data)
+        *ready, self._rest = (self._rest + data).split(b"\n")
+        if whole and self._rest:
+            ready.append(self._rest)
+            self._rest = b""
+        return [parse(line.decode(errors="replace").rstrip("\r"), self._node) for line in ready]

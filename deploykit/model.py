@@ -1,0 +1,210 @@
+"""The nouns of deploykit, as data only: a job, a plan for it, a handle on it, its status."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+
+if TYPE_CHECKING:
+    from deploykit.bundle import Bundle
+
+NAME = Pattern(
+    r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
+    "letters, digits and single inner hyphens, at most 40 (SageMaker's and Slurm's common ground)",
+)
+VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
+CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+
+Arguments = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entrypoint:
+    """What to run: a script or a module, and its arguments exactly as `sys.argv[1:]` will be."""
+
+    script: Annotated[
+        str | None, Help("Python script, relative to `source`.", example="train.py")
+    ] = None
+    module: Annotated[
+        str | None, Help("Module to run as `python -m` does, instead of a script.")
+    ] = None
+    args: Annotated[
+        Arguments,
+        Help("Arguments, exact: flags, positionals, repeats, blanks.", example="[--epochs, 5]"),
+    ] = ()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the job needs, per node where it says so."""
+
+    time_limit: Annotated[
+        Duration, Help("Longest run time; the job is stopped after it.", example="30m"), Bounds(60)
+    ]
+    nodes: Annotated[int, Help("Machines.", example="1"), Bounds(1, 10_000)] = 1
+    processes_per_node: Annotated[
+        int | None,
+        Help("Ranks on each node. Default: one for each GPU, or 1.", example="2"),
+        Bounds(1, 1024),
+    ] = None
+    gpus_per_node: Annotated[int, Help("GPUs on each node.", example="0"), Bounds(0, 1024)] = 0
+    cpus_per_node: Annotated[
+        int | None, Help("CPU cores on each node. Default: the backend's."), Bounds(1, 100_000)
+    ] = None
+    memory: Annotated[
+        Size | None, Help("Memory on each node. Default: the backend's.", example="4GiB")
+    ] = None
+
+    @property
+    def processes(self) -> int:
+        """Ranks on each node."""
+        return self.processes_per_node or self.gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.processes
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job file's neutral part: what is the same on every backend."""
+
+    name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
+    entrypoint: Annotated[Entrypoint, Help("What to run.")]
+    resources: Annotated[Resources, Help("What the job needs.")]
+    source: Annotated[
+        str,
+        Help("Folder that travels with the job, relative to the job file.", example="."),
+        NOT_EMPTY,
+    ] = "."
+    env: Annotated[
+        Mapping[Annotated[str, VARIABLE], str],
+        Help(
+            "Environment of every rank. A value `secret:KIND:NAME` is looked up on the node and "
+            "shown nowhere; kinds: env, file, ssm, secretsmanager.",
+            example='{OMP_NUM_THREADS: "1"}',
+        ),
+    ] = field(default_factory=dict)
+    data: Annotated[
+        Mapping[Annotated[str, CHANNEL], Annotated[str, NOT_EMPTY]],
+        Help(
+            "Input channels, name to folder or s3:// prefix; `DEPLOYKIT_DATA_<NAME>` holds the "
+            "folder on the node.",
+            example="{train: /shared/data/train}",
+        ),
+    ] = field(default_factory=dict)
+    output: Annotated[
+        str | None,
+        Help("Folder or s3:// prefix for results. Default: `output` in the run's folder."),
+        NOT_EMPTY,
+    ] = None
+    checkpoints: Annotated[
+        str | None,
+        Help(
+            "Folder or s3:// prefix for checkpoints; runs that name the same one resume from it. "
+            "Default: `checkpoints` in the run's folder."
+        ),
+        NOT_EMPTY,
+    ] = None
+    retries: Annotated[int, Help("Restarts after a failure.", example="0"), Bounds(0, 30)] = 0
+    max_bundle: Annotated[
+        Size, Help("Largest source bundle that may travel.", example="100MiB"), Bounds(1)
+    ] = 100 * 1024**2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
+
+    `path` is the place in the job file (``resources.nodes``), empty for the file as a whole.
+    `line` counts from 1; None where unknown (TOML, --set, a missing key).
+    """
+
+    path: str
+    message: str
+    hint: str | None = None
+    line: int | None = None
+    severity: Literal["error", "warning"] = "error"
+
+
+class State(enum.Enum):
+    """A run's state, the same words on every backend."""
+
+    UNSENT = "unsent"
+    """The row was written but the far side has no such job: submit was interrupted."""
+    SUBMITTING = "submitting"
+    """The row was written and the job not yet confirmed."""
+    QUEUED = "queued"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """The far side cannot be asked, or no longer knows the job."""
+
+    @property
+    def final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known of a run. `native` is the backend's own word, `reason` a sentence."""
+
+    state: State
+    native: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A job on the far side. `str(handle)` is its address, ``slurm://prod/4242``."""
+
+    backend: str
+    place: str
+    id: str
+    run: str
+    folder: str
+    """The run's folder on the machine that submits."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}://{self.place}/{self.id}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `submit` will send. `text` is the artifact: printing it is the dry run."""
+
+    backend: str
+    place: str
+    """Where it will run: a host, a cluster, a region. The handle's `place`."""
+    run: str
+    text: str
+    language: Literal["sh", "json"]
+    job: JobSpec
+    options: Any
+    bundle: Bundle
+    output: str = ""
+    """Where the results will be, as the user can reach them."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a log, without its line end. `time` is aware, in UTC."""
+
+    text: str
+    node: int | None = None
+    rank: int | None = None
+    time: datetime | None = None

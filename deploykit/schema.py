@@ -1,0 +1,139 @@
+"""The job file described: a JSON Schema for editors, and a commented file to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from deploykit.decode import hints, split
+from deploykit.fields import Bounds, Help, Pattern, Quantity
+from deploykit.model import JobSpec
+
+_SHOWN = {
+    *("entrypoint.script", "entrypoint.args"),
+    *("resources.nodes", "resources.processes_per_node"),
+}
+"""Optional keys that the commented file has switched on."""
+
+_SCALARS = {str: ["string", "number", "boolean"], int: ["integer"], bool: ["boolean"]}
+"""JSON types by Python type; unquoted numbers in a YAML file count as the text they are."""
+
+
+def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a job file; `sections` are the backends' Options."""
+    schema = _schema(JobSpec, (), optional=False)
+    for name, options in sections.items():
+        schema["properties"][name] = _schema(options, (), optional=True)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "deploykit job file",
+    }
+    return {**head, **schema}
+
+
+def _schema(kind: Any, metadata: tuple[Any, ...], *, optional: bool) -> dict[str, Any]:
+    found = {**_type(kind, metadata), **_limits(metadata)}
+    if optional:
+        _allow_null(found)
+    return found
+
+
+def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if quantity is not None:
+        return {"type": "string", "pattern": quantity.regex}
+    if dataclasses.is_dataclass(kind):
+        return _object(kind)
+    if get_origin(kind) is tuple:
+        return {"type": "array", "items": _of(get_args(kind)[0])}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_args(kind):
+        key, item = get_args(kind)
+        names = _of(key).get("pattern")
+        rest = {"propertyNames": {"pattern": names}} if names else {}
+        return {"type": ["object", "null"], "additionalProperties": _of(item), **rest}
+    return {"type": list(_SCALARS[kind])}
+
+
+def _object(cls: Any) -> dict[str, Any]:
+    properties, required = {}, []
+    for field in dataclasses.fields(cls):
+        properties[field.name] = _of(hints(cls)[field.name])
+        if is_required(field):
+            required.append(field.name)
+    found = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**found, "required": required} if required else found
+
+
+def _of(hint: Any) -> dict[str, Any]:
+    kind, metadata, optional = split(hint)
+    return _schema(kind, metadata, optional=optional)
+
+
+def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    quantity = any(isinstance(note, Quantity) for note in metadata)
+    for note in metadata:
+        if isinstance(note, Help):
+            found["description"] = note.text
+        elif isinstance(note, Pattern):
+            found["pattern"] = f"^({note.regex})$"
+        elif isinstance(note, Bounds) and not quantity:
+            limits = {"minimum": note.low, "maximum": note.high}
+            found |= {name: limit for name, limit in limits.items() if limit is not None}
+    return found
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    if "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    else:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, *(["null"] if "null" not in kinds else [])]
+
+
+def commented(sections: Mapping[str, type[Any]]) -> str:
+    """A job file with every key explained; what is optional is commented out."""
+    lines = [
+        "# A deploykit job file. Keys that are commented out are optional.",
+        "# `deploykit check` finds every problem; `deploykit submit --dry-run` sends nothing.",
+        "",
+        *_fields(JobSpec, ""),
+    ]
+    for name, options in sections.items():
+        lines += ["", f"# {name}:", *(f"# {line}" for line in _fields(options, f"{name}."))]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _fields(cls: Any, path: str) -> Iterator[str]:
+    """The lines of a section; those of the top level are set apart by empty ones."""
+    indent = "  " if path else ""
+    for number, field in enumerate(dataclasses.fields(cls)):
+        kind, metadata, _ = split(hints(cls)[field.name])
+        if not path and number:
+            yield ""
+        text = next(note.text for note in metadata if isinstance(note, Help))
+        yield f"{indent}# {text}"
+        if dataclasses.is_dataclass(kind):
+            yield f"{indent}{field.name}:"
+            yield from _fields(kind, f"{path}{field.name}.")
+            continue
+        shown = is_required(field) or f"{path}{field.name}" in _SHOWN
+        yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a job file must have this key."""
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:
+    """A value for a key, as it is written in YAML: its example, else its default."""
+    for note in metadata:
+        if isinstance(note, Help) and note.example is not None:
+            return note.example
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    return "" if field.default in (None, dataclasses.MISSING, ()) else str(field.default)

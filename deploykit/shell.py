@@ -1,0 +1,48 @@
+"""Run a program and read what it says. The only module that does, but for starting local jobs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit.errors import BackendUnavailable
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+) -> Result:
+    """Run `argv` to its end, whatever its exit code; `timeout` in seconds.
+
+    Raises BackendUnavailable when the program is missing or does not answer in time.
+    """
+    if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
+        raise BackendUnavailable(
+            f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]} or fix PATH"
+        )
+    try:
+        done = subprocess.run(
+            list(argv), cwd=cwd, env=env, timeout=timeout, capture_output=True, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendUnavailable(
+            f"{argv[0]} gave no answer within {timeout:g} s", hint="try again later"
+        ) from error
+    return Result(
+        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )

@@ -1,0 +1,205 @@
+"""Who am I: which node of which cluster, or which rank of which job.
+
+A launcher is one dictionary, neutral name -> environment variable. Nothing else in the
+node plane reads these variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Environ = Mapping[str, str]
+
+RANKS = {
+    "torchrun": {
+        "rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+        "world_size": "WORLD_SIZE",
+        "local_world_size": "LOCAL_WORLD_SIZE",
+    },
+    "mpirun": {
+        "rank": "OMPI_COMM_WORLD_RANK",
+        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "world_size": "OMPI_COMM_WORLD_SIZE",
+        "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+}
+"""Launchers that start one process for each rank."""
+
+NODES = {
+    "emulated": {"node": "DEPLOYKIT_NODE_RANK", "count": "DEPLOYKIT_NODES"},
+    "slurm": {
+        "job": "SLURM_JOB_ID",
+        "node": "SLURM_NODEID",
+        "step": "SLURM_STEP_ID",
+        "hosts": "SLURM_STEP_NODELIST",
+        "job_hosts": "SLURM_JOB_NODELIST",
+        "tasks": "SLURM_STEP_NUM_TASKS",
+    },
+    "sagemaker": {"host": "SM_CURRENT_HOST", "hosts": "SM_HOSTS"},
+    "alone": {},
+}
+"""Launchers that start one process on each node. The first whose first variable is set wins."""
+
+
+class LaunchError(Exception):
+    """A fault that a person can mend. The message says what is wrong and what to do."""
+
+    exit_code = 70
+
+
+class BadCommand(LaunchError):
+    exit_code = 64
+
+
+class BadEnvironment(LaunchError):
+    exit_code = 78
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of the job, as the launcher above numbers it."""
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+    def variables(self) -> dict[str, str]:
+        """What a trainer reads, in torchrun's words."""
+        return {variable: str(getattr(self, name)) for name, variable in RANKS["torchrun"].items()}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes of the job. `hosts` are names or addresses, the first node's first."""
+
+    launcher: str
+    node: int
+    hosts: tuple[str, ...]
+
+    @property
+    def peer(self) -> str | None:
+        """Another node of the job: the first one, for all but the first."""
+        others = [host for number, host in enumerate(self.hosts) if number != self.node]
+        return others[0] if others else None
+
+
+def rank(env: Environ) -> Rank | None:
+    """Which rank this process is, or None where it is a node's launcher."""
+    for launcher, names in RANKS.items():
+        if names["rank"] in env:
+            numbers = {name: _number(env, variable) for name, variable in names.items()}
+            return Rank(launcher, **numbers)
+    return None
+
+
+def find(env: Environ) -> Cluster:
+    """The cluster that this node's launcher belongs to."""
+    readers = {"emulated": _emulated, "slurm": _slurm, "sagemaker": _sagemaker}
+    launcher = _launcher(env)
+    return readers[launcher](env) if launcher in readers else Cluster("alone", 0, ("localhost",))
+
+
+def node_number(env: Environ) -> int:
+    """The node's number as far as it can be told when `find` has failed."""
+    for variable in ("DEPLOYKIT_NODE_RANK", "SLURM_NODEID", "GROUP_RANK"):
+        if env.get(variable, "").isdecimal():
+            return int(env[variable])
+    return 0
+
+
+def sagemaker_hosts(env: Environ) -> tuple[str, ...]:
+    """Names of SageMaker's hosts, in an order that is the same on each."""
+    try:
+        return tuple(sorted(json.loads(env["SM_HOSTS"])))
+    except (KeyError, ValueError, TypeError):
+        raise BadEnvironment(
+            f"SM_HOSTS must be a JSON list of host names, and is {env.get('SM_HOSTS')!r}. "
+            "SageMaker's training toolkit sets it: start the job through it."
+        ) from None
+
+
+def expand(hostlist: str) -> list[str]:
+    """Slurm's ``n[1-3,07],x`` written out, in its order, as ``scontrol show hostnames`` does."""
+    names = []
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", hostlist):
+        pieces = re.split(r"\[([^\]]*)\]", item)
+        choices = [_range(piece) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        names += ["".join(choice) for choice in itertools.product(*choices)]
+    return names
+
+
+def _launcher(env: Environ) -> str:
+    """The plan's word first: a job for this machine may be started inside a Slurm allocation."""
+    backend = env.get("DEPLOYKIT_BACKEND", "")
+    if "DEPLOYKIT_NODE_RANK" in env:
+        return "emulated"
+    if backend == "local":
+        return "alone"
+    wanted = [backend] if backend in NODES else list(NODES)
+    for name in wanted:
+        first = next(iter(NODES[name].values()), None)
+        if first is None or first in env:
+            return name
+    raise BadEnvironment(
+        f"The job was planned for {backend}, but {next(iter(NODES[backend].values()))} is not set "
+        f"here. Start it through {backend}, or submit it again with --backend local."
+    )
+
+
+def _emulated(env: Environ) -> Cluster:
+    names = NODES["emulated"]
+    count = _number(env, names["count"])
+    return Cluster("emulated", _number(env, names["node"]), ("127.0.0.1",) * count)
+
+
+def _slurm(env: Environ) -> Cluster:
+    names = NODES["slurm"]
+    hosts = expand(env.get(names["hosts"]) or env.get(names["job_hosts"], ""))
+    tasks = int(env.get(names["tasks"]) or len(hosts))
+    if len(hosts) > 1 and names["step"] not in env:
+        raise BadEnvironment(
+            f"The Slurm job has {len(hosts)} nodes, but this is its batch script, which runs on "
+            "one. Start launch.py with srun --ntasks-per-node=1."
+        )
+    if tasks != len(hosts):
+        raise BadEnvironment(
+            f"Slurm started {tasks} launchers on {len(hosts)} nodes; it must be one a node, since "
+            "each starts all ranks of its node. Use srun --ntasks-per-node=1."
+        )
+    return Cluster("slurm", _number(env, names["node"]), tuple(hosts))
+
+
+def _sagemaker(env: Environ) -> Cluster:
+    hosts = sagemaker_hosts(env)
+    here = env[NODES["sagemaker"]["host"]]
+    if here not in hosts:
+        raise BadEnvironment(f"SM_CURRENT_HOST is {here}, which is not in SM_HOSTS {list(hosts)}.")
+    return Cluster("sagemaker", hosts.index(here), hosts)
+
+
+def _number(env: Environ, variable: str) -> int:
+    text = env.get(variable)
+    if text is None or not text.isdecimal():
+        state = "is not set" if text is None else f"is {text!r}"
+        raise BadEnvironment(
+            f"The environment is half of a launcher's: {variable} {state} and must be a number. "
+            f"Set it, or unset the other variables of that launcher."
+        )
+    return int(text)
+
+
+def _range(text: str) -> list[str]:
+    """``1-3,07`` -> 1 2 3 07. Leading zeros give the width."""
+    numbers = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        span = range(int(low), int(high or low) + 1)
+        numbers += [f"{number:0{len(low)}d}" for number in span]
+    return numbers

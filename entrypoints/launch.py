@@ -1,0 +1,226 @@
+"""Start the job on this node, or one rank of it. The same file on every backend.
+
+    python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- train.py ARGS...
+    python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- -m package.module ARGS...
+
+Without a launcher above, this process is the node's: it finds the other nodes, chooses the
+network, resolves secrets and starts torchrun, which starts this file once more for each rank.
+Below a launcher (torchrun, SageMaker's toolkit, mpirun) it is a rank and runs the program.
+
+Exit codes: the program's own (128 + signal); 64 for a wrong command; 78 for an environment
+in which the job cannot run; 70 for a fault in here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import agent
+import cluster
+import command
+import ends
+import network
+import rendezvous
+import secret_refs
+import signals
+import worker
+from cluster import BadEnvironment
+from command import Command
+
+Environ = dict[str, str]
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Run as a node or as a rank, and end the process as the program ended."""
+    signals.ignore_notices()
+    env = dict(environ)
+    try:
+        me = cluster.rank(env)
+        if me is None:
+            sys.exit(_node(argv, env))
+        worker.leave(_rank(command.read(argv, env), env, me))
+    except cluster.LaunchError as error:
+        _say(cluster.node_number(env), f"error: {error}")
+        sys.exit(error.exit_code)
+
+
+def _node(argv: Sequence[str], env: Environ) -> int:
+    """Run torchrun on this node. Whatever happens, leave an end file where there is a place."""
+    number, code, reason, rank = cluster.node_number(env), 70, "", None
+    try:
+        ends.clear(env, number)
+        here = cluster.find(env)
+        number = here.node
+        code, reason, rank = _torchrun(command.read(argv, env), env, here)
+    except cluster.LaunchError as error:
+        code, reason = error.exit_code, str(error)
+        _say(number, f"error: {error}")
+    except Exception as error:  # noqa: BLE001 - the last line of defence on a node
+        reason = f"launch.py itself failed: {error!r}; the node's log says where"
+        traceback.print_exc()
+    ends.record_node(env, number, code, reason, rank)
+    return code
+
+
+def _torchrun(words: Command, env: Environ, here: cluster.Cluster) -> tuple[int, str, int | None]:
+    """Prepare this node, run torchrun, and say how it ended: code, sentence, first rank."""
+    words.check_nodes(here)
+    _check_torch()
+    _prepare(env)
+    meeting = _connect(env, here)
+    workers = Path(tempfile.mkdtemp(prefix="deploykit-"))
+    env["DEPLOYKIT_WORKERS"] = str(workers)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    # without it the ranks of a second attempt meet the addresses of the first (torch 2.13)
+    env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words.options, *meeting.options()]
+    argv = [*torchrun, __file__, "--", *words.program]
+    try:
+        code = agent.run(
+            argv, env, workers, grace=_grace(env), say=lambda text: _say(here.node, text)
+        )
+        return _verdict(code, env, workers)
+    finally:
+        shutil.rmtree(workers, ignore_errors=True)
+
+
+def _verdict(returncode: int, env: Environ, workers: Path) -> tuple[int, str, int | None]:
+    """The end of the rank that failed first, on this node or, where it can be seen, another."""
+    if returncode == 0 or ends.all_well(workers):  # a signal to torchrun is no fault of theirs
+        return 0, "every rank ended well", None
+    attempt = ends.attempt(env)
+    failed = ends.failures(ends.run_folder(env), attempt) or ends.failures(workers, attempt)
+    if failed:
+        return failed[0]["exit_code"], ends.sentence(failed[0]), failed[0]["rank"]
+    vanished = sorted(ends.living(workers))
+    if vanished and returncode > 0:
+        return 137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0]
+    code = ends.shell_code(returncode)
+    return code, f"torchrun {ends.how(code)}, and no rank had failed", None
+
+
+def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
+    """Run the program as one rank. Below our own torchrun the node has been prepared."""
+    workers = env.pop("DEPLOYKIT_WORKERS", None)
+    if workers:
+        ends.register(Path(workers), me.rank)
+    else:
+        words.check_world(me)
+        chosen = _prepare(env)
+        _choose_network(env, me, chosen)
+    env.update(me.variables())
+    _check_master(env, me)
+    env["DEPLOYKIT_RESTART_COUNT"] = str(ends.restarts(env))
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    end = worker.run(worker.command(words.program), env, f"[rank {me.rank}]")
+    seen = {**env, "DEPLOYKIT_WORKERS": workers} if workers else env
+    ends.record_rank(seen, me.rank, me.local_world_size, end.returncode, stopped=end.stopped)
+    return end
+
+
+def _prepare(env: Environ) -> Environ:
+    """Settings, secrets and folders of the plan. Returns what the user had set."""
+    chosen = _restore(env)
+    env.update(secret_refs.resolve(env))
+    env.pop(secret_refs.VARIABLE, None)
+    for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR"):
+        _make_folder(name, env.get(name, ""))
+    return chosen
+
+
+def _restore(env: Environ) -> Environ:
+    """Put the user's settings back that SageMaker's toolkit has overwritten on the way."""
+    chosen = json.loads(env.pop("DEPLOYKIT_ENV", "{}"))
+    env.update(chosen)
+    return chosen
+
+
+def _make_folder(name: str, place: str) -> None:
+    if not place or "://" in place:
+        return
+    try:
+        Path(place).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadEnvironment(
+            f"{name} is {place}, which cannot be made a folder here ({error.strerror}). "
+            "Choose a place in the job file that this node may write to."
+        ) from None
+
+
+def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
+    """Find the way to the other nodes; on several nodes, choose the interface."""
+    if here.peer is None:
+        return rendezvous.alone(env)
+    peer = rendezvous.peer_address(here)
+    way = network.route(peer)
+    if way is None:
+        raise BadEnvironment(
+            f"There is no route from this node to {here.peer} ({peer}), which is in the same job. "
+            "Check that the nodes share a network and that its interface is up."
+        )
+    choice = network.choose(way, env)
+    env.update(choice.variables)
+    _say(here.node, choice.why)
+    master = way.source if here.node == 0 else peer
+    found = rendezvous.meet(here, env, master=master, local=way.source)
+    place = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
+    _say(here.node, f"{place} meets the others at {found.host} port {found.port}")
+    return found
+
+
+def _choose_network(env: Environ, me: cluster.Rank, chosen: Environ) -> None:
+    """Below SageMaker's launchers: what they set is a constant, so look for the route here."""
+    hosts = cluster.sagemaker_hosts(env) if "SM_HOSTS" in env else ()
+    if len(hosts) < 2:  # noqa: PLR2004 - a network has two ends
+        return
+    try:
+        way = network.route_to_any(rendezvous.address(host) for host in hosts)
+    except BadEnvironment:  # the launcher above has met all the same
+        way = None
+    choice = network.choose(way, chosen)
+    env.update(choice.variables)
+    if me.local_rank == 0:
+        _say(me.rank // me.local_world_size, choice.why)
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise BadEnvironment(
+            f"PyTorch is not installed for {sys.executable} on this node. "
+            "Install it there, or choose the Python of an environment that has it."
+        )
+
+
+def _check_master(env: Environ, me: cluster.Rank) -> None:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in env]
+    if missing:
+        raise BadEnvironment(
+            f"{me.launcher} started this rank without {' and '.join(missing)}, so the ranks cannot "
+            "meet. Pass them on, as in: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+        )
+
+
+def _grace(env: Environ) -> float:
+    text = env.get("DEPLOYKIT_GRACE") or "30"
+    try:
+        return float(text)
+    except ValueError:
+        raise BadEnvironment(
+            f"DEPLOYKIT_GRACE is {text!r}; it must be a number of seconds."
+        ) from None
+
+
+def _say(node: int, text: str) -> None:
+    print(f"{ends.now()} [node {node}] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], os.environ)

@@ -1,0 +1,98 @@
+"""Signals taken one by one, each with its sender where the system tells it (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask for the end."""
+
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that announce something: a time limit, a preemption. Ignored until a trainer listens."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Received(NamedTuple):
+    """One signal. `sender` is a process id, 0 for the kernel or where nobody can tell."""
+
+    number: int
+    sender: int
+
+
+def ignore_notices() -> None:
+    """Survive a notice that comes before anybody can be told of it."""
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def hold(numbers: Iterable[int]) -> set[int]:
+    """Keep `numbers` for `wait` from now on; returns the mask that a child needs back.
+
+    A signal that asks for the end and was ignored from the start, as under nohup, stays so.
+    """
+    for number in (*NOTICES, signal.SIGCHLD):  # macOS drops what is ignored, held or not
+        signal.signal(number, lambda *_: None)
+    wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+
+
+def wait(numbers: Iterable[int]) -> Received:
+    """The next of `numbers`, which are held. Sleeps until there is one."""
+    if not hasattr(signal, "sigwaitinfo"):  # macOS
+        return Received(signal.sigwait(numbers), 0)
+    got = signal.sigwaitinfo(numbers)
+    return Received(got.si_signo, got.si_pid)
+
+
+def child_setup(before: set[int], death: int) -> Callable[[], None]:
+    """What a child runs before its program: mask `before`, notices ignored, bound to our life.
+
+    `death` is the signal that the child gets when this process dies, however it dies.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def setup() -> None:
+        ignore_notices()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(death))
+            if os.getppid() != parent:
+                os.kill(os.getpid(), death)
+
+    return setup
+
+
+def from_slurm(sender: int) -> bool:
+    """Whether `sender` is Slurm's step daemon, which may signal every process of a step."""
+    try:
+        return Path(f"/proc/{sender}/comm").read_text() == "slurmstepd\n"
+    except OSError:
+        return False
+
+
+def name(number: int) -> str:
+    """``SIGTERM`` for 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def die_of(number: int) -> None:
+    """End this process by the signal `number`, as its child ended, without a second core file."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)

@@ -1,0 +1,1 @@
+"""The parts of the reference trainer; the loop itself is in ``train.py``."""

@@ -1,0 +1,61 @@
+"""Metrics as JSON lines in ``metrics.jsonl``, and in TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class Record:
+    """Where numbers are written. Without a folder, nowhere: ranks other than 0 have such a one.
+
+    A resumed run, which has done `step` steps, continues the file. What an interrupted run wrote
+    after its last checkpoint is dropped, since those steps are run again, and so is the final
+    line of a run that now goes on: the file reads like that of a run never interrupted.
+    """
+
+    def __init__(self, folder: Path | None, step: int, *, tensorboard: bool) -> None:
+        self._file = _continued(folder / "metrics.jsonl", step) if folder else None
+        self._board = _board(folder / "tensorboard", step) if folder and tensorboard else None
+
+    def write(self, step: int, epoch: int, **numbers: float) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for name, number in numbers.items():
+                self._board.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        for writer in (self._file, self._board):
+            if writer is not None:
+                writer.close()
+
+
+def _continued(path: Path, step: int) -> TextIO:
+    kept = list(_lines_until(path, step)) if step and path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w", encoding="utf-8")
+    file.writelines(kept)
+    return file
+
+
+def _lines_until(path: Path, step: int) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            return  # cut short by a kill
+        values = json.loads(line)
+        if values["step"] <= step and "test_accuracy" not in values:
+            yield line
+
+
+def _board(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, or None and one line that says so."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print("tensorboard is not installed: metrics go to metrics.jsonl only", flush=True)
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)

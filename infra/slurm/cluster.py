@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""A real Slurm cluster on this one machine, for tests and for the curious.
+
+    python3 infra/slurm/cluster.py start /tmp/box
+    eval "$(python3 infra/slurm/cluster.py env /tmp/box)"
+    sinfo
+    python3 infra/slurm/cluster.py stop /tmp/box
+
+Several nodes, each a slurmd of its own on 127.0.0.1; pretend GPUs (links to /dev/null); its own
+munge key and socket; timers made for tests. Needs Debian's packages, but no root, systemd or
+cgroups. As root, jobs run as root; else everything runs as you. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import processes
+
+PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+}
+# where the daemons are, which is not on every user's PATH
+SBIN = "/usr/sbin:/sbin"
+# below the ephemeral range, so that no outgoing connection can sit on one
+PORTS = range(20000, 32000)
+LONGEST_SOCKET = 107
+ATTEMPTS = 3
+PATIENCE = 30.0
+
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
+
+
+class ClusterError(Exception):
+    """Something that the user can act on."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    folder = Path(options.dir).expanduser().absolute()
+    try:
+        return int(options.do(folder, options))
+    except ClusterError as error:
+        print(f"cluster.py: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="A real Slurm cluster on this one machine.",
+        epilog='Use it from a shell: eval "$(cluster.py env DIR)"; sinfo',
+    )
+    verbs = parser.add_subparsers(required=True, metavar="start|stop|status|env")
+    for do, words in (
+        (start, "start the cluster in DIR; nothing happens when it runs already"),
+        (stop, "end the cluster and every job in it; DIR and its logs stay"),
+        (status, "print each node and its state; exit code 3 when the cluster is down"),
+        (env, "print the shell line that makes sbatch and the others use this cluster"),
+    ):
+        verb = verbs.add_parser(do.__name__, help=words, description=words)
+        verb.add_argument("dir", metavar="DIR", help="folder for configuration, state and logs")
+        verb.set_defaults(do=do)
+        if do is start:
+            _add_shape(verb)
+    return parser
+
+
+def _add_shape(verb: argparse.ArgumentParser) -> None:
+    for name, default, words in (
+        ("nodes", 4, "nodes"),
+        ("cpus", 8, "CPUs that each node claims to have"),
+        ("memory", 8000, "MiB that each node claims to have"),
+        ("gpus-per-node", 2, "pretend GPUs on each node"),
+        ("min-job-age", 3600, "seconds for which the controller remembers a finished job"),
+    ):
+        verb.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{words} (default {default})"
+        )
+
+
+def start(folder: Path, options: argparse.Namespace) -> int:
+    _check(folder, options)
+    shape = {
+        name: getattr(options, name)
+        for name in ("nodes", "cpus", "memory", "gpus_per_node", "min_job_age")
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        record = _read_record(folder)
+        if _running(record):
+            if record["shape"] != shape:
+                raise ClusterError(f"{folder} runs already with {record['shape']}: stop it first")
+            print(f"{folder}: runs already")
+            return 0
+        _end(folder, record)
+        began = time.monotonic()
+        _launch(folder, shape)
+    print(f"{folder}: {shape['nodes']} nodes idle after {time.monotonic() - began:.2f} s")
+    print(f"export SLURM_CONF={shlex.quote(str(_conf(folder)))}")
+    return 0
+
+
+def stop(folder: Path, _: argparse.Namespace) -> int:
+    if not folder.is_dir():
+        print(f"{folder}: no cluster here")
+        return 0
+    with _locked(folder / "lock"):
+        _end(folder, _read_record(folder))
+    print(f"{folder}: stopped")
+    return 0
+
+
+def status(folder: Path, _: argparse.Namespace) -> int:
+    if not _running(_read_record(folder)):
+        print(f"{folder}: down")
+        return 3
+    print("\n".join(_sinfo(folder, "%N %T %c CPUs %m MiB %G")))
+    return 0
+
+
+def env(folder: Path, _: argparse.Namespace) -> int:
+    if not _running(_read_record(folder)):
+        raise ClusterError(f"no cluster runs in {folder}: start it first")
+    print(f"export SLURM_CONF={shlex.quote(str(_conf(folder)))}")
+    return 0
+
+
+# --- starting
+
+
+def _check(folder: Path, options: argparse.Namespace) -> None:
+    missing = [program for program in PACKAGES if _program(program) is None]
+    if missing:
+        packages = " ".join(sorted({PACKAGES[program] for program in missing}))
+        raise ClusterError(
+            f"not installed: {', '.join(missing)}. On Debian or Ubuntu: "
+            f"apt-get install --no-install-recommends {packages}"
+        )
+    if len(str(_socket(folder))) > LONGEST_SOCKET or any(c in str(folder) for c in " ,%\\'\"#="):
+        raise ClusterError(
+            f"{folder} cannot hold a cluster: a Unix socket's path has at most {LONGEST_SOCKET} "
+            "characters, and Slurm's files no blanks, quotes or any of , % # = \\ in a path. "
+            "Choose a short plain path"
+        )
+    if options.nodes < 1 or options.cpus < 1 or options.gpus_per_node < 0:
+        raise ClusterError("--nodes and --cpus must be at least 1, --gpus-per-node at least 0")
+
+
+def _launch(folder: Path, shape: dict[str, int]) -> None:
+    """Start all daemons; another choice of ports when somebody took one in between."""
+    for attempt in range(ATTEMPTS):
+        # one start at a time on this machine: ports are free until the daemons listen
+        with _locked(Path(tempfile.gettempdir()) / f"slurm-box-ports-{os.getuid()}.lock"):
+            ports = _free_ports(shape["nodes"] + 1)
+            _write_files(folder, shape, ports)
+            try:
+                _start_daemons(folder, shape, ports)
+            except ClusterError:
+                _end(folder, _read_record(folder))
+                if attempt + 1 == ATTEMPTS:
+                    raise
+            else:
+                return
+
+
+def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
+    pids: dict[str, list[int]] = {}
+
+    def daemon(name: str, *argv: str) -> None:
+        pids[name] = _spawn(folder, name, argv)
+        record = {"shape": shape, "pids": pids}
+        (folder / "cluster.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    munge = folder / "munge"
+    files = {"key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
+    places = [f"--{option}={munge / name}" for option, name in files.items()]
+    daemon("munged", "munged", "-F", "--force", f"--socket={_socket(folder)}", *places)
+    _wait(folder, "munged", lambda: _socket(folder).exists(), pids)
+    daemon("slurmctld", "slurmctld", "-D", "-c", "-f", str(_conf(folder)))
+    # a slurmd that comes before its controller listens waits for a whole second
+    _wait(folder, "slurmctld", lambda: _listens(ports[0]), pids)
+    for number in range(1, shape["nodes"] + 1):
+        daemon(f"n{number}", "slurmd", "-D", "-N", f"n{number}", "-f", str(_conf(folder)))
+    idle = ["idle"] * shape["nodes"]
+    _wait(folder, "sinfo", lambda: _sinfo(folder, "%T") == idle, pids)
+
+
+def _spawn(folder: Path, name: str, argv: Sequence[str]) -> list[int]:
+    """Start a daemon; its process id and start time, which together name it for good."""
+    program = _program(argv[0])
+    assert program is not None  # noqa: S101 - _check has looked
+    with (folder / "log" / f"{name}.out").open("ab") as log:
+        process = subprocess.Popen(
+            [program, *argv[1:]],
+            cwd=folder,
+            env={**os.environ, "SLURM_CONF": str(_conf(folder))},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return [process.pid, processes.started(process.pid) or 0]
+
+
+def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
+    for name in ("munge", "state", "spool", "run", "log", "dev"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "munge").chmod(0o755)
+    _write_private(folder / "munge" / "key", secrets.token_bytes(64))
+    for number in range(shape["gpus_per_node"]):
+        # a plain file would do, with an error in the log; Count= without a file would not
+        link = folder / "dev" / f"gpu{number}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.devnull)
+    template = Path(__file__).with_name("slurm.conf.in").read_text(encoding="utf-8")
+    text = template.format(
+        dir=folder,
+        host=socket.gethostname().split(".")[0],
+        user=_user(),
+        ports=ports,
+        node_lines="\n".join(_node_lines(shape, ports)),
+        **shape,
+    )
+    _conf(folder).write_text(text, encoding="utf-8")
+    (folder / "gres.conf").write_text(_gres(folder, shape), encoding="utf-8")
+    (folder / "cgroup.conf").write_text(CGROUP_CONF, encoding="utf-8")
+
+
+def _node_lines(shape: dict[str, int], ports: list[int]) -> Iterator[str]:
+    host = socket.gethostname().split(".")[0]
+    gres = f" Gres=gpu:{shape['gpus_per_node']}" if shape["gpus_per_node"] else ""
+    for number, port in enumerate(ports[1:], start=1):
+        yield (
+            f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            f"CPUs={shape['cpus']} RealMemory={shape['memory']}{gres}"
+        )
+
+
+def _gres(folder: Path, shape: dict[str, int]) -> str:
+    if not shape["gpus_per_node"]:
+        return ""
+    return f"Name=gpu File={folder}/dev/gpu[0-{shape['gpus_per_node'] - 1}]\n"
+
+
+def _free_ports(count: int) -> list[int]:
+    """`count` ports on which nobody listens, from a random place on."""
+    begin = secrets.randbelow(len(PORTS))
+    found: list[int] = []
+    for step in range(len(PORTS)):
+        port = PORTS[(begin + step) % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ClusterError(f"{count} free ports are not to be had in {PORTS.start}-{PORTS.stop}")
+
+
+def _wait(folder: Path, name: str, ready: Callable[[], bool], pids: dict[str, list[int]]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not ready():
+        dead = [daemon for daemon, (pid, born) in pids.items() if not processes.alive(pid, born)]
+        if dead or time.monotonic() > deadline:
+            what = f"{dead[0]} has ended" if dead else f"no answer after {PATIENCE:g} s"
+            raise ClusterError(
+                f"the cluster did not start ({name}: {what})\n{_last_words(folder, dead)}"
+            )
+        time.sleep(0.02)
+
+
+def _last_words(folder: Path, daemons: Sequence[str]) -> str:
+    """The ends of the logs that tell why."""
+    names = {"munged": "munged.out", "slurmctld": "slurmctld.log"}
+    chosen = [names.get(daemon, f"slurmd.{daemon}.log") for daemon in daemons]
+    lines = [f"logs: {folder / 'log'}"]
+    for name in chosen or ["slurmctld.log"]:
+        with contextlib.suppress(FileNotFoundError):
+            text = (folder / "log" / name).read_text(encoding="utf-8", errors="replace")
+            lines += [f"  {name}: {line}" for line in text.splitlines()[-5:]]
+    return "\n".join(lines)
+
+
+# --- stopping
+
+
+def _end(folder: Path, record: dict[str, Any]) -> None:
+    """End the daemons that `record` names and every process of a job; none is left after it."""
+    pids = [pid for pid, born in record.get("pids", {}).values() if processes.alive(pid, born)]
+    for pid in pids:
+        processes.send(pid, signal.SIGTERM)
+    # slurmstepd outlives its slurmd on purpose, and a job may ignore SIGTERM
+    for pid in processes.of_jobs(_conf(folder)):
+        processes.send(pid, signal.SIGKILL)
+    if not processes.gone(pids, 5):
+        for pid in pids:
+            processes.send(pid, signal.SIGKILL)
+    # what a slurmd started just before its end
+    late = processes.of_jobs(_conf(folder))
+    for pid in late:
+        processes.send(pid, signal.SIGKILL)
+    if not processes.gone([*pids, *late], 5):
+        raise ClusterError(f"these processes do not end: {[*pids, *late]}")
+    (folder / "cluster.json").unlink(missing_ok=True)
+    _socket(folder).unlink(missing_ok=True)
+
+
+# --- small things
+
+
+def _conf(folder: Path) -> Path:
+    return folder / "slurm.conf"
+
+
+def _socket(folder: Path) -> Path:
+    return folder / "munge" / "socket"
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SBIN}")
+
+
+def _user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "cluster.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _running(record: dict[str, Any]) -> bool:
+    pids = record.get("pids", {})
+    return bool(pids) and all(processes.alive(pid, born) for pid, born in pids.values())
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _sinfo(folder: Path, layout: str) -> list[str]:
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--Node", "--partition=main", f"--format={layout}"],
+        env={**os.environ, "SLURM_CONF": str(_conf(folder))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Fixtures for every test: a state folder of its own, so that none touches the user's."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path, monkeypatch):
+    """Runs are kept below the test's folder; the user's home must not be found."""
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "state folder"))
+    monkeypatch.setenv("HOME", str(tmp_path / "no home"))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a job file and a script that echoes, under a name with blanks and quotes."""
+    folder = tmp_path / 'it\'s a "project"'
+    folder.mkdir()
+    (folder / "train.py").write_text("import sys; print('hello', sys.argv[1:])\n")
+    (folder / "job.yaml").write_text(
+        textwrap.dedent(
+            """\
+            name: hello
+            entrypoint:
+              script: train.py
+              args: [--epochs, 5]
+            resources:
+              time_limit: 5m
+            """
+        )
+    )
+    monkeypatch.chdir(folder)
+    return folder

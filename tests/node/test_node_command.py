@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+import command
+from cluster import BadCommand, BadEnvironment, Cluster, Rank
+
+
+@pytest.fixture(autouse=True)
+def _script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
+def read(*words):
+    return command.read(words, {})
+
+
+def test_only_the_first_dashes_divide():
+    got = read("torchrun", "--nnodes=2", "--", "train.py", "--", "torchrun")
+    assert got == command.Command(("--nnodes=2",), ("train.py", "--", "torchrun"))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "There is no program to run. Expected: launch.py torchrun"),
+        (["--"], "There is no program"),
+        (["--", "-m"], "There is no program"),
+        (["torchrun", "train.py"], "There is no -- between"),
+        (["--", "-x.py"], "Write it ./-x.py"),
+        (["--", "trian.py"], "There is no file trian.py in"),
+    ],
+)
+def test_a_wrong_command_is_a_sentence(words, text):
+    with pytest.raises(BadCommand, match=text) as error:
+        read(*words)
+    assert error.value.exit_code == 64
+
+
+@pytest.mark.parametrize("options", [["--nnodes=2"], ["--nnodes", "2"], ["--nnodes=1:4"]])
+def test_the_number_of_nodes_is_checked(options):
+    asked = read("torchrun", *options, "--max-restarts", "3", "--", "train.py")
+    asked.check_nodes(Cluster("slurm", 0, ("a", "b")))
+    with pytest.raises(BadEnvironment, match=r"slurm gives this job 5: a, b, c, d, e"):
+        asked.check_nodes(Cluster("slurm", 0, tuple("abcde")))
+
+
+def test_a_number_of_nodes_that_is_none():
+    with pytest.raises(BadCommand, match="--nnodes=two is no number"):
+        read("torchrun", "--nnodes=two", "--", "train.py").check_nodes(Cluster("a", 0, ("a",)))
+
+
+@pytest.mark.parametrize("options", ["--nproc-per-node=8", "--nproc_per_node=8"])
+def test_the_world_is_checked(options):
+    asked = read("torchrun", "--nnodes=2", options, "--", "train.py")
+    asked.check_world(Rank("mpirun", 0, 0, 16, 8))
+    with pytest.raises(BadEnvironment, match=r"= 16 ranks, but mpirun started 8"):
+        asked.check_world(Rank("mpirun", 0, 0, 8, 8))
+
+
+def test_a_world_that_nobody_counted_is_not_checked():
+    read("torchrun", "--nnodes=2", "--nproc-per-node=gpu", "--", "train.py").check_world(
+        Rank("torchrun", 0, 0, 3, 3)
+    )

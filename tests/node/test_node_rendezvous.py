@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+import rendezvous
+from cluster import BadEnvironment, Cluster
+
+SLURM = {"SLURM_JOB_ID": "60123", "DEPLOYKIT_RUN": "hello-1", "SLURM_RESTART_COUNT": "2"}
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Decides what host names mean: a dictionary to fill."""
+    known = {}
+
+    def getaddrinfo(host, *_, **__):
+        if host not in known:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("PATH", "")
+    return known
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A scontrol that knows one node's address."""
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "NodeName=$4 Arch=x NodeAddr=10.0.0.9 NodeHostName=h"\n')
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
+
+
+def test_on_slurm_every_node_computes_the_same_meeting_place():
+    hosts = ("n1", "n2")
+    first = rendezvous.meet(Cluster("slurm", 0, hosts), SLURM, master="10.0.0.1", local="10.0.0.1")
+    second = rendezvous.meet(Cluster("slurm", 1, hosts), SLURM, master="10.0.0.1", local="10.0.0.2")
+    assert first.options() == [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=10.0.0.1:10123",
+        "--rdzv-id=hello-1.2",
+        "--rdzv-conf=is_host=1",
+        "--local-addr=10.0.0.1",
+    ]
+    assert second.options()[:3] == first.options()[:3]
+    assert second.options()[3:] == ["--rdzv-conf=is_host=0", "--local-addr=10.0.0.2"]
+
+
+def test_ports_stay_below_the_ephemeral_range():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for job in (1, 19_999, 20_000, 2**31):
+        port = rendezvous.meet(
+            Cluster("slurm", 0, ("a", "b")), {"SLURM_JOB_ID": str(job)}, master="", local=""
+        ).port
+        assert 10_000 <= port < min(30_000, lowest)
+
+
+def test_an_address_of_ip_6_stands_in_brackets():
+    there = rendezvous.Rendezvous("fd00::1", 1, "x", is_host=True, local="fd00::1")
+    assert "--rdzv-endpoint=[fd00::1]:1" in there.options()
+
+
+def test_emulated_nodes_learn_the_port_of_the_first(tmp_path):
+    env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
+    hosts = ("127.0.0.1",) * 2
+    first = rendezvous.meet(Cluster("emulated", 0, hosts), env, master="a", local="a")
+    assert rendezvous.meet(Cluster("emulated", 1, hosts), env, master="a", local="a").port == (
+        first.port
+    )
+    with socket.socket() as free:
+        free.bind(("", first.port))
+
+
+def test_a_dead_attempts_port_is_not_believed(tmp_path):
+    (tmp_path / "rendezvous.json").write_text(json.dumps({"port": 1, "pid": 2**22 + 1}))
+    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+        rendezvous._published_port({"DEPLOYKIT_RUN_DIR": str(tmp_path)}, patience=0.2)
+    (tmp_path / "rendezvous.json").write_text(json.dumps({"port": 1, "pid": os.getpid()}))
+    assert rendezvous._published_port({"DEPLOYKIT_RUN_DIR": str(tmp_path)}, patience=0.2) == 1
+
+
+def test_emulated_nodes_need_a_folder():
+    with pytest.raises(BadEnvironment, match="set DEPLOYKIT_RUN_DIR"):
+        rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, master="a", local="a")
+
+
+def test_a_real_address_wins_over_127_0_1_1(names):
+    names["n1"] = ["127.0.1.1", "fe80::1%eth0", "fd00::1", "10.0.0.1"]
+    assert rendezvous.address("n1") == "10.0.0.1"
+
+
+def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
+    names["10.0.0.9"] = ["10.0.0.9"]
+    names["n1"] = ["127.0.1.1"]
+    names["n3"] = ["10.0.0.3"]
+    assert rendezvous.address("n1") == "10.0.0.9"
+    assert rendezvous.address("n2") == "10.0.0.9"
+    assert rendezvous.address("n3") == "10.0.0.3"
+
+
+def test_a_name_that_means_nothing_is_a_sentence(names):
+    with pytest.raises(BadEnvironment, match="host name n1 of a node of this job does not resolve"):
+        rendezvous.address("n1")
+
+
+def test_loopback_is_refused_while_another_node_is_elsewhere(names):
+    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.1.1"], "n3": ["10.0.0.3"]})
+    with pytest.raises(BadEnvironment, match=r"n1 means 127\.0\.0\.1 here"):
+        rendezvous.peer_address(Cluster("slurm", 1, ("n1", "n2", "n3")))
+    assert rendezvous.peer_address(Cluster("slurm", 0, ("n1", "n3"))) == "10.0.0.3"
+
+
+def test_loopback_is_right_where_all_nodes_are_this_machine(names):
+    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]})
+    assert rendezvous.peer_address(Cluster("slurm", 1, ("n1", "n2"))) == "127.0.0.1"

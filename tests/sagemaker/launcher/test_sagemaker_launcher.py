@@ -1,0 +1,106 @@
+"""The request that a moto server received, run by SageMaker's own launcher on two hosts."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from sagemaker_hosts import LauncherFailedError, run_on_hosts
+from sagemaker_jobs import vary
+
+from deploykit import bundle as bundles
+from deploykit.backends import sagemaker
+
+pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
+
+PROGRAM = textwrap.dedent(
+    """\
+    import json, os, sys
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    with open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + f"/rank-{rank}.json", "w") as file:
+        json.dump({"argv": sys.argv[1:], "total": total.item(), "env": dict(os.environ)}, file)
+    print("said by rank", rank)
+    """
+)
+ARGUMENTS = (
+    *("--flag", "a b", "--repeat=1", "--repeat=2", "", "-", "--", "ü😀", "$(exit 3)", "`id`"),
+    *("'single'", '"double"', "back\\slash", "line\nend", "*", "{{ x }}", "#SBATCH", "x" * 5000),
+)
+
+
+@pytest.fixture
+def captured(aws, tmp_path, source):
+    """Submit a job with this program; the request as the server received it."""
+
+    def submit(program, **changes):
+        (source / "train.py").write_text(program)
+        job, options = vary(sender="boto3", **changes)
+        plan = sagemaker.plan(
+            job, options, run="digits-1", bundle=bundles.scan(source, job.max_bundle)
+        )
+        sagemaker.submit(plan, tmp_path)
+        (body,) = [one.body for one in aws.seen if one.action == "CreateTrainingJob"]
+        return json.loads(body)
+
+    return submit
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    folder = tmp_path / "hosts"
+    folder.mkdir()
+    return folder
+
+
+def test_four_ranks_on_two_hosts(aws, captured, hosts):
+    env = {"NCCL_DEBUG": "INFO", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "3"}
+    request = captured(PROGRAM, args=ARGUMENTS, env={**env, "PLAIN": "ü 'x'\n$y"})
+    outputs = run_on_hosts(request, aws.endpoint, 2, hosts)
+    found = {
+        int(file.stem.removeprefix("rank-")): json.loads(file.read_text())
+        for output in outputs
+        for file in output.iterdir()
+    }
+    assert sorted(found) == [0, 1, 2, 3]
+    for rank, seen in found.items():
+        assert tuple(seen["argv"]) == ARGUMENTS
+        assert seen["total"] == 10
+        assert {name: seen["env"][name] for name in env} == env
+        assert seen["env"]["PLAIN"] == "ü 'x'\n$y"
+        assert seen["env"]["WORLD_SIZE"] == "4"
+        assert seen["env"]["LOCAL_RANK"] == str(rank % 2)
+        assert seen["env"]["DEPLOYKIT_BACKEND"] == "sagemaker"
+    said = "".join((hosts / f"host-{host}/log.txt").read_text() for host in (0, 1))
+    for rank in range(4):
+        assert f"Z [rank {rank}] said by rank {rank}\n" in said
+
+
+def test_data_of_a_channel(aws, captured, hosts):
+    import boto3
+
+    boto3.client("s3", "us-east-1").put_object(Bucket="my-bucket", Key="set/a/b.txt", Body=b"42")
+    program = (
+        "import os, shutil\n"
+        "from pathlib import Path\n"
+        "data = Path(os.environ['DEPLOYKIT_DATA_TRAIN'])\n"
+        "shutil.copy(data / 'a/b.txt', os.environ['DEPLOYKIT_OUTPUT_DIR'])\n"
+    )
+    alone = {"nodes": 1, "processes_per_node": 1, "distribution": "none"}
+    request = captured(program, data={"train": "s3://my-bucket/set"}, **alone)
+    (output,) = run_on_hosts(request, aws.endpoint, 1, hosts)
+    assert (output / "b.txt").read_text() == "42"
+
+
+def test_failure_of_the_program_is_the_launchers(aws, captured, hosts):
+    request = captured("import sys; sys.exit(7)", nodes=1)
+    with pytest.raises(LauncherFailedError, match=r"exit codes are \[[1-9]"):
+        run_on_hosts(request, aws.endpoint, 1, hosts)
+    assert "ExecuteUserScriptError" in (hosts / "host-0/output/failure").read_text()

@@ -1,0 +1,172 @@
+"""`infra/slurm/cluster.py` as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_helpers import CLUSTER, cluster_command, wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+SMALL = ("--nodes", "2", "--cpus", "2", "--gpus-per-node", "1")
+
+
+def in_box(folder, *argv):
+    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+
+def alive(folder):
+    """Processes that have this folder in their command line or are its jobs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes()
+            variables = (entry / "environ").read_bytes()
+        except (OSError, NotADirectoryError):
+            continue
+        job = b"SLURMD_NODENAME=" in variables and str(folder).encode() in variables
+        if str(folder).encode() in words or job:
+            found.append((entry.name, words))
+    return found
+
+
+def test_start_use_stop(box):
+    begun = time.monotonic()
+    done = cluster_command("start", box, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 10
+    shell = f'eval "$({sys.executable} {CLUSTER} env {box})"; '
+    ran = subprocess.run(
+        ["sh", "-c", f'{shell} srun -N2 --gpus-per-node=1 sh -c "echo $0 \\$SLURM_NODEID"'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sorted(ran.stdout.split()) == ["0", "1", "sh", "sh"], ran.stderr
+    status = cluster_command("status", box)
+    assert status.returncode == 0
+    assert [line.split()[0] for line in status.stdout.splitlines()] == ["n1", "n2"]
+    assert cluster_command("stop", box).returncode == 0
+    assert alive(box) == []
+    assert cluster_command("status", box).returncode == 3
+
+
+def test_start_and_stop_again_do_no_harm(box):
+    assert cluster_command("start", box, *SMALL).returncode == 0
+    again = cluster_command("start", box, *SMALL)
+    assert (again.returncode, "runs already" in again.stdout) == (0, True)
+    other = cluster_command("start", box, "--nodes", "3")
+    assert other.returncode == 1
+    assert "stop it first" in other.stderr
+    for _ in range(2):
+        assert cluster_command("stop", box).returncode == 0
+    assert cluster_command("start", box, *SMALL).returncode == 0
+
+
+def test_stop_ends_jobs_that_ignore_it(box):
+    assert cluster_command("start", box, *SMALL).returncode == 0
+    job = box / "job.sh"
+    job.write_text('#!/bin/bash\ntrap "" TERM\nsetsid sleep 600 &\nsrun sleep 600\n')
+    assert in_box(box, "sbatch", f"--output={box}/out", str(job)).returncode == 0
+    wait_for(lambda: in_box(box, "squeue", "--steps", "--noheader").stdout)
+    assert len(alive(box)) > 4
+    begun = time.monotonic()
+    assert cluster_command("stop", box).returncode == 0
+    assert time.monotonic() - begun < 5
+    assert alive(box) == []
+
+
+def test_a_dead_controller_is_replaced(box):
+    assert cluster_command("start", box, *SMALL).returncode == 0
+    pid = int((box / "run" / "slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: cluster_command("status", box).returncode == 3)
+    assert cluster_command("start", box, *SMALL).returncode == 0
+    assert in_box(box, "srun", "echo", "hi").stdout == "hi\n"
+
+
+def test_two_at_once(box, tmp_path):
+    folders = [box / "a", box / "b", box / "c"]
+    argv = [sys.executable, CLUSTER, "start"]
+    many = [subprocess.Popen([*argv, folder, *SMALL], stdout=subprocess.PIPE) for folder in folders]
+    try:
+        assert [process.wait(60) for process in many] == [0, 0, 0]
+        for folder in folders:
+            assert in_box(folder, "srun", "-N2", "echo", "hi").stdout == "hi\nhi\n"
+    finally:
+        for process, folder in zip(many, folders, strict=True):
+            process.communicate()
+            assert cluster_command("stop", folder).returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_without_root(box):
+    nobody = 65534
+    own = box / "own"
+    script = Path(shutil.copytree(CLUSTER.parent, box / "infra"))
+    own.mkdir()
+    for path in (box, own):
+        os.chown(path, nobody, nobody)
+
+    def command(*words):
+        argv = ["/usr/bin/python3", str(script / "cluster.py"), *words]
+        return subprocess.run(
+            argv,
+            user=nobody,
+            group=nobody,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    started = command("start", str(own), *SMALL)
+    try:
+        assert started.returncode == 0, started.stderr
+        env = {**os.environ, "SLURM_CONF": str(own / "slurm.conf")}
+        ran = subprocess.run(
+            ["srun", "id", "-u"],
+            env=env,
+            user=nobody,
+            group=nobody,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.stdout == f"{nobody}\n", ran.stderr
+    finally:
+        assert command("stop", str(own)).returncode == 0
+    assert alive(own) == []
+
+
+def test_missing_programs_are_named(tmp_path):
+    without_sbin = "import sys, cluster; cluster.SBIN = ''; sys.exit(cluster.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", without_sbin, "start", tmp_path / "box"],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(CLUSTER.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "apt-get install --no-install-recommends munge slurm-client slurmctld slurmd\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "x" * 100, "per%cent", "it's"])
+def test_a_path_that_slurm_cannot_have(needs_slurm, tmp_path, name):
+    done = cluster_command("start", tmp_path / name)
+    assert done.returncode == 1
+    assert "Choose a short plain path" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,232 @@
+"""The whole life of a job on a real cluster, with the real launcher on every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from slurm_helpers import ended, folder_of, output, wait_for
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options
+from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from deploykit.model import Handle, State
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+
+REPORT = """
+import json, os, sys
+where = os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/" + os.environ["RANK"]
+with open(where, "w") as file:
+    json.dump([sys.argv[1:], dict(os.environ)], file)
+print("here", flush=True)
+"""
+SLOW = "import time; print('up', flush=True); time.sleep(300)"
+HOSTILE = ("", "a b", "it's", "$(id)", "`id`", "a\r\nb", "#SBATCH --hold", "\\", "é☃", "%j", ":")
+
+
+def state_of(handle):
+    return slurm.status([handle])[handle]
+
+
+def stored(handle):
+    """The script that the controller keeps."""
+    return subprocess.run(
+        ["scontrol", "write", "batch_script", handle.id, "-"], check=True, capture_output=True
+    ).stdout
+
+
+def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
+    plan = make_plan(
+        REPORT,
+        args=HOSTILE,
+        env={"OMP_NUM_THREADS": "1", "ODD": "a\nb '$(id)'"},
+        nodes=2,
+        processes_per_node=2,
+        cpus_per_node=2,
+        gpus_per_node=1,
+        memory=512 * 1024**2,
+        options=Options(extra={"comment": "it's #1: a\\b $(id)"}, partition="main"),
+    )
+    handle = send(plan)
+    assert stored(handle) == plan.text.encode()
+    job = json.loads(output("squeue", "--json", "--jobs", handle.id))["jobs"][0]
+    assert job["comment"] == "it's #1: a\\b $(id)"
+    assert (job["name"], job["partition"], job["requeue"]) == ("one-1", "main", False)
+    assert (job["time_limit"], job["node_count"], job["memory_per_node"]) == (10, 2, 512)
+    status = ended(handle)
+    folder = folder_of("one-1", tmp_path)
+    logs = {path.name: path.read_text() for path in (folder / "logs").iterdir()}
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), logs
+    assert status.started <= status.finished
+    seen = {}
+    for rank in range(4):
+        seen[rank], environ = json.loads((folder / "output" / str(rank)).read_text())
+        assert environ["WORLD_SIZE"] == "4"
+        assert environ["ODD"] == "a\nb '$(id)'"
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0"
+        assert environ["DEPLOYKIT_RUN"] == "one-1"
+    assert seen == dict.fromkeys(range(4), list(HOSTILE))
+    said = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
+    assert sorted(said) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_trainers_own_exit_code(cluster, make_plan, send, nodes):
+    program = "import os, sys, time; time.sleep(1); sys.exit(7 if os.environ['RANK'] == '0' else 0)"
+    status = ended(send(make_plan(program, nodes=nodes)))
+    assert (status.state, status.native, status.exit_code) == (State.FAILED, "FAILED", 7)
+    assert "7" in status.reason
+
+
+def test_queued_running_cancelled(cluster, make_plan, send, tmp_path):
+    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+2"})))
+    assert state_of(handle).state is State.QUEUED
+    assert "start time" in wait_for(lambda: state_of(handle).reason)
+    log = folder_of("one-1", tmp_path) / "logs/node-0.log"
+    wait_for(lambda: log.exists() and "up" in log.read_text())
+    status = state_of(handle)
+    assert (status.state, status.native) == (State.RUNNING, "RUNNING")
+    assert status.started is not None
+    slurm.cancel(handle)
+    assert ended(handle).state is State.CANCELLED
+    slurm.cancel(handle)
+
+
+def test_cancel_while_it_waits(cluster, make_plan, send):
+    handle = send(make_plan(SLOW, options=Options(extra={"hold": ""})))
+    assert "held" in wait_for(lambda: state_of(handle).reason)
+    slurm.cancel(handle)
+    assert ended(handle).state is State.CANCELLED
+
+
+def test_cancel_never_hits_another_job(cluster, make_plan, send):
+    handle = send(make_plan(SLOW))
+    slurm.cancel(Handle("slurm", "localhost", handle.id, "another", handle.folder))
+    assert not state_of(handle).state.final
+    slurm.cancel(handle)
+
+
+def test_a_log_is_followed_to_its_end(cluster, make_plan, send):
+    program = "import time\nfor n in range(20): print('line', n, flush=True); time.sleep(0.1)"
+    handle = send(make_plan(program))
+    said = [line.text for line in slurm.logs(handle, follow=True) if line.rank == 0]
+    assert said == [f"line {n}" for n in range(20)]
+
+
+def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
+    plan = make_plan(REPORT)
+    folder = folder_of(plan.run, tmp_path)
+    assert slurm.find(plan.run, folder, plan.place) is None
+    handle = send(plan)
+    assert slurm.find(plan.run, folder, plan.place) == handle
+    assert ended(handle).state is State.SUCCEEDED
+    assert slurm.find(plan.run, folder, plan.place) == handle
+
+
+def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
+    count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
+    plan = make_plan(count, options=Options(extra={"begin": "now+1"}))
+    handles = [send(plan), send(plan)]
+    assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
+    assert (tmp_path / "starts").read_text() == "x"
+    folder = folder_of(plan.run, tmp_path)
+    found = slurm.find(plan.run, folder, plan.place)
+    assert found.id == os.readlink(folder / "claim")
+    log = (folder / "logs/slurm.log").read_text()
+    assert f"job {found.id} has started this run already" in log
+
+
+def test_one_question_for_many_runs(cluster, make_plan, send):
+    handles = [
+        send(make_plan(REPORT, run=f"many-{n}", options=Options(extra={"hold": ""})))
+        for n in range(5)
+    ]
+    slurm.cancel(handles[0])
+    ended(handles[0])
+    found = slurm.status(handles)
+    assert [found[handle].state for handle in handles] == [State.CANCELLED, *[State.QUEUED] * 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "resources", "hint"),
+    [
+        ({"partition": "nope"}, {}, "slurm.partition"),
+        ({"nodelist": "n9"}, {}, "slurm.nodelist"),
+        ({"constraint": "a100"}, {}, "slurm.constraint"),
+        ({"reservation": "tuesday"}, {}, "slurm.reservation"),
+        ({}, {"gpus_per_node": 9}, "per node"),
+        ({"gres_style": "gres"}, {"gpus_per_node": 9}, "per node"),
+        ({}, {"memory": 1024**4}, "resources.memory"),
+        ({"extra": {"mail-type": "NOPE"}}, {}, "slurm.extra"),
+        ({"extra": {"no-such-option": ""}}, {}, "slurm.extra"),
+    ],
+)
+def test_refusals(cluster, make_plan, send, capfd, options, resources, hint):
+    with pytest.raises(SubmitRefused) as caught:
+        send(make_plan(REPORT, options=Options(**options), **resources))
+    assert "Slurm refused the job: " in str(caught.value)
+    assert hint in caught.value.hint
+    assert capfd.readouterr() == ("", "")
+    assert output("squeue", "--noheader") == ""
+
+
+def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
+    plan = make_plan(REPORT)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
+        send(plan)
+
+
+def test_a_controller_that_is_away(needs_slurm, make_plan, send, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
+    with pytest.raises((BackendUnavailable, TryAgain)):
+        send(make_plan(REPORT))
+    ours = Handle("slurm", "localhost", "1", "one-1", str(tmp_path))
+    assert state_of(ours).state is State.UNKNOWN
+
+
+def test_a_submit_from_inside_a_job_and_a_rank(cluster, make_plan, send, tmp_path, monkeypatch):
+    for name, value in {
+        "RANK": "3", "WORLD_SIZE": "9", "DEPLOYKIT_NODE_RANK": "5", "DEPLOYKIT_NODES": "7",
+        "SLURM_JOB_ID": "1", "SLURM_NODEID": "4", "SLURM_MEM_PER_CPU": "5",
+        "SBATCH_TIMELIMIT": "1", "SBATCH_ARRAY_INX": "0-3", "SBATCH_HOLD": "1",
+        "SQUEUE_STATES": "CG", "SBATCH_EXPORT": "NONE",
+    }.items():
+        monkeypatch.setenv(name, value)
+    handle = send(make_plan(REPORT, memory=512 * 1024**2))
+    assert ended(handle).state is State.SUCCEEDED
+    _, environ = json.loads((folder_of("one-1", tmp_path) / "output/0").read_text())
+    assert environ["WORLD_SIZE"] == "1"
+
+
+def test_export_none_still_reaches_the_steps(cluster, make_plan, send):
+    options = Options(extra={"export": "NONE"})
+    assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
+
+
+def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
+    plan = make_plan(REPORT, gpus_per_node=2, options=Options(gres_style="gres"))
+    assert ended(send(plan)).state is State.SUCCEEDED
+    found = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
+    assert found == ["0", "1"]
+
+
+def test_setup_runs_first_and_is_no_directive(cluster, make_plan, send, tmp_path):
+    marker = tmp_path / "set up"
+    options = Options(setup=("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'"))
+    handle = send(make_plan(REPORT, options=options))
+    assert ended(handle).state is State.SUCCEEDED
+    assert marker.read_text() == f"{handle.id}\n"
+
+
+def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
+    """A checkout that changes after the submit changes nothing."""
+    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"begin": "now+2"}))
+    handle = send(plan)
+    Path(plan.bundle.source, "train.py").write_text("raise SystemExit(9)")
+    assert ended(handle).state is State.SUCCEEDED
+    assert "as submitted" in [line.text for line in slurm.logs(handle, follow=False)]

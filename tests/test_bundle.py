@@ -1,0 +1,201 @@
+"""The bundle: reproducible, obedient to ignore files, silent about secrets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tarfile
+import time
+
+import pytest
+
+from deploykit import bundle, contract
+from deploykit.errors import JobFileError, TryAgain
+
+LIMIT = 10**6
+
+
+def tree(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def names(folder, limit=LIMIT):
+    scanned = bundle.scan(folder, limit)
+    return {e.path for e in scanned.entries if not e.path.startswith(f"{contract.FOLDER}/")}
+
+
+def scan_problems(folder, limit=LIMIT):
+    with pytest.raises(JobFileError) as caught:
+        bundle.scan(folder, limit)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_same_tree_same_hash_and_same_archive(tmp_path):
+    files = {"b.py": "1", "a/c.txt": "2", "a/ü ' \n.txt": "3"}
+    one = tree(tmp_path / "one", files)
+    two = tree(tmp_path / "two", dict(reversed(files.items())))
+    for path in two.rglob("*"):
+        os.utime(path, (1, time.time() - 10**6))
+    (two / "b.py").chmod(0o600)
+    first, second = bundle.scan(one, LIMIT), bundle.scan(two, LIMIT)
+    assert first.hash == second.hash
+    archive = first.store().read_bytes()
+    first.store().unlink()
+    assert second.store().read_bytes() == archive
+
+
+@pytest.mark.parametrize("change", ["content", "name", "mode", "link"])
+def test_what_changes_the_hash(tmp_path, change):
+    before = bundle.scan(tree(tmp_path / "src", {"a.py": "1", "b.py": "1"}), LIMIT).hash
+    path = tmp_path / "src/a.py"
+    if change == "content":
+        path.write_text("2")
+    elif change == "name":
+        path.rename(tmp_path / "src/c.py")
+    elif change == "mode":
+        path.chmod(0o755)
+    else:
+        path.unlink()
+        path.symlink_to("b.py")
+    assert bundle.scan(tmp_path / "src", LIMIT).hash != before
+
+
+def test_unpacks_what_was_packed(tmp_path):
+    source = tree(tmp_path / "src", {"run.sh": "#!/bin/sh", "deep/er/x": "y", "empty": ""})
+    (source / "run.sh").chmod(0o700)
+    (source / "deep/link").symlink_to("../run.sh")
+    bundle.unpack(bundle.scan(source, LIMIT).store(), tmp_path / "out")
+    assert (tmp_path / "out/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "out/deep/er/x").read_text() == "y"
+    assert (tmp_path / "out/empty").read_text() == ""
+    assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"
+    assert {f"{contract.FOLDER}/{name}" for name in contract.NODE_PLANE} == {
+        path.relative_to(tmp_path / "out").as_posix()
+        for path in (tmp_path / "out" / contract.FOLDER).iterdir()
+    }
+
+
+def test_an_unchanged_bundle_is_written_once(tmp_path):
+    source = tree(tmp_path / "src", {"a": "1"})
+    first = bundle.scan(source, LIMIT).store()
+    stamp = first.stat().st_mtime_ns
+    assert bundle.scan(source, LIMIT).store().stat().st_mtime_ns == stamp
+    assert len(list(first.parent.iterdir())) == 1
+
+
+def test_a_source_that_changes_meanwhile_is_not_stored(tmp_path):
+    source = tree(tmp_path / "src", {"a": "1"})
+    scanned = bundle.scan(source, LIMIT)
+    (source / "a").write_text("2")
+    with pytest.raises(TryAgain, match="changed while"):
+        scanned.store()
+
+
+def test_secrets_and_clutter_stay_behind(tmp_path):
+    secret = {".env": "", "sub/.env.local": "", "id_rsa": "", "x.pem": "", ".aws/credentials": ""}
+    clutter = {
+        "__pycache__/a.pyc": "",
+        ".venv-x/y": "",
+        ".git/config": "",
+        ".deploykit/launch.py": "",
+    }
+    kept = {"train.py": "", ".env.example": "", "keys.py": ""}
+    key = {"sub/deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"}
+    source = tree(tmp_path / "src", {**secret, **clutter, **kept, **key})
+    assert names(source) == set(kept)
+    assert bundle.scan(source, LIMIT).kept_back == ("sub/deploy",)
+
+
+def test_deploykitignore_has_the_last_word(tmp_path):
+    files = {"a.txt": "", "b.txt": "", ".env": "", "out/x": "", ".gitignore": "a.txt\nout/\n"}
+    ours = {".deploykitignore": "b.txt\n!a.txt\n!.env\n"}
+    source = tree(tmp_path / "src", {**files, **ours})
+    assert names(source) == {"a.txt", ".env", ".gitignore", ".deploykitignore"}
+
+
+def test_agrees_with_git(tmp_path):
+    top = tree(
+        tmp_path / "repo",
+        {
+            ".gitignore": "*.log\n/build\n!keep.log\ndata/**/raw\n# no\n\\#odd\ntrailing \n",
+            "src/.gitignore": "local/\n!important.log\n*.tmp\n",
+            "src/deep/.gitignore": "!x.tmp\n",
+        }
+        | dict.fromkeys(
+            [
+                *("a.log", "keep.log", "build/x", "src/build/x", "src/local/y", "#odd", "trailing"),
+                *("src/important.log", "src/x.tmp", "src/deep/x.tmp", "src/deep/y.tmp"),
+                *("data/a/b/raw/f", "data/raw/f", "src/deep/local/z", "src/üñ.log"),
+            ],
+            "",
+        ),
+    )
+    git = ["git", "-C", str(top), "-c", "core.quotepath=off"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for folder in (top, top / "src"):
+        argv = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
+        listed = subprocess.run(argv, cwd=folder, check=True, capture_output=True).stdout
+        assert names(folder) == set(listed.decode().split("\0")) - {""}
+
+
+def test_links_that_leave_the_tree_are_refused(tmp_path):
+    tree(tmp_path, {"outside": ""})
+    source = tree(tmp_path / "src", {"in/side": ""})
+    (source / "good").symlink_to("in/side")
+    (source / "loop").symlink_to("loop")
+    (source / "up").symlink_to("../outside")
+    (source / "in/abs").symlink_to("/etc/passwd")
+    found = scan_problems(source)
+    assert len(found) == 2
+    assert "up is a link that leaves" in found[0]
+    assert "in/abs is a link that leaves" in found[1]
+
+
+def test_special_files_are_refused(tmp_path, monkeypatch):
+    source = tree(tmp_path / "src", {"a": ""})
+    os.mkfifo(source / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(source)  # a socket's path must be short
+        server.bind("sock")
+        assert scan_problems(source) == [
+            "pipe is neither a file, a folder nor a link",
+            "sock is neither a file, a folder nor a link",
+        ]
+
+
+def test_too_large_names_the_largest(tmp_path):
+    source = tree(tmp_path / "src", {"small": "1", "big.bin": "x" * 5000})
+    with pytest.raises(JobFileError) as caught:
+        bundle.scan(source, 3000)
+    (problem,) = caught.value.problems
+    assert problem.path == "max_bundle"
+    assert "big.bin (5.0 kB), small (1 B)" in problem.hint
+
+
+def test_records_the_commit(tmp_path):
+    source = tree(tmp_path / "repo/sub", {"a": "1"})
+    assert bundle.scan(source, LIMIT).commit is None
+    git = ["git", "-C", str(tmp_path / "repo"), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for argv in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *argv], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = head.stdout.strip()
+    assert bundle.scan(source, LIMIT).commit == commit
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    assert bundle.commit(source) == commit
+    subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
+    assert bundle.commit(source) == commit
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "w"], check=True)
+    assert bundle.commit(tmp_path / "tree/sub") == commit
+
+
+def test_archive_holds_no_owner_and_no_clock(tmp_path):
+    archive = bundle.scan(tree(tmp_path / "src", {"a": "1"}), LIMIT).store()
+    with tarfile.open(archive) as tar:
+        for info in tar:
+            assert (info.uid, info.gid, info.uname, info.mtime) == (0, 0, "", 0)

@@ -1,0 +1,144 @@
+"""Plain data into dataclasses: the right value, or every problem with its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+
+from deploykit.decode import Plain, decode, did_you_mean
+from deploykit.fields import Bounds, Duration, Help, Pattern, Size
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: Annotated[int, Help("How many."), Bounds(1, 9)]
+    flag: bool = False
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: Annotated[str, Pattern("[a-z]+", "small letters")]
+    inner: Inner
+    words: tuple[str, ...] = ()
+    kind: Literal["red", "green"] = "red"
+    table: Mapping[str, str] = field(default_factory=dict)
+    maybe: int | None = None
+    time: Duration = 60
+    size: Size = 1
+
+
+GOOD = {"name": "ab", "inner": {"count": 3}}
+
+
+def problems(**changes):
+    return [(p.path, p.message, p.hint) for p in decode(Outer, {**GOOD, **changes})[1]]
+
+
+def test_reads_every_kind():
+    value, found = decode(
+        Outer,
+        {
+            "name": Plain("ab"),
+            "inner": {"count": Plain("3"), "flag": Plain("yes")},
+            "words": [Plain("0.10"), "", "--x"],
+            "kind": "green",
+            "table": {"A": Plain("010")},
+            "maybe": None,
+            "time": Plain("1h30m"),
+            "size": "4GiB",
+        },
+    )
+    assert found == []
+    assert value == Outer(
+        "ab", Inner(3, True), ("0.10", "", "--x"), "green", {"A": "010"}, None, 5400, 4 * 2**30
+    )
+
+
+def test_reports_all_problems_at_once():
+    found = problems(nmae="x", inner={"count": 12, "flga": True}, words="a", kind="gren", maybe="x")
+    wrong = {"nmae", "inner.count", "inner.flga", "words", "kind", "maybe"}
+    assert {path for path, _, _ in found} == wrong
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "message", "hint"),
+    [
+        ({"nmae": 1}, "nmae", "there is no such key", "did you mean 'name'?"),
+        (
+            {"kind": "gren"},
+            "kind",
+            "expected one of red, green; got 'gren'",
+            "did you mean 'green'?",
+        ),
+        ({"inner": {}}, "inner.count", "is missing", None),
+        (
+            {"inner": {"count": "3"}},
+            "inner.count",
+            "expected a whole number, got '3'",
+            "remove the quotes",
+        ),
+        ({"inner": {"count": 10}}, "inner.count", "must be at most 9, got 10", None),
+        ({"inner": {"count": True}}, "inner.count", "expected a whole number, got True", None),
+        ({"inner": [1]}, "inner", "expected a section, got a list", None),
+        ({"words": "a b"}, "words", "expected a list, got 'a b'", "write [a b]"),
+        ({"words": [3]}, "words[0]", "expected text, got 3", 'put it in quotes: "3"'),
+        ({"name": "A"}, "name", "expected small letters; got 'A'", None),
+        (
+            {"name": "a\0"},
+            "name",
+            "expected text, got 'a\\x00'",
+            "remove the NUL character or the broken code point",
+        ),
+        ({"table": {"a": None}}, "table.a", "expected text, got nothing", None),
+        (
+            {"time": 30},
+            "time",
+            "expected a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00, got 30",
+            None,
+        ),
+        (
+            {"size": "4 parsecs"},
+            "size",
+            "expected a size such as 512MiB or 4GiB, got '4 parsecs'",
+            None,
+        ),
+    ],
+)
+def test_says_what_was_expected(changes, path, message, hint):
+    assert problems(**changes) == [(path, message, hint)]
+
+
+def test_problem_in_one_section_does_not_hide_another():
+    found = problems(inner={"count": 0, "flag": "maybe"}, size="x")
+    assert [path for path, _, _ in found] == ["inner.count", "inner.flag", "size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("1-12:00:00", 129600),
+        ("0:01:00", 60),
+    ],
+)
+def test_durations(text, seconds):
+    value, found = decode(Outer, {**GOOD, "time": text})
+    assert (value.time, found) == (seconds, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1B", 1), ("4KB", 4000), ("512MiB", 512 * 2**20), ("2 gb", 2 * 10**9)]
+)
+def test_sizes(text, size):
+    value, _ = decode(Outer, {**GOOD, "size": text})
+    assert value.size == size
+
+
+def test_did_you_mean_keeps_quiet_when_nothing_is_near():
+    assert did_you_mean("partition", ["nodes", "memory"]) is None

@@ -1,0 +1,131 @@
+"""The local backend with real processes: the whole life of a run through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli
+
+pytestmark = pytest.mark.torch
+
+
+def submit(capsys, *extra):
+    assert cli.main(["submit", "--backend", "local", "--json", *extra]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def status(capsys, run):
+    capsys.readouterr()
+    assert cli.main(["status", run, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_a_run_from_submit_to_end(project, capsys):
+    (project / "train.py").write_text(
+        "import os, sys\n"
+        "print('here', sys.argv[1:], os.environ['WORLD_SIZE'], flush=True)\n"
+        "open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/' + os.environ['RANK'], 'w').close()\n"
+    )
+    argv = ["submit", "--backend", "local", "--wait", "--set", "resources.processes_per_node=2"]
+    assert cli.main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "[rank 0] here ['--epochs', '5'] 2" in shown
+    assert "[rank 1] here ['--epochs', '5'] 2" in shown
+    assert "succeeded, exit code 0" in shown
+    found = status(capsys, "hello")
+    assert found["state"] == "succeeded"
+    assert sorted(path.name for path in Path(found["output"]).iterdir()) == ["0", "1"]
+    assert cli.main(["list"]) == 0
+    assert f"{found['run']}\tlocal\tsucceeded" in capsys.readouterr().out
+    assert cli.main(["logs", "--rank", "1"]) == 0
+    assert capsys.readouterr().out == "[rank 1] here ['--epochs', '5'] 2\n"
+    assert cli.main(["wait", "--json"]) == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_trainers_own_exit_code(project, capsys, nodes):
+    (project / "train.py").write_text(
+        "import os, sys; sys.exit(7 if os.environ['RANK'] == '0' else 0)"
+    )
+    run = submit(capsys, "--set", f"resources.nodes={nodes}")["run"]
+    assert cli.main(["wait", run]) == 7
+    assert "failed, exit code 7" in capsys.readouterr().out
+
+
+def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
+    (project / "train.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True); time.sleep(60)\n"
+    )
+    run = submit(capsys)["run"]
+    log = tmp_path / "state folder/runs" / run / "logs/node-0.log"
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    assert status(capsys, run)["state"] == "running"
+    assert cli.main(["wait", run, "--timeout", "0.1"]) == 124
+    assert cli.main(["cancel", run]) == 0
+    assert cli.main(["wait", run]) == 143
+    assert status(capsys, run)["state"] == "cancelled"
+    assert "saved" in log.read_text()
+    assert cli.main(["cancel", run]) == 0
+
+
+def test_the_time_limit_holds(project, capsys, tmp_path, monkeypatch):
+    (project / "train.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr("deploykit.backends.local._seconds", lambda job: 3)
+    run = submit(capsys)["run"]
+    assert cli.main(["wait", run]) == 124
+    assert "time limit" in status(capsys, run)["reason"]
+
+
+def test_killed_launcher_is_not_running_for_ever(project, capsys, tmp_path):
+    (project / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    run = submit(capsys)["run"]
+    folder = tmp_path / "state folder/runs" / run
+    wait_for(lambda: "up" in (folder / "logs/node-0.log").read_text())
+    argv = ["ps", "-o", "sid=", "-p", (folder / "claim").read_text().strip()]
+    session = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run(["pkill", "-KILL", "-s", session], check=True)
+    wait_for(lambda: status(capsys, run)["state"] == "failed", 20)
+    subprocess.run(["pkill", "-KILL", "-f", str(folder)], check=False)
+
+
+def test_same_run_id_starts_one_job(project, capsys, tmp_path):
+    counter = tmp_path / "starts"
+    (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
+    argv = [sys.executable, "-m", "deploykit", "submit", "--backend", "local", "--run", "one"]
+    many = [
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(5)
+    ]
+    codes = [process.wait() for process in many]
+    for process in many:
+        process.communicate()
+    assert set(codes) <= {0, 75}
+    assert 0 in codes
+    assert cli.main(["wait", "one"]) == 0
+    assert counter.read_text() == "x"
+    (project / "train.py").write_text("print('another')")
+    assert cli.main(["submit", "--backend", "local", "--run", "one", "--set", "retries=1"]) == 64
+    assert "belongs to a different job" in capsys.readouterr().err
+
+
+def test_dry_run_is_what_runs(project, capsys, tmp_path):
+    argv = ["submit", "--backend", "local", "--run", "same", "--set", "resources.nodes=2"]
+    assert cli.main([*argv, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(argv) == 0
+    assert (tmp_path / "state folder/runs/same/job.sh").read_text() == text
+    assert cli.main(["wait", "same"]) == 0

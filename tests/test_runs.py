@@ -1,0 +1,75 @@
+"""The registry: nothing is lost under many writers, and names find runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+
+import pytest
+
+from deploykit import paths, runs
+from deploykit.errors import DeploykitError, NotFound
+from deploykit.model import State, Status
+
+
+def row(name, created=1.0):
+    return runs.Run(name, "job", "local", "here", "/f", "a", "b", None, created, "/out")
+
+
+def _add_many(number):
+    return [runs.add(row(f"run-{number}-{n}")) for n in range(5)] + [runs.add(row("same"))]
+
+
+def test_fifty_writers_lose_nothing_and_one_wins_each_id():
+    with multiprocessing.get_context("fork").Pool(50) as pool:
+        results = pool.map(_add_many, range(50), chunksize=1)
+    assert all(all(result[:5]) for result in results)
+    assert sum(result[5] for result in results) == 1
+    assert len(runs.every()) == 251
+
+
+def test_states_are_kept():
+    runs.add(row("a"))
+    assert runs.get("a").handle is None
+    runs.confirm("a", "77")
+    runs.update("a", Status(State.FAILED, "F", "why", 3))
+    found = runs.get("a")
+    assert str(found.handle) == "local://here/77"
+    assert found.status == Status(State.FAILED, "F", "why", 3)
+
+
+def test_names_find_runs():
+    for number, name in enumerate(["ab-1", "ab-2", "c-3"]):
+        runs.add(row(name, created=number))
+    assert [runs.get(name).run for name in ("ab-1", "c", "-2", None)] == [
+        "ab-1",
+        "c-3",
+        "ab-2",
+        "c-3",
+    ]
+    with pytest.raises(NotFound, match="could be any of 2") as caught:
+        runs.get("ab")
+    assert caught.value.hint == "ab-2; ab-1"
+    with pytest.raises(NotFound, match="there is no run 'x'"):
+        runs.get("x")
+
+
+def test_no_runs_yet_creates_no_file():
+    with pytest.raises(NotFound, match="there are no runs yet"):
+        runs.get(None)
+    assert not paths.state().exists()
+
+
+def test_an_unusable_registry_is_explained():
+    paths.state().mkdir(parents=True)
+    (paths.state() / "runs.sqlite").write_text("this is no database, and long enough to tell" * 20)
+    with pytest.raises(DeploykitError, match=r"registry of runs .* cannot be used") as caught:
+        runs.every()
+    assert "DEPLOYKIT_HOME" in caught.value.hint
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+
+
+def test_ids_are_the_name_the_time_and_chance():
+    made = {runs.new_id("digits") for _ in range(100)}
+    assert len(made) > 95
+    assert all(len(name) == len("digits-20261121-014608-7kq2") for name in made)

@@ -1,0 +1,118 @@
+"""Running the trainer for real: ranks started with torchrun's variables, or by torchrun itself."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
+sys.path.insert(0, str(ENTRYPOINTS))
+
+import train  # noqa: E402 - found only now
+from trainer import checkpoint, group  # noqa: E402
+
+TRAIN = str(ENTRYPOINTS / "train.py")
+FOUR_EPOCHS = ("--epochs", "4", "--log-every", "1", "--no-tensorboard")
+
+
+def environment(folder, **more):
+    """The caller's, less what a launcher around the tests may have set; places inside `folder`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DEPLOYKIT_", "TORCHELASTIC"))}
+    ours = {
+        "DEPLOYKIT_OUTPUT_DIR": str(folder / "output"),
+        "DEPLOYKIT_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ENTRYPOINTS),
+    }
+    return kept | ours | more
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(command, folder, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment(folder, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_ranks(folder, world, *command):
+    """`command` once for each rank, with the variables that torchrun would set.
+
+    Ranks other than 0 have places of their own, as on nodes that share no folder.
+    """
+    port = str(free_port())
+    return [
+        start(
+            command,
+            folder / f"rank-{rank}" if rank else folder,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(world)
+    ]
+
+
+def outputs(processes):
+    """What each process printed; all of them must end well."""
+    try:
+        texts = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), texts
+    return texts
+
+
+def train_ranks(folder, world, *arguments):
+    """Train on `world` ranks to the end; what rank 0 printed."""
+    return outputs(start_ranks(folder, world, TRAIN, *arguments))[0]
+
+
+def train_alone(folder, *arguments):
+    """Train in this very process, a group of one: the same numbers, without the start-up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    place = group.join()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train, "OUTPUT", folder / "output")
+            patch.setattr(train, "CHECKPOINTS", folder / "checkpoints")
+            train.train(train.parse(arguments), place, notices=[])
+    finally:
+        group.leave()
+        torch.set_num_threads(threads)
+
+
+def lines(folder):
+    text = (folder / "output" / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(folder):
+    return {line["step"]: line["loss"] for line in lines(folder) if "loss" in line}
+
+
+def weights(folder):
+    """The final model, flat."""
+    _, state = checkpoint.newest(folder / "checkpoints")
+    return parameters_to_vector(state["model"].values())
