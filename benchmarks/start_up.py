@@ -82,7 +82,7 @@ def comparisons(torchx: Path) -> list[Comparison]:
         ),
         Comparison(
             "SageMaker dry run / import sagemaker.pytorch",
-            Command((deploykit, "submit", *job, "sagemaker", *_account()), "TrainingJobName"),
+            Command((deploykit, "submit", *job, "sagemaker"), "TrainingJobName"),
             Command((python, "-c", "import sagemaker.pytorch"), ""),
             0.15,
         ),
@@ -96,19 +96,6 @@ def _torchx_dry_run() -> Iterator[str]:
     yield from ("--workspace", f"file://{_TOP / 'entrypoints'}")
     yield from ("dist.ddp", "-j", "1x2", "--env", "OMP_NUM_THREADS=1", "--script", "train.py", "--")
     yield from ("--epochs", "15", "--batch-size", "64", "--lr", "0.05", "--seed", "0")
-
-
-def _account() -> Iterator[str]:
-    """What a job on SageMaker needs beyond job.yaml."""
-    settings = {
-        "role": "arn:aws:iam::123456789012:role/training",
-        "bucket": "my-bucket",
-        "region": "us-east-1",
-        "instance_type": "ml.g5.12xlarge",
-        "framework_version": "2.8.0",
-    }
-    for name, value in settings.items():
-        yield from ("--set", f"sagemaker.{name}={value}")
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -196,6 +183,8 @@ def main(argv: list[str] | None = None) -> int:
         rows = measure(comparisons(args.torchx), args.repeats)
     except (CommandFailedError, OSError) as error:
         print(f"cannot be measured: {error}", file=sys.stderr)
+        if isinstance(error, FileNotFoundError):
+            print("`make bench` installs what is measured", file=sys.stderr)
         return 2
     heading = {"python": platform.python_version(), "cpus": os.cpu_count(), "repeats": args.repeats}
     if args.json:

@@ -40,7 +40,9 @@ class Backend(Protocol):
         """Render the artifact. Pure: no network, credentials, subprocess or write."""
 
     def submit(self, plan: Plan, folder: Path) -> Handle:
-        """Send exactly `plan.text`, with its bundle. `folder` is the run's, and exists.
+        """Send exactly `plan.text`, with its bundle.
+
+        `folder` is the run's; it exists and holds the text as ``plan.sh`` or ``plan.json``.
 
         Raises SubmitRefused, BackendUnavailable or TryAgain; then nothing was started.
         """

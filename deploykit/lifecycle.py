@@ -122,7 +122,7 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Keep the artifact, and what of the source is in no commit."""
+    """Keep the artifact, and what of the source is in no commit yet."""
     (folder / f"plan.{plan.language}").write_text(plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     (folder / "source.json").write_text(json.dumps(record, indent=2) + "\n")

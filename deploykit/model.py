@@ -46,18 +46,25 @@ class Resources:
     time_limit: Annotated[
         Duration, Help("Longest run time; the job is stopped after it.", example="30m"), Bounds(60)
     ]
-    nodes: Annotated[int, Help("Machines.", example="1"), Bounds(1, 10_000)] = 1
+    nodes: Annotated[
+        int, Help("Machines; `local` emulates several on this one.", example="1"), Bounds(1, 10_000)
+    ] = 1
     processes_per_node: Annotated[
         int | None,
         Help("Ranks on each node. Default: one for each GPU, or 1.", example="2"),
         Bounds(1, 1024),
     ] = None
-    gpus_per_node: Annotated[int, Help("GPUs on each node.", example="0"), Bounds(0, 1024)] = 0
+    gpus_per_node: Annotated[
+        int, Help("GPUs on each node; `local` takes what is there.", example="0"), Bounds(0, 1024)
+    ] = 0
     cpus_per_node: Annotated[
-        int | None, Help("CPU cores on each node. Default: the backend's."), Bounds(1, 100_000)
+        int | None,
+        Help("CPU cores on each node. Default: the backend's; only Slurm reads it."),
+        Bounds(1, 100_000),
     ] = None
     memory: Annotated[
-        Size | None, Help("Memory on each node. Default: the backend's.", example="4GiB")
+        Size | None,
+        Help("Memory on each node. Default: the backend's; only Slurm reads it.", example="4GiB"),
     ] = None
 
     @property
@@ -111,7 +118,15 @@ class JobSpec:
         ),
         NOT_EMPTY,
     ] = None
-    retries: Annotated[int, Help("Restarts after a failure.", example="0"), Bounds(0, 30)] = 0
+    retries: Annotated[
+        int,
+        Help(
+            "How often torchrun starts all ranks again after one has failed. SageMaker: how often "
+            "the service does, after faults of its own only.",
+            example="0",
+        ),
+        Bounds(0, 30),
+    ] = 0
     max_bundle: Annotated[
         Size, Help("Largest source bundle that may travel.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2

@@ -138,7 +138,7 @@ def _prepare(env: Environ) -> Environ:
 
 def _restore(env: Environ) -> Environ:
     """Put the user's settings back that SageMaker's toolkit has overwritten on the way."""
-    chosen = json.loads(env.pop("DEPLOYKIT_ENV", "{}"))
+    chosen: Environ = json.loads(env.pop("DEPLOYKIT_ENV", "{}"))
     env.update(chosen)
     return chosen
 

@@ -127,5 +127,5 @@ def test_dry_run_is_what_runs(project, capsys, tmp_path):
     assert cli.main([*argv, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert cli.main(argv) == 0
-    assert (tmp_path / "state folder/runs/same/job.sh").read_text() == text
+    assert (tmp_path / "state folder/runs/same/plan.sh").read_text() == text
     assert cli.main(["wait", "same"]) == 0

@@ -88,12 +88,10 @@ def _seconds(job: JobSpec) -> int:
 def submit(plan: Plan, folder: Path) -> Handle:
     bundles.unpack(plan.bundle.store(), folder / "source")
     (folder / "logs").mkdir(exist_ok=True)
-    script = folder / "job.sh"
-    script.write_text(plan.text)
     with (folder / "alive").open("w") as alive, (folder / "logs/job.log").open("a") as log:
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
-            ["sh", "-c", 'sh "$0" &', str(script)],  # the job outlives us, as nobody's child
+            ["sh", "-c", 'sh "$0" &', str(folder / "plan.sh")],  # the job outlives us, as nobody's child
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

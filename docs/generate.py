@@ -1,0 +1,262 @@
+"""Write the reference in docs/reference/ from the code: `make docs`.
+
+`tests/test_docs.py` holds the files on disk to what this makes.
+"""
+
+# ruff: noqa: INP001
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import words
+
+from deploykit import backend, cli, contract, errors, ignore, schema
+from deploykit.backends.sagemaker import request
+from deploykit.commands import wait
+from deploykit.decode import hints, split
+from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
+from deploykit.model import JobSpec, State
+
+HERE = Path(__file__).resolve().parent
+BUILT_IN = ("local", "slurm", "sagemaker")
+
+sys.path.insert(0, str(HERE.parent / "entrypoints"))
+import cluster  # noqa: E402 - the node plane is no package
+
+
+def pages() -> dict[str, str]:
+    """Each file of docs/reference by its name."""
+    return {
+        "job-file.md": job_file(),
+        "job.schema.json": job_schema(),
+        "commands.md": commands(),
+        "exit-codes.md": exit_codes(),
+        "node.md": node(),
+    }
+
+
+def main() -> None:
+    for name, text in pages().items():
+        (HERE / "reference" / name).write_text(text, encoding="utf-8")
+
+
+def page(title: str, *parts: str) -> str:
+    return "\n\n".join([words.MADE, f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
+def table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    cells = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    lines = [headings, ["---"] * len(headings), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def names(of: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in of)
+
+
+# The job file
+
+
+def options() -> dict[str, type[Any]]:
+    return {name: backend.find(name).Options for name in BUILT_IN}
+
+
+def job_schema() -> str:
+    return json.dumps(schema.json_schema(options()), indent=2) + "\n"
+
+
+def job_file() -> str:
+    tables = ["## The job", *sections(JobSpec, "")]
+    for name, cls in options().items():
+        tables += [f"## Section `{name}`", doc(cls), *sections(cls, f"{name}.")]
+    hidden = [pattern for pattern in ignore.SECRETS if not pattern.startswith("!")]
+    let_through = [pattern[1:] for pattern in ignore.SECRETS if pattern.startswith("!")]
+    travels = words.TRAVELS.format(
+        secrets=names(hidden),
+        let_through=names(let_through),
+        clutter=names(ignore._CLUTTER),  # noqa: SLF001
+    )
+    return page("The job file", words.JOB_FILE, *tables, words.SECRETS, travels)
+
+
+def sections(cls: Any, path: str) -> Iterator[str]:
+    """The table of a dataclass, then those of the sections in it."""
+    yield table(["key", "takes", "default", ""], (row(cls, field, path) for field in fields(cls)))
+    for field in fields(cls):
+        kind = split(hints(cls)[field.name])[0]
+        if dataclasses.is_dataclass(kind):
+            yield f"### Section `{path}{field.name}`"
+            yield doc(kind)
+            yield from sections(kind, f"{path}{field.name}.")
+
+
+def fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def doc(cls: Any) -> str:
+    return " ".join((cls.__doc__ or "").split())
+
+
+def row(cls: Any, field: dataclasses.Field[Any], path: str) -> list[str]:
+    kind, metadata, _ = split(hints(cls)[field.name])
+    text = next(note for note in metadata if isinstance(note, Help))
+    example = f" Example: `{text.example}`." if text.example else ""
+    return [
+        f"`{path}{field.name}`",
+        takes(kind, metadata),
+        default(field, metadata),
+        f"{text.text}{example}",
+    ]
+
+
+def takes(kind: Any, metadata: Sequence[Any]) -> str:
+    """What a key takes, in words."""
+    quantity = next((note.meaning for note in metadata if isinstance(note, Quantity)), None)
+    if quantity:
+        return quantity + limits(metadata, shown=False)
+    if dataclasses.is_dataclass(kind):
+        return "section"
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of: {of(get_args(kind)[0])}"
+    if get_args(kind):
+        return f"names ({of(get_args(kind)[0])}) with values ({of(get_args(kind)[1])})"
+    plain = {str: "text", int: "whole number", bool: "`true` or `false`"}[kind]
+    patterns = (note for note in metadata if isinstance(note, Pattern) and note is not NOT_EMPTY)
+    return next((note.meaning for note in patterns), plain) + limits(metadata)
+
+
+def of(hint: Any) -> str:
+    kind, metadata, _ = split(hint)
+    return takes(kind, metadata)
+
+
+def limits(metadata: Sequence[Any], *, shown: bool = True) -> str:
+    """The bounds in words; a quantity's least value is in its own unit and not shown."""
+    bounds = next((note for note in metadata if isinstance(note, Bounds)), None)
+    if bounds is None or not shown:
+        return ""
+    return f", at least {bounds.low}" if bounds.high is None else f", {bounds.low} to {bounds.high}"
+
+
+def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
+    if schema.is_required(field):
+        return "**required**"
+    value = field.default
+    if value in (None, (), dataclasses.MISSING):
+        return ""
+    if SIZE in metadata:
+        return f"`{value // 1024**2}MiB`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# The commands
+
+
+def commands() -> str:
+    verbs = verb_parsers()
+    listing = table(
+        ["command", ""],
+        ([f"[`{name}`](#deploykit-{name})", text] for name, text in cli.VERBS.items()),
+    )
+    described = [part for name, sub in verbs.items() for part in command(name, sub)]
+    states = table(
+        ["state", "meaning"], ([f"`{state.value}`", words.STATES[state.value]] for state in State)
+    )
+    return page(
+        "Commands", words.COMMANDS.format(), listing, *described, "## States of a run", states
+    )
+
+
+def verb_parsers() -> Mapping[str, argparse.ArgumentParser]:
+    """The parser of each verb, complete."""
+    top = cli.parser(list(cli.VERBS))
+    kinds = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
+    return next(kinds).choices
+
+
+def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
+    actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
+    yield f"## deploykit {name}"
+    yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
+    yield re.sub(r"^(bash|zsh): +(.*)$", r"* \1: `\2`", sub.description or "", flags=re.MULTILINE)
+    if actions:
+        yield table(["argument", ""], ([spelled(action), action.help or ""] for action in actions))
+
+
+def usage(action: argparse.Action) -> str:
+    text = " ".join(filter(None, [*action.option_strings[:1], placeholder(action)]))
+    return text if action.required and action.nargs not in {"?", "*"} else f"[{text}]"
+
+
+def spelled(action: argparse.Action) -> str:
+    value = placeholder(action)
+    forms = [f"{form} {value}".strip() for form in action.option_strings] or [value]
+    return ", ".join(f"`{form}`" for form in forms)
+
+
+def placeholder(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.choices:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return f"{action.metavar or action.dest}{' ...' if action.nargs == '*' else ''}"
+
+
+# Exit codes and the node
+
+
+def exit_codes() -> str:
+    kinds = [errors.DeploykitError, *errors.DeploykitError.__subclasses__()]
+    found = {kind.exit_code: kind.meaning for kind in kinds} | {
+        0: "it worked; for `wait` and `submit --wait`: the run succeeded",
+        wait._TIMED_OUT: "`wait --timeout` ran out; the run goes on",  # noqa: SLF001
+        cli._INTERRUPTED: "interrupted with ^C; a run that was submitted goes on",  # noqa: SLF001
+        cli._PIPE_CLOSED: "whoever read the output closed the pipe",  # noqa: SLF001
+        143: "`wait`, `submit --wait`: the run was cancelled",
+    }
+    rows = [[str(code), found[code]] for code in sorted(found)]
+    rows.append(["any other", "`wait`, `submit --wait`: the run failed with this code"])
+    launcher = {getattr(cluster, name).exit_code: text for name, text in words.LAUNCHER.items()}
+    more = "\n".join(f"| {code} | {launcher[code]} |" for code in sorted(launcher))
+    passed_on = words.PASSED_ON.format(launcher=more)
+    return page("Exit codes", words.EXIT_CODES, table(["code", "meaning"], iter(rows)), passed_on)
+
+
+def node() -> str:
+    intro = words.NODE.format(
+        files=names(contract.NODE_PLANE),
+        launchers=", ".join(
+            f"`{next(iter(variables.values()))}`"
+            for variables in cluster.NODES.values()
+            if variables
+        ),
+        grace=30,
+        argument=request.ARGUMENT,
+    )
+    return page(
+        "On the node",
+        intro,
+        variables(words.VARIABLES),
+        words.NODE_REST,
+        variables(words.INTERNAL),
+        words.RUN_FOLDER,
+    )
+
+
+def variables(described: Mapping[str, str]) -> str:
+    return table(["variable", ""], ([f"`{name}`", text] for name, text in described.items()))
+
+
+if __name__ == "__main__":
+    main()

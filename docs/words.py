@@ -1,0 +1,201 @@
+"""The hand-written parts of the reference, for `generate.py`."""
+
+# ruff: noqa: INP001
+
+MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/words.py. -->"
+
+JOB_FILE = """\
+One file describes a job, in YAML (`job.yaml`) or TOML (any name that ends in `.toml`).
+`deploykit init` writes a commented one, `deploykit check` finds every problem in one, and
+`deploykit init --schema` writes a JSON Schema ([the same as here](job.schema.json)) with which an
+editor completes keys and marks mistakes. In VS Code with the YAML extension this first line is
+enough:
+
+    # yaml-language-server: $schema=job.schema.json
+
+Rules that hold everywhere:
+
+* An unknown key is an error, and so is a key that stands twice. All problems are reported at once.
+* A value without quotes in YAML keeps its text where text is expected: `args: [--lr, 0.10, yes]`
+  passes `0.10` and `yes`, not `0.1` and `True`. In TOML, text stands in quotes.
+* A relative folder is relative to the job file, not to where you stand. `~` is your home.
+* `--set a.b=c` replaces one value for this time. Lists and sections are written as in YAML:
+  `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` takes an optional value away.
+* `entrypoint` has exactly one of `script` and `module`.
+* A backend's section is read only when that backend is asked for.
+"""
+
+TRAVELS = """\
+## What travels
+
+The folder `source` travels as it is on disk, committed or not. For a source folder in a git
+repository the run's folder also keeps the commit and, in `uncommitted.diff`, what was not
+committed. The same files give the same archive, which is stored and uploaded once.
+
+Left behind are:
+
+* what `.gitignore` files ignore (those of the source folder and of the folders above it, up to the
+  repository's root);
+* files that may hold secrets: {secrets}, but not {let_through};
+* clutter: {clutter};
+* any other file whose first line is that of a private key; a warning names each.
+
+A `.deploykitignore` has the same format as `.gitignore` and the last word: `!.env.test` in it lets
+that file travel. Links that leave the folder are refused, and so is a source larger than
+`max_bundle`.
+"""
+
+SECRETS = """\
+## Secrets
+
+A value of `env` may be a reference, `secret:KIND:NAME`. Plans, scripts, logs and the registry
+hold the reference only; each node looks the value up before the trainer starts.
+
+| reference | value |
+|---|---|
+| `secret:env:NAME` | the variable NAME of the node's own environment |
+| `secret:file:PATH` | the text of a file that nobody else may read (`chmod 600`) |
+| `secret:ssm:NAME` | a parameter of AWS Systems Manager; needs boto3 on the node |
+| `secret:secretsmanager:NAME` | a text secret of AWS Secrets Manager; needs boto3 on the node |
+
+On SageMaker only the last two can be seen. On Slurm, `env` means the environment from which you
+submit, since sbatch carries it to the nodes.
+"""
+
+COMMANDS = """\
+`deploykit submit` without a file reads `./job.yaml`. Every command but `completion` has `--json`
+and then prints JSON on standard output; errors too, as
+`{{"error": {{"message", "hint", "exit_code", "transient", "problems"}}}}`. Without it, answers go
+to standard output, remarks and errors to standard error. Tables are drawn on a terminal and
+tab-separated, without headings, in a pipe. How a command can end: [exit codes](exit-codes.md).
+
+RUN is a run id, or the beginning or end of one when that is unique.
+"""
+
+STATES = {
+    "unsent": "the far side refused it, or submit was interrupted before anything was sent",
+    "submitting": "the row is written, and the far side has not confirmed the job yet",
+    "queued": "it waits for machines, or they are being made ready",
+    "running": "its programs run",
+    "stopping": "it was told to end, or is being cleaned up",
+    "succeeded": "it ended, and every rank with exit code 0",
+    "failed": "it ended otherwise; `why` says how",
+    "cancelled": "it was stopped on request",
+    "unknown": "the far side cannot be asked from here, or no longer knows the job",
+}
+
+EXIT_CODES = """\
+Scripts may rely on these. Codes 64 to 77 follow BSD's `sysexits.h`, so that they are not taken for
+a trainer's own, which are 1, 2 or 128 + a signal as a rule.
+"""
+
+PASSED_ON = """\
+## What `wait` and `submit --wait` pass on
+
+A run's exit code is that of the rank that failed first, with 128 + N for signal N. Where a run
+failed and nobody could tell a code, it is 1. These do not come from the trainer:
+
+| code | meaning |
+|---|---|
+| 124 | the run reached its time limit (local, Slurm) |
+| 137 | a rank was killed (128 + 9); on Slurm also: a node ran out of memory |
+{launcher}
+
+So after `submit --wait` a code from 64 to 78 can be deploykit's or the run's. `--json` tells them
+apart: an `error` is deploykit's, a run with `exit_code` is the run's.
+"""
+
+LAUNCHER = {
+    "BadCommand": "the launcher on the node got a wrong command, or the program is not there",
+    "LaunchError": "a fault in the launcher itself; the node's log has the details",
+    "BadEnvironment": "the job cannot run in this environment: no PyTorch, no route to another "
+    "node, a secret that cannot be read, a folder that cannot be made",
+}
+
+NODE = """\
+What a trainer finds on a node, the same on every backend. A script that knows nothing of deploykit
+and only reads torchrun's variables runs unmodified.
+
+## The command
+
+Every backend runs the same file on every node, in the unpacked source folder:
+
+    PYTHON .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 -- train.py
+
+`.deploykit/` travels in every bundle: {files}. They need Python 3.10 or later and, until the
+trainer starts, nothing but the standard library (boto3 for secrets of AWS). `launch.py`
+
+1. finds out which node this is, from {launchers}, or that it is alone;
+2. on several nodes finds the interface that leads to another node of the job, and says in the log
+   which and why;
+3. resolves secrets and makes the output and checkpoint folders;
+4. starts torchrun with `--rdzv-backend=c10d`, an address and port of its own for this run, and
+   itself once for each rank;
+5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
+   `[rank N]` before each line that it prints;
+6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks. After the first three the
+   ranks have {grace} seconds to end by themselves; then they are ended by force;
+7. writes down how the node ended, and ends with the exit code of the rank that failed first.
+
+On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
+them. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
+one JSON list.
+
+## Variables of the trainer
+"""
+
+VARIABLES = {
+    "RANK": "number of this process in the whole job, from 0",
+    "LOCAL_RANK": "number of this process on its node, from 0; the GPU to use",
+    "WORLD_SIZE": "processes in the whole job",
+    "LOCAL_WORLD_SIZE": "processes on this node",
+    "MASTER_ADDR": "where the ranks meet; `torch.distributed.init_process_group()` reads it",
+    "MASTER_PORT": "the port there",
+    "DEPLOYKIT_BACKEND": "`local`, `slurm` or `sagemaker`",
+    "DEPLOYKIT_RUN": "the run id",
+    "DEPLOYKIT_RUN_DIR": "the run's folder; not on SageMaker",
+    "DEPLOYKIT_OUTPUT_DIR": "folder for results; made before the trainer starts",
+    "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; made before the trainer starts",
+    "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
+    "DEPLOYKIT_RESTART_COUNT": "how often the job was started again, by Slurm or by torchrun; "
+    "0 at first",
+}
+
+NODE_REST = """\
+The variables of `env` are there too, secrets with their values. Where nothing else is chosen,
+`OMP_NUM_THREADS` is 1 and `PYTHONUNBUFFERED` is 1. On several nodes `NCCL_SOCKET_IFNAME` and
+`GLOO_SOCKET_IFNAME` are set to the interface found, unless you chose them in `env`. On SageMaker
+the launcher above would overwrite what you chose for NCCL, libfabric, Gloo and `OMP_NUM_THREADS`;
+it is put back before the trainer starts.
+
+## Variables of the launcher
+
+Set by plans and by `launch.py` for itself. The job file cannot set them: names of torchrun's
+variables above, and names that begin with `DEPLOYKIT_`, are refused in `env`.
+"""
+
+INTERNAL = {
+    "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
+    "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to put back last; removed after that",
+    "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
+    "DEPLOYKIT_NODES": "how many nodes are emulated",
+    "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
+    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM; set it on the node to change it",
+}
+
+RUN_FOLDER = """\
+## The run's folder
+
+On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DIR` holds it.
+
+| | |
+|---|---|
+| `plan.sh` | what was sent (`plan.json` for SageMaker) |
+| `source/` | the unpacked source, the working folder of the trainer |
+| `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
+| `logs/node-N.log` | what node N printed |
+| `output/`, `checkpoints/` | results and checkpoints, unless the job file names other places |
+| `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
+
+For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
+"""

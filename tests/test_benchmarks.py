@@ -1,0 +1,82 @@
+"""The benchmark measures what it says, and does not take a failed command for a fast one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+BUSY = "import time\nwhile time.process_time() < {}: pass\nprint('done')"
+
+
+@pytest.fixture
+def start_up(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import start_up
+
+    return start_up
+
+
+def python(start_up, code, proof="done"):
+    return start_up.Command((sys.executable, "-c", code), proof)
+
+
+def test_time_is_that_of_the_processor_not_of_the_clock(start_up, tmp_path):
+    asleep = python(start_up, "import time; time.sleep(1.5); print('done')")
+    busy = python(start_up, BUSY.format(0.6))
+    env = start_up.environment(tmp_path)
+    assert start_up.cpu_ms(asleep, tmp_path, env) < 600
+    assert start_up.cpu_ms(busy, tmp_path, env) >= 600
+
+
+def test_programs_that_a_command_starts_count_too(start_up, tmp_path):
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY.format(0.6)!r}])"
+    command = python(start_up, code)
+    assert start_up.cpu_ms(command, tmp_path, start_up.environment(tmp_path)) >= 600
+
+
+@pytest.mark.parametrize("code", ["print('done'); exit(3)", "print('something else')"])
+def test_a_command_that_does_not_do_its_work_is_an_error(start_up, tmp_path, code):
+    with pytest.raises(start_up.CommandFailedError, match="'done' expected"):
+        start_up.cpu_ms(python(start_up, code), tmp_path, start_up.environment(tmp_path))
+
+
+def test_each_run_gets_a_folder_of_its_own(start_up, tmp_path):
+    code = "import os, sys; os.mkdir(sys.argv[1]); print('done')"
+    command = start_up.Command((sys.executable, "-c", code, "{fresh}"), "done")
+    for _ in range(2):
+        start_up.cpu_ms(command, tmp_path, start_up.environment(tmp_path))
+
+
+def test_commands_write_bytecode_and_see_no_settings_of_the_user(start_up, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    env = start_up.environment(tmp_path)
+    assert not {"PYTHONDONTWRITEBYTECODE", "AWS_PROFILE"} & env.keys()
+    assert (env["HOME"], env["PATH"]) == (str(tmp_path), os.environ["PATH"])
+
+
+def test_a_missed_target_is_said_and_ends_with_1(start_up, monkeypatch, capsys):
+    slow, quick = python(start_up, BUSY.format(0.5)), python(start_up, "print('done')")
+    compared = [
+        start_up.Comparison("quick beside slow", quick, slow, 0.5),
+        start_up.Comparison("slow beside quick", slow, quick, 0.5),
+    ]
+    monkeypatch.setattr(start_up, "comparisons", lambda torchx: compared)
+    assert start_up.main(["--json", "--repeats", "1"]) == 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["met"] for row in rows] == [True, False]
+    assert all(row["ratio"] == pytest.approx(row["ours_ms"] / row["peer_ms"], 0.02) for row in rows)
+
+    monkeypatch.setattr(start_up, "comparisons", lambda torchx: compared[:1])
+    assert start_up.main(["--repeats", "1"]) == 0
+    assert "yes" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_without_torchx_there_is_no_figure(start_up, tmp_path, capsys):
+    assert start_up.main(["--repeats", "1", "--torchx", str(tmp_path / "torchx")]) == 2
+    assert "make bench" in capsys.readouterr().err

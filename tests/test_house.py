@@ -1,0 +1,90 @@
+"""The house keeps its shape: small files and functions, a wheel that holds what ships."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploykit import contract
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [
+    path
+    for folder in ("deploykit", "entrypoints", "infra", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def functions(path):
+    tree = ast.parse(path.read_text())
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def length(node):
+    return node.end_lineno - node.lineno + 1
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_and_functions_are_small(path):
+    assert len(path.read_text().splitlines()) <= 400
+    assert [node.name for node in functions(path) if length(node) > 60] == []
+
+
+def test_most_functions_are_short():
+    lengths = sorted(length(node) for path in SOURCES for node in functions(path))
+    assert statistics.median(lengths) <= 10
+    assert lengths[len(lengths) * 9 // 10] <= 30
+
+
+def test_the_node_plane_is_complete_and_stands_alone():
+    """Its files import each other and the standard library, and nothing is left out."""
+    names = {name.removesuffix(".py") for name in contract.NODE_PLANE}
+    for name in contract.NODE_PLANE:
+        tree = ast.parse((ROOT / "entrypoints" / name).read_text(), feature_version=(3, 10))
+        for node in ast.walk(tree):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for module in found:
+                top = module.split(".")[0]
+                assert top in names | sys.stdlib_module_names | {"boto3", "botocore"}, (name, module)
+
+
+def test_the_wheel_holds_what_ships(tmp_path):
+    argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(argv, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    for folder, pattern in (("templates", "*.j2"), ("entrypoints", "*.py")):
+        for path in (ROOT / folder).rglob(pattern):
+            assert f"deploykit/{path.relative_to(ROOT).as_posix()}" in inside
+    assert "deploykit/cli.py" in inside
+    assert not any(name.startswith(("tests/", "infra/", "entrypoints/")) for name in inside)
+
+
+def test_a_wheel_works_where_there_is_no_checkout(tmp_path):
+    argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(argv, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(
+        "name: x\nentrypoint: {script: train.py}\nresources: {time_limit: 1m}\n"
+    )
+    main = "import deploykit.cli as c; assert 'site/' in c.__file__; raise SystemExit(c.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", main, "submit", "--backend", "slurm", "--dry-run"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site"), "HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torchrun --nnodes=1" in done.stdout
