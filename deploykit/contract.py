@@ -19,6 +19,7 @@ LAUNCH = f"{FOLDER}/launch.py"
 
 NODE_PLANE = (
     "launch.py",
+    "local_nodes.py",
     "agent.py",
     "cluster.py",
     "command.py",

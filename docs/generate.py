@@ -109,13 +109,9 @@ def doc(cls: Any) -> str:
 def row(cls: Any, field: dataclasses.Field[Any], path: str) -> list[str]:
     kind, metadata, _ = split(hints(cls)[field.name])
     text = next(note for note in metadata if isinstance(note, Help))
-    example = f" Example: `{text.example}`." if text.example else ""
-    return [
-        f"`{path}{field.name}`",
-        takes(kind, metadata),
-        default(field, metadata),
-        f"{text.text}{example}",
-    ]
+    usual, example = default(field, metadata), f"`{text.example}`"
+    said = "" if text.example is None or example == usual else f" Example: {example}."
+    return [f"`{path}{field.name}`", takes(kind, metadata), usual, f"{text.text}{said}"]
 
 
 def takes(kind: Any, metadata: Sequence[Any]) -> str:

@@ -48,6 +48,7 @@ def run(
     while process.poll() is None:
         agent.take(signals.wait(_HELD))
     signal.setitimer(signal.ITIMER_REAL, 0)
+    agent.sweep()
     return process.returncode
 
 

@@ -212,7 +212,8 @@ def _same_environment(plan, environ):
 
 def _local(bench, plan):
     words, environ = _run_script(bench, plan, "sh")
-    assert words == [contract.LAUNCH, *contract.command(plan.job)]
+    assert words[-len(contract.command(plan.job)) :] == contract.command(plan.job)
+    assert words[0] == f"{contract.FOLDER}/local_nodes.py"
     _same_environment(plan, environ)
 
 

@@ -95,7 +95,8 @@ def test_killed_launcher_is_not_running_for_ever(project, capsys, tmp_path):
     (project / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
     run = submit(capsys)["run"]
     folder = tmp_path / "state folder/runs" / run
-    wait_for(lambda: "up" in (folder / "logs/node-0.log").read_text())
+    log = folder / "logs/node-0.log"
+    wait_for(lambda: log.exists() and "up" in log.read_text())
     argv = ["ps", "-o", "sid=", "-p", (folder / "claim").read_text().strip()]
     session = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run(["pkill", "-KILL", "-s", session], check=True)
@@ -120,6 +121,20 @@ def test_same_run_id_starts_one_job(project, capsys, tmp_path):
     (project / "train.py").write_text("print('another')")
     assert cli.main(["submit", "--backend", "local", "--run", "one", "--set", "retries=1"]) == 64
     assert "belongs to a different job" in capsys.readouterr().err
+
+
+def test_a_failed_node_stops_the_others(project, capsys):
+    (project / "train.py").write_text(
+        "import os, sys, time\nif os.environ['GROUP_RANK'] == '1': sys.exit(9)\ntime.sleep(300)\n"
+    )
+    run = submit(capsys, "--set", "resources.nodes=2")["run"]
+    assert cli.main(["wait", run, "--timeout", "60"]) == 9
+
+
+def test_a_python_that_does_not_exist_is_named(project, capsys):
+    run = submit(capsys, "--set", "local.python=no-such-python")["run"]
+    assert cli.main(["wait", run]) == 1
+    assert "no-such-python" in status(capsys, run)["reason"]
 
 
 def test_dry_run_is_what_runs(project, capsys, tmp_path):

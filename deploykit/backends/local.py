@@ -30,6 +30,7 @@ SUMMARY = "this machine, through torchrun; several nodes are emulated on loopbac
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
 
+_SUPERVISE = f"{contract.FOLDER}/local_nodes.py"
 _START = 10
 """Seconds within which a started shell claims its run."""
 
@@ -72,9 +73,9 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         run=run,
         folder=folder,
         environment=environment,
-        nodes=range(job.resources.nodes),
+        nodes=job.resources.nodes,
         python=options.python or sys.executable,
-        launch=contract.LAUNCH,
+        supervise=_SUPERVISE,
         command=contract.command(job),
         seconds=_seconds(job),
     )
@@ -91,7 +92,12 @@ def submit(plan: Plan, folder: Path) -> Handle:
     with (folder / "alive").open("w") as alive, (folder / "logs/job.log").open("a") as log:
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
-            ["sh", "-c", 'sh "$0" &', str(folder / "plan.sh")],  # the job outlives us, as nobody's child
+            [
+                "sh",
+                "-c",
+                'sh "$0" &',
+                str(folder / "plan.sh"),
+            ],  # the job outlives us, as nobody's child
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -162,13 +168,10 @@ def _ended(folder: Path) -> Status:
 
 
 def _vanished(folder: Path) -> Status:
-    """The launcher could not say how it ended."""
-    try:
-        code = int((folder / "exit-code").read_text())
-    except (OSError, ValueError):
-        reason = "it ended without a word: killed, or the machine restarted"
-        return Status(State.FAILED, "vanished", reason)
-    return Status(State.FAILED, "ended", "the launcher could not start it; see the logs", code or 1)
+    """No launcher could say how it ended; perhaps the shell did."""
+    said = (folder / "logs/job.log").read_text(errors="replace").strip()
+    reason = said.splitlines()[-1] if said else "killed, or the machine restarted"
+    return Status(State.FAILED, "vanished", f"it ended without a word: {reason}")
 
 
 def _alive(folder: Path) -> bool:

@@ -201,6 +201,10 @@ PROBLEMS = {
     ),
     "long variable": ({"env": {"LONG": "x" * 513}}, ("env.LONG", "error")),
     "a hundred variables": ({"env": {f"V{n}": "" for n in range(100)}}, ("env", "error")),
+    "many secrets": (
+        {"env": {f"SECRET_{n}": f"secret:ssm:/team/project/{n}" for n in range(12)}},
+        ("env", "error"),
+    ),
     "twenty-one channels": (
         {"data": {f"c{n}": "s3://b-b/c" for n in range(21)}},
         ("data", "error"),
@@ -245,6 +249,12 @@ def test_region_comes_from_the_environment(vary, monkeypatch):
     job, options = vary(region=None)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     assert found(job, options) == set()
+
+
+def test_region_of_the_environment_must_be_one(vary, monkeypatch):
+    job, options = vary(region=None, image_uri="a/b:c", framework_version=None)
+    monkeypatch.setenv("AWS_REGION", "us-east-1; true")
+    assert found(job, options) == {("sagemaker.region", "error")}
 
 
 def test_backend_and_plan_import_no_sdk():

@@ -264,6 +264,36 @@ def test_broken_answer_and_nobody_to_ask_is_left_open(stubbed, planned, tmp_path
     assert type(caught.value) is DeploykitError
 
 
+@pytest.fixture
+def stubbed_s3(monkeypatch):
+    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    monkeypatch.setattr(clients, "client", lambda *_: client)
+    with Stubber(client) as stub:
+        yield stub
+        stub.assert_no_pending_responses()
+
+
+def test_who_may_not_look_may_still_upload(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "403", "Forbidden", 403)
+    stubbed_s3.add_response("put_object", {})
+    sending.upload(planned())
+
+
+def test_who_may_not_upload_is_told_which_permission_is_missing(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "404", "Not Found", 404)
+    stubbed_s3.add_client_error("put_object", "AccessDenied", "Access Denied", 403)
+    with pytest.raises(NotPermitted) as caught:
+        sending.upload(planned())
+    assert "PutObject" in caught.value.hint
+
+
+def test_bucket_in_another_region(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "301", "Moved Permanently", 301)
+    with pytest.raises(SubmitRefused) as caught:
+        sending.upload(planned())
+    assert "another region" in caught.value.hint
+
+
 def described(primary="InProgress", secondary="Training", **more):
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-1"
     answer = {

@@ -86,14 +86,15 @@ def errors(region: str) -> Iterator[None]:
 
 
 def uncertain(error: BaseException) -> bool:
-    """Whether a request may have taken effect although it failed."""
+    """Whether a request may have taken effect although it failed.
+
+    A connection that was refused counts too: an attempt before it may have gone through.
+    """
     from botocore import exceptions as botocore
 
     if isinstance(error, botocore.ClientError):
         return code(error) in _BUSY and "hrottl" not in code(error)
-    return isinstance(error, botocore.HTTPClientError) and not isinstance(
-        error, botocore.EndpointConnectionError | botocore.ConnectTimeoutError
-    )
+    return isinstance(error, botocore.HTTPClientError | botocore.ConnectionError)
 
 
 def _from_service(error: Any, region: str) -> DeploykitError:

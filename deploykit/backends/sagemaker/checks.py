@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deploykit import contract
 from deploykit.backends.sagemaker import images
 from deploykit.backends.sagemaker import request as rendering
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker.options import REGION, Options, region
 from deploykit.backends.sagemaker.validate import Fault, faults
 from deploykit.model import JobSpec, Problem
 
@@ -30,7 +30,13 @@ _SMDDP_TYPES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge", "ml.p4d
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem of a job on SageMaker. Pure."""
-    found = [*_image(options), *_distribution(job, options), *_places(job), *_secrets(job)]
+    found = [
+        *_region(options),
+        *_image(options),
+        *_distribution(job, options),
+        *_places(job),
+        *_secrets(job),
+    ]
     found += [*_spot(job, options), *_pool(options), *_network(job, options), *_sizes(job, options)]
     yield from found
     if all(problem.severity == "warning" for problem in found):
@@ -77,7 +83,16 @@ _PLACES = {
 """Place in the request, place in the job file."""
 
 
+_TOGETHER = {
+    "Environment.DEPLOYKIT_SECRETS": "the references of all secrets, together as JSON,",
+    "Environment.DEPLOYKIT_ENV": "all NCCL_, FI_, GLOO_ and RDMAV_ variables, together as JSON,",
+}
+
+
 def _translated(fault: Fault) -> Problem:
+    if fault.path in _TOGETHER:
+        hint = "shorten or drop some"
+        return Problem("env", f"SageMaker: {_TOGETHER[fault.path]} {fault.message}", hint)
     for place, ours in _PLACES.items():
         if fault.path == place or fault.path.startswith((f"{place}.", f"{place}[")):
             rest = fault.path[len(place) :] if ours == "env" else ""
@@ -86,10 +101,19 @@ def _translated(fault: Fault) -> Problem:
     return Problem("sagemaker", f"SageMaker: {fault.path} {fault.message}", fault.hint)
 
 
-def _image(options: Options) -> Iterator[Problem]:
+def _region(options: Options) -> Iterator[Problem]:
     place = region(options)
     if place is None:
         yield Problem("sagemaker.region", "no region is chosen", "set it here, or in AWS_REGION")
+    elif re.fullmatch(REGION.regex, place) is None:
+        yield Problem(
+            "sagemaker.region",
+            f"AWS_REGION or AWS_DEFAULT_REGION is {place!r}, which is no region",
+            f"{REGION.meaning}, here or there",
+        )
+
+
+def _image(options: Options) -> Iterator[Problem]:
     version = options.framework_version
     if options.image_uri is not None:
         if version is not None or options.py_version is not None:
@@ -107,7 +131,7 @@ def _image(options: Options) -> Iterator[Problem]:
             f"{images.PATTERN}",
         )
         return
-    yield from _version(options, version, place)
+    yield from _version(options, version, region(options))
 
 
 def _version(options: Options, version: str, place: str | None) -> Iterator[Problem]:

@@ -83,7 +83,10 @@ def cancel(handle: Handle) -> None:
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    """Lines from all machines, by time; with `follow`, until the job has ended."""
+    """Lines from all machines, by time; with `follow`, until the job has ended.
+
+    CloudWatch is seconds late, so then it goes on until a look brings nothing new.
+    """
     client = aws.client("logs", handle.place)
     tokens: dict[str, str] = {}
     while True:
@@ -96,7 +99,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
             ]
         for _, line in sorted(found, key=lambda pair: pair[0]):
             yield line
-        if last:
+        if last and not (follow and found):
             return
         time.sleep(_PAUSE)
 
