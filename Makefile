@@ -34,8 +34,9 @@ bench: .venv/.dev .venv-torchx/.ready
 	$(PIP) -e '.[dev,sagemaker,train]'
 	touch $@
 
-.venv-sagemaker/.ready: .venv/.dev tests/sagemaker/launcher/environment.sh
-	sh tests/sagemaker/launcher/environment.sh .venv-sagemaker
+LAUNCHER := tests/sagemaker/launcher
+.venv-sagemaker/.ready: .venv/.dev $(LAUNCHER)/environment.sh $(LAUNCHER)/requirements.txt
+	sh $(LAUNCHER)/environment.sh .venv-sagemaker
 	touch $@
 
 .venv-torchx/.ready: benchmarks/torchx.txt

@@ -44,7 +44,8 @@ class Backend(Protocol):
 
         `folder` is the run's; it exists and holds the text as ``plan.sh`` or ``plan.json``.
 
-        Raises SubmitRefused, BackendUnavailable or TryAgain; then nothing was started.
+        Raises SubmitRefused, BackendUnavailable or TryAgain when nothing was started, and
+        Uncertain when that cannot be known.
         """
 
     def find(self, run: str, folder: Path, place: str) -> Handle | None:
@@ -71,9 +72,10 @@ _BUILT_IN = {
 _GROUP = "deploykit.backends"
 
 
-def names() -> list[str]:
-    """Names of all backends: built in, then installed ones."""
-    return [*_BUILT_IN, *(point.name for point in _installed() if point.name not in _BUILT_IN)]
+def names() -> Iterator[str]:
+    """Names of all backends: built in, then installed ones, which take 25 ms to look for."""
+    yield from _BUILT_IN
+    yield from (point.name for point in _installed() if point.name not in _BUILT_IN)
 
 
 def find(name: str) -> Backend:
@@ -85,7 +87,7 @@ def find(name: str) -> Backend:
             return cast(Backend, point.load())
     from deploykit.decode import did_you_mean
 
-    known = names()
+    known = list(names())
     raise UsageError(
         f"there is no backend {name!r}",
         hint=did_you_mean(name, known) or f"backends: {', '.join(known)}",

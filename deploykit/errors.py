@@ -61,6 +61,13 @@ class SubmitRefused(DeploykitError):
     meaning = "the backend refused the job; nothing was started"
 
 
+class Uncertain(DeploykitError):
+    """Sending broke off and nobody could be asked: the job may exist."""
+
+    exit_code = 74
+    meaning = "sending broke off, and the job may exist; `deploykit status` finds out"
+
+
 class TryAgain(DeploykitError):
     exit_code = 75
     meaning = "a passing fault (busy scheduler, throttling, another submit at work); try again"

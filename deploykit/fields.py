@@ -36,7 +36,7 @@ class Pattern:
     meaning: str
 
 
-NOT_EMPTY = Pattern(r"(?s:.+)", "a value; leave the key out for the default")
+NOT_EMPTY = Pattern(r"[\s\S]+", "a value; leave the key out for the default")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,12 +50,14 @@ def load(
     overrides: Sequence[str] = (),
     *,
     options: Mapping[str, type[Any]],
-    backends: Iterable[str],
+    backends: Callable[[], Iterable[str]],
 ) -> JobFile:
     """Read and decode `path`, with `overrides` (``a.b=c``) on top.
 
-    `options` are the classes of the sections to decode, `backends` the names of all backends that
-    may have a section. Relative places in the file become absolute, from the file's folder.
+    `options` are the classes of the sections to decode; `backends` gives the names of all backends
+    that may have a section, the built-in ones first.
+
+    Relative places in the file become absolute, from the file's folder.
 
     Raises NotFound, UsageError (a bad override) or JobFileError with every problem.
     """
@@ -64,8 +65,8 @@ def load(
     for override in overrides:
         _override(tree, override)
     names = [field.name for field in dataclasses.fields(JobSpec)]
-    known = [*names, *backends]
-    problems = [unknown_key("", key, known) for key in tree if key not in known]
+    unknown = [key for key in tree if key not in names and key not in backends()]
+    problems = [unknown_key("", key, [*names, *backends()]) for key in unknown]
     job, found = decode(JobSpec, {key: tree[key] for key in tree if key in names})
     problems += found
     sections = {}
@@ -94,6 +95,8 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _parse_toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    import tomllib
+
     try:
         return tomllib.loads(text), {}
     except tomllib.TOMLDecodeError as error:

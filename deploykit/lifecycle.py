@@ -19,7 +19,7 @@ from typing import Any
 
 from deploykit import backend, bundle, ignore, jobfile, paths, runs, shell
 from deploykit.backend import Backend
-from deploykit.errors import DeploykitError, NotFound, TryAgain, UsageError
+from deploykit.errors import DeploykitError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
 from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
@@ -39,9 +39,8 @@ class Prepared:
 
 def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
     """Read a job file with the sections of the backends `names`."""
-    known = backend.names()
     options = {name: backend.find(name).Options for name in names}
-    return jobfile.load(path, overrides, options=options, backends=known)
+    return jobfile.load(path, overrides, options=options, backends=backend.names)
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
@@ -115,6 +114,8 @@ def _claim(plan: Plan, folder: Path) -> Run:
 def _send(plan: Plan, folder: Path) -> None:
     try:
         handle = backend.find(plan.backend).submit(plan, folder)
+    except Uncertain:
+        raise  # the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
         runs.update(plan.run, Status(State.UNSENT, "", str(error)))
         raise

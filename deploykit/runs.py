@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploykit import paths
 from deploykit.errors import DeploykitError, NotFound
 from deploykit.model import Handle, State, Status
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -156,6 +159,8 @@ def _file() -> Path:
 
 @contextlib.contextmanager
 def _open() -> Iterator[sqlite3.Connection]:
+    import sqlite3  # a dry run has no use for it
+
     path = _file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

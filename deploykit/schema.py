@@ -16,8 +16,13 @@ _SHOWN = {
 }
 """Optional keys that the commented file has switched on."""
 
-_SCALARS = {str: ["string", "number", "boolean"], int: ["integer"], bool: ["boolean"]}
-"""JSON types by Python type; unquoted numbers in a YAML file count as the text they are."""
+_SCALARS: dict[Any, dict[str, Any]] = {
+    str: {"type": ["string", "number", "boolean"]},
+    int: {"type": ["integer"]},
+    bool: {"type": ["boolean", "string"], "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$"},
+}
+"""Schemas by Python type; unquoted numbers in a YAML file count as the text they are, and editors,
+which follow YAML 1.2, take `yes` for text."""
 
 
 def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
         names = _of(key).get("pattern")
         rest = {"propertyNames": {"pattern": names}} if names else {}
         return {"type": ["object", "null"], "additionalProperties": _of(item), **rest}
-    return {"type": list(_SCALARS[kind])}
+    return dict(_SCALARS[kind])
 
 
 def _object(cls: Any) -> dict[str, Any]:

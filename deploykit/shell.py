@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,8 @@ def run(
 
     Raises BackendUnavailable when the program is missing or does not answer in time.
     """
+    import subprocess  # a dry run has no use for it
+
     if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
         raise BackendUnavailable(
             f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]} or fix PATH"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from aws_server import aws, moto  # noqa: F401 - fixtures for every test
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -151,6 +152,26 @@ def test_first_steps_run(tmp_path, monkeypatch):
     folder = tmp_path / "hello"
     folder.mkdir()
     play((DOCS / "first-steps.md").read_text(encoding="utf-8"), folder)
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
+def test_slurm_guide_runs(tmp_path, monkeypatch):
+    project = tmp_path / "checkout"
+    for name in ("infra", "entrypoints"):
+        shutil.copytree(ROOT / name, project / name)
+    shutil.copy(ROOT / "job.yaml", project)
+    boxes = tmp_path / "boxes"
+    boxes.mkdir()
+    monkeypatch.setenv("TMPDIR", str(boxes))
+    try:
+        play((DOCS / "guides/slurm.md").read_text(encoding="utf-8"), project)
+    finally:
+        for box in boxes.iterdir():
+            stop = [sys.executable, ROOT / "infra/slurm/cluster.py", "stop", box]
+            subprocess.run(stop, capture_output=True, check=True)
 
 
 def test_the_runner_sees_differences(tmp_path):

@@ -12,7 +12,9 @@ BACKENDS = ["local", "slurm", "sagemaker"]
 
 
 def load(path, *overrides):
-    return jobfile.load(path, overrides, options={"local": local.Options}, backends=BACKENDS)
+    return jobfile.load(
+        path, overrides, options={"local": local.Options}, backends=lambda: BACKENDS
+    )
 
 
 def problems(path, *overrides):

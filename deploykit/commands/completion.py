@@ -18,6 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import shtab
 
-
     output.say(shtab.complete(args.whole(), shell=args.shell))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from deploykit import lifecycle
-from deploykit.commands import arguments, output, wait
+from deploykit.commands import arguments, output
 from deploykit.lifecycle import Prepared
 
 
@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
             output.run_text(row)
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
+    from deploykit.commands import wait  # a dry run has no use for it
+
     return wait.follow(row, as_json=args.json, timeout=None)
 
 

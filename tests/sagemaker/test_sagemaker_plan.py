@@ -30,6 +30,7 @@ def test_request_of_a_small_job(planned, bundle):
     request = json.loads(plan.text)
     assert plan.text == json.dumps(request, indent=2) + "\n"
     assert (plan.place, plan.language, plan.run) == ("us-east-1", "json", "digits-1")
+    assert plan.output == "s3://my-bucket/deploykit/runs/digits-1/output/output.tar.gz"
     assert request["TrainingJobName"] == "digits-1"
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 1800}
@@ -202,7 +203,7 @@ PROBLEMS = {
     "long variable": ({"env": {"LONG": "x" * 513}}, ("env.LONG", "error")),
     "a hundred variables": ({"env": {f"V{n}": "" for n in range(100)}}, ("env", "error")),
     "many secrets": (
-        {"env": {f"SECRET_{n}": f"secret:ssm:/team/project/{n}" for n in range(12)}},
+        {"env": {f"SECRET_{n}": f"secret:ssm:/team/project/{n}" for n in range(15)}},
         ("env", "error"),
     ),
     "twenty-one channels": (

@@ -186,17 +186,19 @@ def test_long_logs_are_whole(streams):
 
 
 def test_followed_logs_end_with_the_job(aws, planned, tmp_path, streams, monkeypatch):
-    """Moto's jobs end at once, so this one seems to run for two looks, with a line before each."""
+    """Moto's jobs end at once, so this one seems to run for two looks. Its last line is late."""
     monkeypatch.setattr(watching, "_PAUSE", 0.05)
     handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
     ask, looks = watching.status, []
 
     def ended_at_the_third_look(handles):
         looks.append(handles)
-        streams(f"digits-1/algo-1-{len(looks)}", [(len(looks), f"line {len(looks)}")])
-        running = {handles[0]: watching.Status(State.RUNNING)}
-        return running if len(looks) < 3 else ask(handles)
+        number = len(looks)
+        if number <= 4:
+            streams(f"digits-1/algo-1-{number}", [(number, f"line {number}")])
+        return {handles[0]: watching.Status(State.RUNNING)} if number < 3 else ask(handles)
 
     monkeypatch.setattr(watching, "status", ended_at_the_third_look)
     texts = [line.text for line in sagemaker.logs(handle, follow=True)]
-    assert texts == ["line 1", "line 2", "line 3"]
+    assert texts == ["line 1", "line 2", "line 3", "line 4"]
+    assert len(looks) == 5

@@ -191,10 +191,18 @@ def test_a_controller_that_is_away(needs_slurm, make_plan, send, monkeypatch, tm
 
 def test_a_submit_from_inside_a_job_and_a_rank(cluster, make_plan, send, tmp_path, monkeypatch):
     for name, value in {
-        "RANK": "3", "WORLD_SIZE": "9", "DEPLOYKIT_NODE_RANK": "5", "DEPLOYKIT_NODES": "7",
-        "SLURM_JOB_ID": "1", "SLURM_NODEID": "4", "SLURM_MEM_PER_CPU": "5",
-        "SBATCH_TIMELIMIT": "1", "SBATCH_ARRAY_INX": "0-3", "SBATCH_HOLD": "1",
-        "SQUEUE_STATES": "CG", "SBATCH_EXPORT": "NONE",
+        "RANK": "3",
+        "WORLD_SIZE": "9",
+        "DEPLOYKIT_NODE_RANK": "5",
+        "DEPLOYKIT_NODES": "7",
+        "SLURM_JOB_ID": "1",
+        "SLURM_NODEID": "4",
+        "SLURM_MEM_PER_CPU": "5",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_ARRAY_INX": "0-3",
+        "SBATCH_HOLD": "1",
+        "SQUEUE_STATES": "CG",
+        "SBATCH_EXPORT": "NONE",
     }.items():
         monkeypatch.setenv(name, value)
     handle = send(make_plan(REPORT, memory=512 * 1024**2))

@@ -13,12 +13,12 @@ from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
 
 SQUEUE = """\
-37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|run-d|Dependency
-35|PENDING|N/A|N/A|run-b|PartitionConfig
-36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|run-c|None
-34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|run-a|None
-38_[0-7]|PENDING|N/A|N/A|a|name|(Resources)
-39|PENDING|N/A|N/A|run-e|ReqNodeNotAvail, UnavailableNodes:n1
+37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|Dependency|run-d|/runs/run-d/source
+35|PENDING|N/A|N/A|PartitionConfig|run-b|/runs/run-b/source
+36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-c|/runs/run-c/source
+34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-a|/runs/run-a/source
+38_[0-7]|PENDING|N/A|N/A|Resources|a|name|/x|y
+39|PENDING|N/A|N/A|ReqNodeNotAvail, UnavailableNodes:n1|run-e|/a|b/source
 """
 
 SCONTROL = (
@@ -67,11 +67,13 @@ def test_squeue():
     assert states.status(rows["39"]).reason == (
         "nodes that it must have are down, drained or reserved (UnavailableNodes:n1)"
     )
-    assert rows["34"].name == "run-a"
+    assert (rows["34"].name, rows["39"].folder) == ("run-a", "/a|b/source")
 
 
 def test_commands():
-    assert states.squeue_argv() == [*("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%j|%r")]
+    assert states.squeue_argv() == [
+        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%r|%j|%Z")
+    ]
     assert "--states=all" in states.squeue_argv("run-a")
     assert states.scontrol_argv(["4"]) == ["scontrol", "--oneliner", "show", "job", "4"]
     assert states.scontrol_argv(["4", "5"]) == ["scontrol", "--oneliner", "show", "job"]
@@ -287,10 +289,18 @@ def test_a_silent_controller_is_no_verdict(answers, tmp_path):
 
 
 def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
-    answers["squeue"] = SQUEUE.replace("run-d", "run-a")
-    assert watching.find("run-a", tmp_path, "localhost").id == "34"
-    (tmp_path / "claim").symlink_to("37")
-    assert watching.find("run-a", tmp_path, "localhost").id == "37"
+    answers["squeue"] = "".join(
+        f"{number}|RUNNING|N/A|N/A|None|{name}|{folder}/source\n"
+        for number, name, folder in [
+            (9, "run-b", tmp_path),
+            (10, "run-a", "/somebody/elses"),
+            (12, "run-a", tmp_path),
+            (101, "run-a", tmp_path),
+        ]
+    )
+    assert watching.find("run-a", tmp_path, "localhost").id == "12"
+    (tmp_path / "claim").symlink_to("101")
+    assert watching.find("run-a", tmp_path, "localhost").id == "101"
     assert watching.find("run-x", tmp_path / "other", "localhost") is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from deploykit import shell
 from deploykit.backends.sagemaker import aws, sdk, watching
 from deploykit.backends.sagemaker import request as rendering
-from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused
+from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, Uncertain
 from deploykit.model import Handle, Plan
 
 _IMPORT_TIME = 300
@@ -39,7 +39,7 @@ def _sent_after_all(plan: Plan, folder: Path, error: Exception) -> Handle:
     try:
         found = watching.find(plan.run, folder, plan.place)
     except DeploykitError as second:
-        raise DeploykitError(
+        raise Uncertain(
             f"AWS broke off while it took the job {plan.run}, and cannot be asked whether it has it"
             f": {error}",
             hint="deploykit status finds out, by the job's name",

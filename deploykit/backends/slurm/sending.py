@@ -30,10 +30,10 @@ _HINTS = {
     "time limit": "lower resources.time_limit; `sinfo -o '%P %l'` lists the partitions' limits",
     "more processors": "lower resources.cpus_per_node or resources.nodes",
     "node count": "lower resources.nodes; `sinfo -s` lists what each partition has",
+    "memory specification": "lower resources.memory; `sinfo -N -o '%N %m'` lists MiB per node",
     "node configuration": "ask for less per node; see `sinfo -N -o '%N %c %m %G'`",
     "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
     "node name": "correct slurm.nodelist and slurm.exclude; `sinfo -N` lists the nodes",
-    "memory specification": "lower resources.memory; `sinfo -N -o '%N %m'` lists MiB per node",
     "reservation": "correct slurm.reservation; `scontrol show reservation` lists them",
     "(gres)": "lower resources.gpus_per_node, or try the other slurm.gres_style",
     "option '--": "correct slurm.extra; `sbatch --help` lists the options",
@@ -44,8 +44,8 @@ _HINTS = {
 }
 """What to do about a refusal, by a part of sbatch's own sentence in lower case; first wins."""
 
-_SETTLE = 2.0
-"""Seconds for a controller to finish what it took."""
+_SETTLE = (2.0, 4.0, 8.0)
+"""Pauses before asking a controller that was too busy to answer, in seconds."""
 
 _AWAY = (
     *("unable to contact slurm controller", "could not establish a configuration source"),
@@ -133,17 +133,24 @@ def _sbatch(plan: Plan, folder: Path) -> str:
             return str(_executor(plan, folder)._submit_command("").job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
         said = str(error)
-        if unsure(said) and (handle := _found(plan, folder)) is not None:
+        if not unsure(said):
+            raise refusal(said) from error
+        return _found(plan, folder, said)
+
+
+def _found(plan: Plan, folder: Path, said: str) -> str:
+    """The id of a job that the controller took although sbatch gave up waiting for its answer."""
+    for pause in _SETTLE:
+        time.sleep(pause)
+        with contextlib.suppress(BackendUnavailable):
+            handle = watching.find(plan.run, folder, plan.place)
+            if handle is None:
+                raise refusal(said)
             return handle.id
-        raise refusal(said) from error
-
-
-def _found(plan: Plan, folder: Path) -> Handle | None:
-    """The job, where sbatch gave up on an answer but the controller had taken it."""
-    time.sleep(_SETTLE)
-    with contextlib.suppress(BackendUnavailable):
-        return watching.find(plan.run, folder, plan.place)
-    return None
+    raise TryAgain(
+        f"Slurm does not answer, and may or may not have taken the job: {watching.spoken(said)}",
+        hint=f"`deploykit submit --run {plan.run}` with the same job finds out, and starts it once",
+    )
 
 
 def _executor(plan: Plan, folder: Path) -> SlurmExecutor:

@@ -22,6 +22,8 @@ class Row:
     finished: datetime | None = None
     code: str = ""
     """Exit code and signal, ``1:0``."""
+    folder: str = ""
+    """Its working folder, where squeue was asked."""
     requeued: bool = False
     """Whether Slurm starts it again by itself after a preemption or a failed node."""
 
@@ -124,7 +126,7 @@ _QUIET = {"", "None", "NonZeroExitCode"}
 
 _LAST_SIGNAL = 31
 
-_SQUEUE = "%i|%T|%S|%e|%j|%r"
+_SQUEUE = "%i|%T|%S|%e|%r|%j|%Z"
 
 _SCONTROL = re.compile(
     r"JobId=(?P<id>\d+) .*?JobName=(?P<name>\S+) UserId=.*?"
@@ -142,11 +144,13 @@ def squeue_argv(name: str | None = None) -> list[str]:
 
 
 def parse_squeue(text: str) -> Iterator[Row]:
+    count = _SQUEUE.count("|")
     for line in text.splitlines():
-        parts = line.split("|", 5)
-        if len(parts) == len(_SQUEUE.split("|")):
-            job, native, started, finished, name, reason = parts
-            yield Row(job, name, native, reason, _time(started), _time(finished))
+        parts = line.split("|", count)
+        if len(parts) > count:
+            job, native, started, finished, reason, name, folder = parts
+            times = _time(started), _time(finished)
+            yield Row(job, name, native, reason, *times, folder=folder)
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -169,7 +173,7 @@ def parse_scontrol(text: str) -> Iterator[Row]:
                 _time(found["started"]),
                 _time(found["finished"]),
                 found["code"],
-                found["requeue"] == "1",
+                requeued=found["requeue"] == "1",
             )
 
 

@@ -26,14 +26,15 @@ _UNKNOWN_JOB = "Invalid job id specified"
 
 
 def find(run: str, folder: Path, place: str) -> Handle | None:
-    """The job of the run: the one that claimed it, else the first that Slurm knows by its name.
+    """The job of the run: the one that claimed it, else the first of its name in its folder.
 
     A job that Slurm has forgotten and that left no claim never ran.
     """
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
     found = list(states.parse_squeue(_asked(states.squeue_argv(run))))
-    ids = sorted((row.id for row in found if row.name == run), key=int)
+    work = str(folder / "source")
+    ids = sorted((row.id for row in found if (row.name, row.folder) == (run, work)), key=int)
     first = claimed(folder) or next(iter(ids), None)
     return None if first is None else Handle("slurm", place, first, run, str(folder))
 

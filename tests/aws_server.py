@@ -1,0 +1,115 @@
+"""Fixtures: a real moto server behind a proxy that keeps what passes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """The port of a moto server. A missing server is a failure, never a skip."""
+    port = _free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, server)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+@pytest.fixture
+def aws(moto, monkeypatch, tmp_path):
+    """The moto server, emptied, as the AWS of this test; `.seen` holds each request."""
+    _ask(moto, "POST", "/moto-api/reset")
+    proxy = _Recorder(moto)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    for name in [name for name in os.environ if name.startswith(("AWS_", "SAGEMAKER_"))]:
+        monkeypatch.delenv(name)
+    endpoint = f"http://127.0.0.1:{proxy.server_port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    _ask(moto, "PUT", "/my-bucket", {"Host": "s3.amazonaws.com"})
+    yield SimpleNamespace(endpoint=endpoint, port=proxy.server_port, seen=proxy.seen)
+    proxy.shutdown()
+    proxy.server_close()
+
+
+class _Recorder(ThreadingHTTPServer):
+    """Passes requests on to a local port, and keeps them."""
+
+    daemon_threads = True
+
+    def __init__(self, target):
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.target, self.seen = target, []
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _pass(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
+        self.server.seen.append(SimpleNamespace(method=self.command, action=action, body=body))
+        with closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as moto:
+            moto.request(self.command, self.path, body, dict(self.headers))
+            answer = moto.getresponse()
+            content = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                self.send_header(name, value)
+        self.send_header("Content-Length", answer.getheader("Content-Length") or len(content))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+def sent_requests(aws):
+    """The bodies of every CreateTrainingJob that arrived."""
+    return [json.loads(one.body) for one in aws.seen if one.action == "CreateTrainingJob"]
+
+
+def _ask(port, method, path, headers=None):
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        assert answer.status < 300, answer.read()
+        answer.read()
+
+
+def _free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def _wait_for(port, server):
+    for _ in range(600):
+        assert server.poll() is None, "the moto server ended: is moto[server] installed?"
+        with socket.socket() as asking:
+            if asking.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    pytest.fail("the moto server does not answer")

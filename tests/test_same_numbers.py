@@ -1,0 +1,87 @@
+"""One job file, four ranks, every backend: the same loss at every step, and what was shown is sent.
+
+The four layouts: this machine 1 x 4 and 2 x 2, a real Slurm cluster 2 x 2, and two hosts of
+SageMaker's real container launcher, fed with the request that the moto server received.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from aws_server import sent_requests
+from sagemaker_hosts import run_on_hosts
+from slurm_helpers import output
+
+from deploykit import cli
+
+ROOT = Path(__file__).parent.parent
+ARGUMENTS = "entrypoint.args=[--epochs, 2, --batch-size, 64, --log-every, 1, --seed, 0]"
+STEPS = 32
+TOLERANCE = 1e-6
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
+
+
+def argv(backend, run, nodes, processes, *more):
+    layout = [f"resources.nodes={nodes}", f"resources.processes_per_node={processes}", ARGUMENTS]
+    overrides = [word for text in layout for word in ("--set", text)]
+    job = str(ROOT / "job.yaml")
+    return ["submit", job, "--backend", backend, "--run", run, *overrides, *more]
+
+
+def losses(folder):
+    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.fixture
+def reference(capsys):
+    """The losses of four processes on one node of this machine."""
+    assert cli.main(argv("local", "one-by-four", 1, 4, "--wait")) == 0
+    found = losses(_output("one-by-four", capsys))
+    assert list(found) == list(range(1, STEPS + 1))
+    return found
+
+
+def _output(run, capsys):
+    capsys.readouterr()
+    assert cli.main(["status", run, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]["output"]
+
+
+def _shown(capsys, arguments):
+    capsys.readouterr()
+    assert cli.main([*arguments, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_two_emulated_nodes(reference, capsys):
+    assert cli.main(argv("local", "two-by-two", 2, 2, "--wait")) == 0
+    found = losses(_output("two-by-two", capsys))
+    assert found == pytest.approx(reference, rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.slurm
+def test_slurm(cluster, reference, capsys, tmp_path):
+    arguments = argv("slurm", "on-slurm", 2, 2)
+    shown = _shown(capsys, arguments)
+    assert cli.main([*arguments, "--wait"]) == 0
+    found = losses(_output("on-slurm", capsys))
+    assert found == pytest.approx(reference, rel=0, abs=TOLERANCE)
+    job = (tmp_path / "state folder/runs/on-slurm/claim").readlink()
+    output("scontrol", "write", "batch_script", str(job), str(tmp_path / "stored"))
+    assert (tmp_path / "stored").read_bytes() == shown.encode()
+
+
+@pytest.mark.aws
+def test_sagemaker(aws, reference, capsys, tmp_path):
+    arguments = argv("sagemaker", "in-the-cloud", 2, 2)
+    shown = _shown(capsys, arguments)
+    assert cli.main(arguments) == 0
+    (request,) = sent_requests(aws)
+    assert request == json.loads(shown)
+    (tmp_path / "hosts").mkdir()
+    first, _ = run_on_hosts(request, aws.endpoint, 2, tmp_path / "hosts")
+    assert losses(first) == pytest.approx(reference, rel=0, abs=TOLERANCE)
