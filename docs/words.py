@@ -122,8 +122,11 @@ Every backend runs the same file on every node, in the unpacked source folder:
 
     PYTHON .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 -- train.py
 
-`.deploykit/` travels in every bundle: {files}. They need Python 3.10 or later and, until the
-trainer starts, nothing but the standard library (boto3 for secrets of AWS). `launch.py`
+On this machine `local_nodes.py` starts it, once for each node, and keeps the time limit. What is in
+`.deploykit/` travels in every bundle: {files}. It needs Python 3.10 or later and, until the trainer
+starts, nothing but the standard library (boto3 for secrets of AWS).
+
+`launch.py`
 
 1. finds out which node this is, from {launchers}, or that it is alone;
 2. on several nodes finds the interface that leads to another node of the job, and says in the log

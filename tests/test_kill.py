@@ -13,23 +13,48 @@ import sys
 from pathlib import Path
 
 import pytest
+from aws_server import sent_requests
 
 from deploykit import cli
 
-POINTS = [
+AROUND_THE_ROW = [
     ("before", "deploykit.runs:add"),
     ("after", "deploykit.runs:add"),
     ("before", "deploykit.lifecycle:_record_source"),
     ("after", "deploykit.lifecycle:_record_source"),
     ("before", "deploykit.bundle:Bundle.store"),
     ("after", "deploykit.bundle:Bundle.store"),
-    ("after", "deploykit.bundle:unpack"),
-    ("before", "subprocess:run"),
-    ("after", "subprocess:run"),
-    ("before", "deploykit.runs:confirm"),
-    ("after", "deploykit.runs:confirm"),
 ]
-"""The ten points and one more: around the row, the upload and the send."""
+AT_THE_END = [("before", "deploykit.runs:confirm"), ("after", "deploykit.runs:confirm")]
+
+
+SECTION = """\
+sagemaker:
+  role: arn:aws:iam::123456789012:role/training
+  bucket: my-bucket
+  region: us-east-1
+  instance_type: ml.g5.xlarge
+  framework_version: 2.8.0
+  sender: boto3
+"""
+
+
+def points(*around_the_send):
+    """Places to die at, and whether the job has been sent by then."""
+    early = [(*point, False) for point in AROUND_THE_ROW]
+    return [*early, *around_the_send, *((*point, True) for point in AT_THE_END)]
+
+
+LOCAL = points(
+    ("after", "deploykit.bundle:unpack", False),
+    ("before", "subprocess:run", False),
+    ("after", "subprocess:run", True),
+)
+SAGEMAKER = points(
+    ("before", "deploykit.backends.sagemaker.sending:upload", False),
+    ("after", "deploykit.backends.sagemaker.sending:upload", False),
+    ("before", "deploykit.backends.sagemaker.watching:handle", True),
+)
 
 
 def killed(when, where, *argv):
@@ -38,19 +63,45 @@ def killed(when, where, *argv):
     return subprocess.run(full, capture_output=True, check=False).returncode
 
 
+def state(run, capsys):
+    """What `status` says; None where there is no such run."""
+    capsys.readouterr()
+    code = cli.main(["status", run, "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    return shown[0]["state"] if code == 0 else None
+
+
+def check_state(where, seen, *, sent):
+    if where == LOCAL[0][:2]:
+        assert seen is None
+    else:
+        assert (seen != "unsent") == sent
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize(("when", "where"), POINTS)
-def test_local(project, capsys, tmp_path, when, where):
+@pytest.mark.parametrize(("when", "where", "sent"), LOCAL)
+def test_local(project, capsys, tmp_path, when, where, sent):
     counter = tmp_path / "starts"
     (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
     submit = ["submit", "--backend", "local", "--run", "one"]
     assert killed(when, where, *submit) == -signal.SIGKILL
-    if (when, where) != POINTS[0]:
-        assert cli.main(["status", "one", "--json"]) == 0
-        (seen,) = json.loads(capsys.readouterr().out)
-        sent = POINTS.index((when, where)) > POINTS.index(("before", "subprocess:run"))
-        assert (seen["state"] != "unsent") == sent
+    check_state((when, where), state("one", capsys), sent=sent)
     assert cli.main(submit) == 0
     assert cli.main(["wait", "one"]) == 0
     assert counter.read_text() == "x"
     assert len(list((tmp_path / "state folder/bundles").glob("*.tar.gz"))) == 1
+
+
+@pytest.mark.aws
+@pytest.mark.parametrize(("when", "where", "sent"), SAGEMAKER)
+def test_sagemaker(project, aws, capsys, when, where, sent):
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    submit = ["submit", "--backend", "sagemaker", "--run", "one"]
+    assert killed(when, where, *submit) == -signal.SIGKILL
+    check_state((when, where), state("one", capsys), sent=sent)
+    assert cli.main(submit) == 0
+    assert cli.main(["wait", "one"]) == 0
+    assert len(sent_requests(aws)) == 1
+    uploads = [one for one in aws.seen if one.method == "PUT" and "sourcedir" in one.action]
+    assert len(uploads) == 1

@@ -175,11 +175,12 @@ VALUE = PLAIN | TEXT | NUMBERS
 
 def value(cls, field):
     """Mostly a value that the key is likely to take, sometimes any other."""
-    kind, metadata, _ = split(hints(cls)[field.name])
+    kind, metadata, optional = split(hints(cls)[field.name])
     if dataclasses.is_dataclass(kind):
         return section(kind)
     right = [schema.sample(field, metadata), *RIGHT.get(kind, ()), *get_args(kind)]
     right += ["1:30:00", "1-12:00:00", "90s"] if DURATION in metadata else []
+    right += ["null"] if optional else []
     right = [text for text in right if isinstance(text, str) and text]
     return rarely(VALUE, st.sampled_from(right)) if right else VALUE
 

@@ -307,18 +307,15 @@ def _end(folder: Path, record: dict[str, Any]) -> None:
     pids = [pid for pid, born in record.get("pids", {}).values() if processes.alive(pid, born)]
     for pid in pids:
         processes.send(pid, signal.SIGTERM)
-    # slurmstepd outlives its slurmd on purpose, and a job may ignore SIGTERM
-    for pid in processes.of_jobs(_conf(folder)):
-        processes.send(pid, signal.SIGKILL)
     if not processes.gone(pids, 5):
         for pid in pids:
             processes.send(pid, signal.SIGKILL)
-    # what a slurmd started just before its end
-    late = processes.of_jobs(_conf(folder))
-    for pid in late:
+    # slurmstepd outlives its slurmd on purpose, and a job may ignore SIGTERM
+    jobs = processes.of_jobs(_conf(folder))
+    for pid in jobs:
         processes.send(pid, signal.SIGKILL)
-    if not processes.gone([*pids, *late], 5):
-        raise ClusterError(f"these processes do not end: {[*pids, *late]}")
+    if not processes.gone([*pids, *jobs], 5):
+        raise ClusterError(f"these processes do not end: {[*pids, *jobs]}")
     (folder / "cluster.json").unlink(missing_ok=True)
     _socket(folder).unlink(missing_ok=True)
 

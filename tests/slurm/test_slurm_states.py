@@ -339,8 +339,8 @@ def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
         ),
         (
             (
-                "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing "
-                "or exceeds some limit)"
+                "sbatch: error: Batch job submission failed: Requested time limit is invalid "
+                "(missing or exceeds some limit)"
             ),
             "time limit is invalid",
             "resources.time_limit",

@@ -55,12 +55,12 @@ class Options:
     prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), PREFIX] = "deploykit"
     region: Annotated[
         str | None,
-        Help("Default: AWS_REGION, then AWS_DEFAULT_REGION.", example="us-east-1"),
+        Help("Region of the job. Default: AWS_REGION, then AWS_DEFAULT_REGION.", "us-east-1"),
         REGION,
     ] = None
     framework_version: Annotated[
         str | None,
-        Help("PyTorch version of AWS's own image, 2.0.0 to 2.8.0.", example="2.8.0"),
+        Help("PyTorch of AWS's own image, 2.0.0 to 2.8.0; this or `image_uri`.", example="2.8.0"),
         VERSION,
     ] = None
     py_version: Annotated[
@@ -70,7 +70,7 @@ class Options:
     ] = None
     image_uri: Annotated[
         str | None,
-        Help("Container image, instead of `framework_version`; needed for 2.10 and later."),
+        Help("Container image instead of `framework_version`; needed for later PyTorch."),
         IMAGE,
     ] = None
     distribution: Annotated[

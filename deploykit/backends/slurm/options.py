@@ -23,14 +23,14 @@ class Options:
 
     partition: Annotated[str | None, Help("Partition. Default: the site's.", example="gpu")] = None
     account: Annotated[str | None, Help("Account that pays. Default: yours.")] = None
-    qos: Annotated[str | None, Help("Quality of service.")] = None
+    qos: Annotated[str | None, Help("Quality of service. Default: the site's.")] = None
     constraint: Annotated[
         str | None, Help("Features that the nodes must have.", example='"a100&nvlink"')
     ] = None
     reservation: Annotated[str | None, Help("Reservation to run in.")] = None
     nodelist: Annotated[str | None, Help("Nodes that must be used.", example="node[01-02]")] = None
     exclude: Annotated[str | None, Help("Nodes that must not be used.", example="node07")] = None
-    exclusive: Annotated[bool, Help("Share the nodes with no other job.", example="true")] = False
+    exclusive: Annotated[bool, Help("Share the nodes with no other job.")] = False
     gres_style: Annotated[
         Literal["gpus-per-node", "gres"],
         Help("How this site wants GPUs asked for: `--gpus-per-node=N` or `--gres=gpu:N`."),
@@ -44,7 +44,7 @@ class Options:
     ] = None
     setup: Annotated[
         tuple[str, ...],
-        Help("Shell lines to run on the first node before anything.", "[module load cuda]"),
+        Help("Shell lines that the batch script runs before srun.", "[module load cuda]"),
     ] = ()
     signal_seconds: Annotated[
         int | None,
