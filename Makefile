@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test lint bench constraints clean
+.PHONY: run test lint bench docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -20,6 +20,9 @@ lint: .venv/.dev
 
 bench: .venv/.dev .venv-torchx/.ready
 	$(BIN)/python benchmarks/start_up.py
+
+docs: .venv/.dev
+	$(BIN)/python docs/generate.py
 
 # The environments. torch is installed first, so that nothing else chooses its build.
 .venv/bin/python:

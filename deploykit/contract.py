@@ -7,7 +7,7 @@ The other side of this contract is ``entrypoints/launch.py``; the reference is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from deploykit import paths
 from deploykit.model import JobSpec, Problem
@@ -38,6 +38,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
+_YOURS = ("DEPLOYKIT_GRACE",)
 
 
 def node_plane() -> dict[str, bytes]:
@@ -108,8 +109,9 @@ def is_secret(value: str) -> bool:
 
 def check(job: JobSpec) -> Iterator[Problem]:
     """Problems of the environment that no backend could get right."""
+    yield from _same_variable(job.data)
     for name, value in job.env.items():
-        if name in _RESERVED or name.startswith("DEPLOYKIT_"):
+        if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _YOURS):
             yield Problem(
                 f"env.{name}",
                 "this variable is set by the launcher on each rank and cannot be chosen",
@@ -120,6 +122,19 @@ def check(job: JobSpec) -> Iterator[Problem]:
                 f"env.{name}",
                 f"a secret is written secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
                 "for example secret:env:HF_TOKEN",
+            )
+
+
+def _same_variable(names: Iterable[str]) -> Iterator[Problem]:
+    """Channels whose variables would be one and the same."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(name.upper(), name)
+        if other != name:
+            yield Problem(
+                f"data.{name}",
+                f"has the same variable as {other!r}, DEPLOYKIT_DATA_{name.upper()}",
+                "choose names that differ in more than the case",
             )
 
 

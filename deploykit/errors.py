@@ -40,8 +40,8 @@ class JobFileError(DeploykitError):
     meaning = "the job file is wrong; every problem is listed"
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        super().__init__(f"{source}: {count}")
+        count = sum(problem.severity == "error" for problem in problems)
+        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}")
         self.source = source
         self.problems = tuple(problems)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -10,6 +11,8 @@ from deploykit.decode import hints, split
 from deploykit.fields import Bounds, Help, Pattern, Quantity
 from deploykit.model import JobSpec
 
+_WIDTH = 96
+"""Characters of a comment line."""
 _SHOWN = {
     *("entrypoint.script", "entrypoint.args"),
     *("resources.nodes", "resources.processes_per_node"),
@@ -120,7 +123,8 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
         if not path and number:
             yield ""
         text = next(note.text for note in metadata if isinstance(note, Help))
-        yield f"{indent}# {text}"
+        mark = f"{indent}# "
+        yield from textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark)
         if dataclasses.is_dataclass(kind):
             yield f"{indent}{field.name}:"
             yield from _fields(kind, f"{path}{field.name}.")

@@ -60,6 +60,8 @@ def _node(argv: Sequence[str], env: Environ) -> int:
         here = cluster.find(env)
         number = here.node
         code, reason, rank = _torchrun(command.read(argv, env), env, here)
+        if code:
+            _say(number, reason)
     except cluster.LaunchError as error:
         code, reason = error.exit_code, str(error)
         _say(number, f"error: {error}")

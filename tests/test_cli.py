@@ -51,7 +51,7 @@ def test_version(capsys):
     [
         (["sbumit"], "there is no verb 'sbumit'", "did you mean 'submit'?"),
         ([], "the following arguments are required", "see `deploykit --help`"),
-        (["submit"], "required: --backend", "see `deploykit submit --help`"),
+        (["submit"], "--backend is missing", "one of local, slurm, sagemaker"),
         (["submit", "--backend", "slrum"], "there is no backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),

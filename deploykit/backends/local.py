@@ -54,6 +54,10 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 
                 f"this machine cannot use the address {place} as a folder",
                 f"name a folder, for example with --set {path}=FOLDER",
             )
+    for name in ("cpus_per_node", "memory"):
+        if getattr(job.resources, name) is not None:
+            path, message = f"resources.{name}", "is not enforced on this machine"
+            yield Problem(path, message, severity="warning")
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:

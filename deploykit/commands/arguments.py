@@ -25,6 +25,13 @@ def job_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def one_run(parser: argparse.ArgumentParser) -> None:
     """One run, the newest unless it is named."""
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""Stop a run. Its ranks get SIGTERM and time to save; one that has ended is left as it is."""
+"""Stop a run; one that has ended is left as it is.
+
+Its ranks get SIGTERM and time to save, but on SageMaker, whose launchers pass nothing on.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find every problem of a job file, without network, credentials or a cluster.
 
-Without --backend: for this machine and for every backend that has a section in the file.
+Without --backend: for every backend that has a section in the file, or else for this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     tree, _ = jobfile.parse(args.job)
-    names = args.backend or ["local", *(n for n in backend.names() if n in tree and n != "local")]
+    names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
     file = lifecycle.load(args.job, args.set, names)
     warnings = _check(file, names)
     if args.json:

@@ -1,7 +1,7 @@
 """Print a completion script for your shell.
 
 bash: deploykit completion bash > ~/.local/share/bash-completion/completions/deploykit
-zsh:  deploykit completion zsh > a folder of your fpath/_deploykit
+zsh:  deploykit completion zsh > ~/.zfunc/_deploykit   (a folder of your fpath)
 """
 
 from __future__ import annotations

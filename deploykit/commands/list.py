@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle, runs
-from deploykit.commands import output
+from deploykit.commands import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most N (default 20)")
+    parser.add_argument(
+        "--limit", type=arguments.count, default=20, metavar="N", help="at most N (default 20)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,12 +27,22 @@ def run(args: argparse.Namespace) -> int:
     lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
     if args.rank is not None:
         lines = (line for line in lines if line.rank == args.rank)
+    lines = _noting_silence(lines, args.rank)
     if args.json:
         for line in lines:
             output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
     else:
         print_lines(lines, sys.stdout)
     return 0
+
+
+def _noting_silence(lines: Iterable[LogLine], rank: int | None) -> Iterator[LogLine]:
+    """The lines; where there is none, say so."""
+    line = None
+    for line in lines:
+        yield line
+    if line is None:
+        output.note("no line yet" if rank is None else f"no line of rank {rank}")
 
 
 def print_lines(lines: Iterable[LogLine] | Iterator[LogLine], out: TextIO) -> None:

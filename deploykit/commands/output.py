@@ -43,7 +43,8 @@ def error(error: DeploykitError, *, as_json: bool) -> None:
         return
     note(f"error: {error}")
     for problem in problems:
-        note(f"  {_problem(problem)}")
+        mark = "warning: " if problem.severity == "warning" else ""
+        note(f"  {mark}{_problem(problem)}")
     if error.hint:
         note(f"  {error.hint}")
 
@@ -103,10 +104,10 @@ def run_text(run: Run) -> None:
     for label, value in (
         ("why", run.reason),
         ("where", str(run.handle or f"{run.backend}://{run.place}, not confirmed")),
-        ("since", when(run)),
+        ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),
-        ("logs", f"deploykit logs {run.run}"),
+        ("logs", f"deploykit logs {run.run}" if run.handle else ""),
     ):
         if value:
             print(f"  {label:<7} {value}")

@@ -10,7 +10,9 @@ from deploykit.model import State
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="*", metavar="RUN", help="run id, or a unique part of it")
+    parser.add_argument(
+        "run", nargs="*", metavar="RUN", help="run id, or a unique beginning or end of one"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,12 +7,17 @@ import sys
 
 from deploykit import lifecycle
 from deploykit.commands import arguments, output
+from deploykit.errors import UsageError
 from deploykit.lifecycle import Prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.job_file(parser)
-    parser.add_argument("--backend", required=True, metavar="B", help="local, slurm or sagemaker")
+    parser.add_argument(
+        "--backend",
+        metavar="B",
+        help="local, slurm, sagemaker, or another of `deploykit backends`",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, end with its exit code"
@@ -21,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.backend is None:
+        raise UsageError("where to? --backend is missing", hint="one of local, slurm, sagemaker")
     prepared = lifecycle.prepare(args.job, args.set, args.backend, args.run)
     output.warnings(prepared.warnings)
     if args.dry_run:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = runs.get(args.run).run
     for last in lifecycle.wait(name, args.timeout):
-        if not args.json:
+        if not args.json and not State(last.state).final:
             output.note(f"{name}: {last.state}{f' - {last.reason}' if last.reason else ''}")
     return _finish(last, as_json=args.json)
 
