@@ -114,8 +114,8 @@ def _claim(plan: Plan, folder: Path) -> Run:
 def _send(plan: Plan, folder: Path) -> None:
     try:
         handle = backend.find(plan.backend).submit(plan, folder)
-    except Uncertain:
-        raise  # the row stays as it is, and `refresh` asks again
+    except (Uncertain, TryAgain):
+        raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
         runs.update(plan.run, Status(State.UNSENT, "", str(error)))
         raise

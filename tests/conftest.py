@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 from aws_server import aws, moto  # noqa: F401 - fixtures for every test
+from slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

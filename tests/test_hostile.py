@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploykit import contract, lifecycle, paths
+from deploykit.backends.slurm import script
 from deploykit.errors import JobFileError
 
 NASTY = [
@@ -186,11 +187,11 @@ def _run_script(bench, plan, shell):
     (folder / "logs").mkdir(exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         (folder / "claim").unlink()
-    script, record = bench / "script", bench / "record"
-    script.write_text(plan.text)
+    text, record = bench / "script", bench / "record"
+    text.write_text(plan.text)
     record.unlink(missing_ok=True)
     env = {"PATH": f"{bench}/bin:/usr/bin:/bin", "RECORD": str(record), "SLURM_JOB_ID": "7"}
-    done = subprocess.run([shell, script], env=env, cwd=bench, capture_output=True, check=False)
+    done = subprocess.run([shell, text], env=env, cwd=bench, capture_output=True, check=False)
     assert done.returncode == 0, done
     assert not (bench / "pwned").exists()
     assert [p.name for p in (folder / "source").iterdir()] == []
@@ -223,11 +224,20 @@ def _slurm(bench, plan):
         words = shlex.split(words[-1])
     assert words[words.index(contract.LAUNCH) + 1 :] == contract.command(plan.job)
     _same_environment(plan, environ)
+    assert plan.text == _by_submitit(plan)
     directives = _directives(plan.text)
     for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"):
         assert directives.get(name) == getattr(plan.options, name)
     for name, value in plan.options.extra.items():
         assert directives[name] == value
+
+
+def _by_submitit(plan):
+    """The script that submitit's own renderer makes, which `submit` will insist on."""
+    executor = script.offline(paths.run_folder("one"))
+    executor.update_parameters(**script.parameters(plan.job, plan.options, run="one"))
+    command = script.command(plan.job, plan.options, run="one")
+    return executor._make_submission_file_text(command, "uid")
 
 
 def _directives(text):

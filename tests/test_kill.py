@@ -50,6 +50,11 @@ LOCAL = points(
     ("before", "subprocess:run", False),
     ("after", "subprocess:run", True),
 )
+SLURM = points(
+    ("after", "deploykit.bundle:unpack", False),
+    ("before", "submitit.core.utils:CommandFunction.__call__", False),
+    ("after", "submitit.core.utils:CommandFunction.__call__", True),
+)
 SAGEMAKER = points(
     ("before", "deploykit.backends.sagemaker.sending:upload", False),
     ("after", "deploykit.backends.sagemaker.sending:upload", False),
@@ -90,6 +95,20 @@ def test_local(project, capsys, tmp_path, when, where, sent):
     assert cli.main(["wait", "one"]) == 0
     assert counter.read_text() == "x"
     assert len(list((tmp_path / "state folder/bundles").glob("*.tar.gz"))) == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.parametrize(("when", "where", "sent"), SLURM)
+def test_slurm(project, cluster, capsys, tmp_path, when, where, sent):
+    counter = tmp_path / "starts"
+    (project / "train.py").write_text(f"open({str(counter)!r}, 'a').write('x')")
+    submit = ["submit", "--backend", "slurm", "--run", "one"]
+    assert killed(when, where, *submit) == -signal.SIGKILL
+    check_state((when, where), state("one", capsys), sent=sent)
+    assert cli.main(submit) == 0
+    assert cli.main(["wait", "one"]) == 0
+    assert counter.read_text() == "x"
 
 
 @pytest.mark.aws

@@ -1,64 +1,13 @@
-"""A real Slurm cluster of four nodes on this machine, one for the whole session."""
+"""Plans for Slurm, and the way in which the command line submits them."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
-from slurm_helpers import cluster_command, folder_of, output, wait_for
+from slurm_helpers import folder_of
 
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
 from deploykit.model import Entrypoint, JobSpec, Resources
-
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
-
-
-@pytest.fixture(scope="session")
-def needs_slurm():
-    missing = [
-        p for p in PROGRAMS if shutil.which(p, path=f"{os.environ['PATH']}:/usr/sbin") is None
-    ]
-    if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
-@pytest.fixture
-def box(needs_slurm):
-    """A short plain path for a cluster; whatever runs there is stopped."""
-    folder = Path(tempfile.mkdtemp(prefix="box-"))
-    yield folder
-    cluster_command("stop", folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def running_cluster(needs_slurm):
-    folder = Path(tempfile.mkdtemp(prefix="box-"))
-    done = cluster_command("start", folder)
-    assert done.returncode == 0, done.stderr
-    yield folder
-    cluster_command("stop", folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def cluster(running_cluster, monkeypatch):
-    """The running cluster, empty; sbatch and the others talk to it."""
-    line = cluster_command("env", running_cluster).stdout
-    name, _, value = line.removeprefix("export ").strip().partition("=")
-    monkeypatch.setenv(name, shlex.split(value)[0])
-    yield running_cluster
-    subprocess.run(["scancel", "--me"], check=True)
-    wait_for(lambda: not output("squeue", "--noheader"), 30)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from deploykit import paths
 from deploykit.backends.slurm import options as sections
-from deploykit.backends.slurm import watching
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import render_script
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Status
@@ -39,16 +38,24 @@ def submit(plan: Plan, folder: Path) -> Handle:
 
 def find(run: str, folder: Path, place: str) -> Handle | None:
     """The job whose name is the run id, or that claimed the run."""
+    from deploykit.backends.slurm import watching
+
     return watching.find(run, folder, place)
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    from deploykit.backends.slurm import watching
+
     return watching.status(handles)
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    from deploykit.backends.slurm import watching
+
     return watching.logs(handle, follow=follow)
 
 
 def cancel(handle: Handle) -> None:
+    from deploykit.backends.slurm import watching
+
     watching.cancel(handle)

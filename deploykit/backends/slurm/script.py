@@ -1,7 +1,9 @@
-"""The batch script: rendered by submitit, with none of its defaults left in.
+"""The batch script, as submitit renders it from our parameters with none of its defaults left in.
 
-Rendering needs no Slurm here. The hooks of submitit that this leans on, and that are private, are
-held by ``tests/slurm/test_submitit.py``.
+A plan writes the lines itself: importing submitit takes as long as all the rest of a dry run.
+`submit` has submitit's own renderer make the script, and refuses when the two differ; the tests
+hold them equal over many jobs. The private hooks of submitit that this leans on are held by
+``tests/slurm/test_slurm_submitit.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 _NOTICE = 90
 """Seconds between SIGUSR2 and the time limit, where the job file does not say."""
 
+_NOT_SBATCH = {
+    *("additional_parameters", "setup", "signal_delay_s"),
+    *("stderr_to_stdout", "use_srun", "wckey"),
+}
+"""Parameters that are submitit's own."""
+
 _PREAMBLE = (
     "# what stands in single quotes below is meant literally",
     "# shellcheck disable=SC1003,SC1097,SC1112,SC2016,SC2088",
@@ -29,10 +37,24 @@ _PREAMBLE = (
 
 def render_script(job: JobSpec, options: Options, *, run: str) -> str:
     """The text that sbatch gets."""
-    folder = paths.run_folder(run)
-    executor = offline(folder)
-    executor.update_parameters(**parameters(job, options, run=run, folder=folder))
-    return str(executor._make_submission_file_text(_command(job, options, run, folder), run))  # noqa: SLF001
+    values = parameters(job, options, run=run)
+    flags = {name: value for name, value in values.items() if name not in _NOT_SBATCH}
+    flags |= {"signal": f"USR2@{values['signal_delay_s']}", "open-mode": "append"}
+    flags |= values["additional_parameters"]
+    lines = [
+        "#!/bin/bash",
+        "",
+        "# Parameters",
+        *(_flag(name, flags[name]) for name in sorted(flags)),
+    ]
+    lines += ["", "# setup", *values["setup"]]
+    lines += ["", "# command", "export SUBMITIT_EXECUTOR=slurm", command(job, options, run=run), ""]
+    return "\n".join(lines)
+
+
+def _flag(name: str, value: Any) -> str:
+    dashed = name.replace("_", "-")
+    return f"#SBATCH --{dashed}" + ("" if value is True else f"={shlex.quote(str(value))}")
 
 
 def offline(folder: Path) -> SlurmExecutor:
@@ -47,8 +69,9 @@ def offline(folder: Path) -> SlurmExecutor:
     return Offline(folder)
 
 
-def parameters(job: JobSpec, options: Options, *, run: str, folder: Path) -> dict[str, Any]:
+def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
     """What submitit's renderer is told: its own parameters, and sbatch's by their own names."""
+    folder = paths.run_folder(run)
     minutes = -(-job.resources.time_limit // 60)
     notice = options.signal_seconds or min(_NOTICE, minutes * 60 // 2)
     more: dict[str, Any] = {
@@ -105,7 +128,9 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
+def command(job: JobSpec, options: Options, *, run: str) -> str:
+    """What the script does below its directives."""
+    folder = paths.run_folder(run)
     environment = contract.environment(
         job,
         backend="slurm",

@@ -9,12 +9,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import bundle as bundles
-from deploykit.backends.slurm import watching
-from deploykit.backends.slurm.script import offline
+from deploykit.backends.slurm import script, watching
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 from deploykit.model import Handle, Plan
 
@@ -130,7 +130,9 @@ def _sbatch(plan: Plan, folder: Path) -> str:
     try:
         # submitit prints what sbatch says as well as raising it
         with contextlib.redirect_stderr(complaint):
-            return str(_executor(plan, folder)._submit_command("").job_id)  # noqa: SLF001
+            executor = _executor(plan, folder)
+            text = script.command(plan.job, plan.options, run=plan.run)
+            return str(executor._submit_command(text).job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
         said = str(error)
         if not unsure(said):
@@ -154,17 +156,32 @@ def _found(plan: Plan, folder: Path, said: str) -> str:
 
 
 def _executor(plan: Plan, folder: Path) -> SlurmExecutor:
-    base = type(offline(folder))
+    base = type(script.offline(folder))
 
     class Exactly(base):  # type: ignore[misc,valid-type]
-        """Submits the plan's text, whatever else it is asked to."""
+        """Submits what it renders, if that is the plan's text."""
 
-        def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
-            return plan.text
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            text = str(super()._make_submission_file_text(command, uid))
+            if text != plan.text:
+                raise SubmitRefused(
+                    f"submitit would send something else: {_difference(plan.text, text)}",
+                    hint="please report this, with the version of submitit",
+                )
+            return text
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             argv = super()._make_submission_command(submission_file_path)
             drop = unwanted(os.environ, plan.text)
             return ["env", *(word for name in drop for word in ("-u", name)), *argv]
 
-    return Exactly(folder / "sbatch")
+    executor = Exactly(folder / "sbatch")
+    executor.update_parameters(**script.parameters(plan.job, plan.options, run=plan.run))
+    return executor
+
+
+def _difference(ours: str, theirs: str) -> str:
+    """The first line that is not the same in both."""
+    pairs = zip_longest(ours.split("\n"), theirs.split("\n"))
+    mine, other = next((a, b) for a, b in pairs if a != b)
+    return f"planned {mine!r}, submitit {other!r}"
