@@ -79,6 +79,27 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
     return dict(sorted({**plain, **ours}.items()))
 
 
+def in_folder(job: JobSpec, backend: str, run: str) -> dict[str, str]:
+    """`environment` for a backend whose nodes see the run's folder."""
+    folder = paths.run_folder(run)
+    return environment(
+        job,
+        backend=backend,
+        run=run,
+        output=job.output or str(folder / "output"),
+        checkpoints=job.checkpoints or str(folder / "checkpoints"),
+        data=job.data,
+        folder=str(folder),
+    )
+
+
+def places(job: JobSpec) -> dict[str, str]:
+    """Folders and addresses of a job file, by their path in it."""
+    found = {f"data.{name}": place for name, place in job.data.items()}
+    chosen = {"output": job.output, "checkpoints": job.checkpoints}
+    return found | {path: place for path, place in chosen.items() if place is not None}
+
+
 def command(job: JobSpec) -> list[str]:
     """The words after ``launch.py``: torchrun's options, ``--``, the program and its arguments.
 

@@ -16,6 +16,17 @@ from types import SimpleNamespace
 
 import pytest
 
+SECTION = """\
+sagemaker:
+  role: arn:aws:iam::123456789012:role/training
+  bucket: my-bucket
+  region: us-east-1
+  instance_type: ml.g5.xlarge
+  framework_version: 2.8.0
+  sender: boto3
+"""
+"""For a job file: a job that the server takes."""
+
 
 @pytest.fixture(scope="session")
 def moto():

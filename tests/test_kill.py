@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import sent_requests
+from aws_server import SECTION, sent_requests
 
 from deploykit import cli
 
@@ -26,17 +26,6 @@ AROUND_THE_ROW = [
     ("after", "deploykit.bundle:Bundle.store"),
 ]
 AT_THE_END = [("before", "deploykit.runs:confirm"), ("after", "deploykit.runs:confirm")]
-
-
-SECTION = """\
-sagemaker:
-  role: arn:aws:iam::123456789012:role/training
-  bucket: my-bucket
-  region: us-east-1
-  instance_type: ml.g5.xlarge
-  framework_version: 2.8.0
-  sender: boto3
-"""
 
 
 def points(*around_the_send):

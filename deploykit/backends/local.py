@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from deploykit import bundle as bundles
 from deploykit import contract, ends, logfiles, paths, render
@@ -47,7 +47,7 @@ class Options:
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract's
-    for path, place in _places(job):
+    for path, place in contract.places(job).items():
         if "://" in place:
             yield Problem(
                 path,
@@ -63,20 +63,11 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     folder = paths.run_folder(run)
     output = job.output or str(folder / "output")
-    environment = contract.environment(
-        job,
-        backend="local",
-        run=run,
-        output=output,
-        checkpoints=job.checkpoints or str(folder / "checkpoints"),
-        data=job.data,
-        folder=str(folder),
-    )
     text = render.shell(
         "local.sh.j2",
         run=run,
         folder=folder,
-        environment=environment,
+        environment=contract.in_folder(job, "local", run),
         nodes=job.resources.nodes,
         python=options.python or sys.executable,
         supervise=_SUPERVISE,
@@ -200,11 +191,3 @@ def _here(handle: Handle) -> None:
         raise BackendUnavailable(
             f"{handle.run} runs on the machine {handle.place}", hint="run this command there"
         )
-
-
-def _places(job: JobSpec) -> Iterator[tuple[str, Any]]:
-    yield from ((f"data.{name}", place) for name, place in job.data.items())
-    if job.output:
-        yield "output", job.output
-    if job.checkpoints:
-        yield "checkpoints", job.checkpoints

@@ -223,10 +223,8 @@ def _smddp(options: Options) -> Iterator[Problem]:
 
 
 def _places(job: JobSpec) -> Iterator[Problem]:
-    places = {"output": job.output, "checkpoints": job.checkpoints}
-    places |= {f"data.{name}": place for name, place in job.data.items()}
-    for path, place in places.items():
-        if place is not None and _S3.fullmatch(place) is None:
+    for path, place in contract.places(job).items():
+        if _S3.fullmatch(place) is None:
             yield Problem(
                 path,
                 f"SageMaker's machines cannot see {place!r}",

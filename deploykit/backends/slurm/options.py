@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from deploykit import paths
+from deploykit import contract, paths
 from deploykit.fields import Bounds, Help, Pattern
 from deploykit.model import JobSpec, Problem
 
@@ -124,9 +124,7 @@ def _check_state() -> Iterator[Problem]:
 
 
 def _check_places(job: JobSpec) -> Iterator[Problem]:
-    places = {f"data.{name}": place for name, place in job.data.items()}
-    places |= {"output": job.output or "", "checkpoints": job.checkpoints or ""}
-    for path, place in places.items():
+    for path, place in contract.places(job).items():
         if "://" in place:
             yield Problem(
                 path,

@@ -131,20 +131,11 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
 def command(job: JobSpec, options: Options, *, run: str) -> str:
     """What the script does below its directives."""
     folder = paths.run_folder(run)
-    environment = contract.environment(
-        job,
-        backend="slurm",
-        run=run,
-        output=job.output or str(folder / "output"),
-        checkpoints=job.checkpoints or str(folder / "checkpoints"),
-        data=job.data,
-        folder=str(folder),
-    )
     text = render.shell(
         "slurm.sh.j2",
         folder=folder,
         setup=options.setup,
-        environment=environment,
+        environment=contract.in_folder(job, "slurm", run),
         cpus=job.resources.cpus_per_node,
         command=_words(options.python or sys.executable, job),
     )
