@@ -118,7 +118,7 @@ def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
 
     log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     told = f"deploykit met an error that it does not know: {type(error).__name__}: {error}"
-    text = f"deploykit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 
 import pytest
@@ -36,3 +37,15 @@ def project(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """In CI nothing real is skipped silently: a skip is a failure, unless it says `optional`."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2])
+        if "optional" not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped in CI: {reason}"
+    return report

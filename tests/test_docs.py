@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -163,8 +164,7 @@ def test_slurm_guide_runs(tmp_path, monkeypatch):
     for name in ("infra", "entrypoints"):
         shutil.copytree(ROOT / name, project / name)
     shutil.copy(ROOT / "job.yaml", project)
-    boxes = tmp_path / "boxes"
-    boxes.mkdir()
+    boxes = Path(tempfile.mkdtemp(prefix="boxes-"))
     monkeypatch.setenv("TMPDIR", str(boxes))
     try:
         play((DOCS / "guides/slurm.md").read_text(encoding="utf-8"), project)
@@ -172,6 +172,7 @@ def test_slurm_guide_runs(tmp_path, monkeypatch):
         for box in boxes.iterdir():
             stop = [sys.executable, ROOT / "infra/slurm/cluster.py", "stop", box]
             subprocess.run(stop, capture_output=True, check=True)
+        shutil.rmtree(boxes)
 
 
 def test_the_runner_sees_differences(tmp_path):

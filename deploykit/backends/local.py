@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -74,7 +73,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         command=contract.command(job),
         seconds=_seconds(job),
     )
-    return Plan("local", socket.gethostname(), run, text, "sh", job, options, bundle, output)
+    return Plan("local", os.uname().nodename, run, text, "sh", job, options, bundle, output)
 
 
 def _seconds(job: JobSpec) -> int:
@@ -139,7 +138,7 @@ def cancel(handle: Handle) -> None:
 
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
-    if handle.place != socket.gethostname() and not (folder / "ends").exists():
+    if handle.place != os.uname().nodename and not (folder / "ends").exists():
         return Status(State.UNKNOWN, "", f"it was started on the machine {handle.place}")
     if _alive(folder):
         stopping = (folder / "cancelled").exists()
@@ -187,7 +186,7 @@ def _pid(folder: Path) -> int:
 
 
 def _here(handle: Handle) -> None:
-    if handle.place != socket.gethostname():
+    if handle.place != os.uname().nodename:
         raise BackendUnavailable(
             f"{handle.run} runs on the machine {handle.place}", hint="run this command there"
         )

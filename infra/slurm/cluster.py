@@ -155,7 +155,8 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
             f"not installed: {', '.join(missing)}. On Debian or Ubuntu: "
             f"apt-get install --no-install-recommends {packages}"
         )
-    if len(str(_socket(folder))) > LONGEST_SOCKET or any(c in str(folder) for c in " ,%\\'\"#="):
+    step = folder / "spool" / "n999" / "n999_99999999.4294967291"  # slurmstepd's own socket
+    if len(str(step)) > LONGEST_SOCKET or any(c in str(folder) for c in " ,%\\'\"#="):
         raise ClusterError(
             f"{folder} cannot hold a cluster: a Unix socket's path has at most {LONGEST_SOCKET} "
             "characters, and Slurm's files no blanks, quotes or any of , % # = \\ in a path. "

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -61,6 +62,12 @@ class Launcher:
         return Done(self.process.wait(patience), self.log)
 
 
+def _hear_all():
+    """What was started in the background ignores these, and so would its children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Bundle:
     """A source tree with the node plane inside, and the folder of one run."""
 
@@ -93,6 +100,7 @@ class Bundle:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_hear_all,  # noqa: PLW1509 - no thread here
             )
         self._started.append(process)
         return Launcher(process, logfile)
@@ -137,4 +145,4 @@ def old_python():
     for candidate in (*sorted(pyenv.glob("3.10.*/bin/python3.10")), shutil.which("python3.10")):
         if candidate and subprocess.run([candidate, "-c", ""], check=False).returncode == 0:
             return str(candidate)
-    pytest.skip("no working python3.10 on this machine")
+    pytest.skip("optional: no working python3.10 on this machine")

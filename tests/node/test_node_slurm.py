@@ -5,21 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-CLUSTER = Path(__file__).parents[2] / "infra" / "slurm" / "cluster.py"
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.torch,
-    pytest.mark.skipif(shutil.which("slurmctld") is None, reason="Slurm is not installed"),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 
 LISTEN = """\
     import os, signal, sys, time
@@ -34,12 +26,10 @@ LISTEN = """\
 """
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("slurm") / "box")
-    subprocess.run([sys.executable, CLUSTER, "start", folder], check=True, capture_output=True)
-    yield {"PATH": os.environ["PATH"], "SLURM_CONF": f"{folder}/slurm.conf"}
-    subprocess.run([sys.executable, CLUSTER, "stop", folder], check=True, capture_output=True)
+@pytest.fixture
+def slurm(cluster):
+    """The environment in which the commands talk to the cluster."""
+    return {name: os.environ[name] for name in ("PATH", "SLURM_CONF")}
 
 
 def submit(bundle, slurm, *words):

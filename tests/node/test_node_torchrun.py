@@ -215,7 +215,7 @@ def test_what_is_left_after_the_grace_is_killed(bundle):
     started.process.terminate()
     done = started.finish()
     assert done.code == 137
-    assert done.said["node 0"][-1] == "the ranks did not end in time: SIGKILL"
+    assert done.said["node 0"][-2] == "the ranks did not end in time: SIGKILL"
     assert all(gone(pid) for pid in pids(done, 2))
 
 

@@ -107,7 +107,7 @@ def test_two_at_once(box, tmp_path):
             assert cluster_command("stop", folder).returncode == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can become somebody else")
 def test_without_root(box):
     nobody = 65534
     own = box / "own"
