@@ -13,7 +13,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
 
 _RUN_ID = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}")
+_IN_FLIGHT = 300
+"""Seconds after a submit within which its job may appear."""
 _POLL = (0.2, 15.0)
 """Shortest and longest pause between two looks at a run, in seconds."""
 
@@ -149,15 +151,29 @@ def _submitting(folder: Path, run: str) -> Iterator[None]:
 
 
 def refresh(rows: Sequence[Run]) -> list[Run]:
-    """The same runs with what the far sides say now: one question to each backend."""
+    """The same runs with what the far sides say now: one question to each backend.
+
+    Where a backend cannot be asked, its runs keep their last known state, and the reason says so.
+    """
     asked: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
-        if not State(row.state).final:
+        if not State(row.state).final or _may_still_come(row):
             asked[row.backend].append(row)
+    unasked: dict[str, str] = {}
     for name, group in asked.items():
-        _refresh(backend.find(name), group)
+        try:
+            _refresh(backend.find(name), group)
+        except DeploykitError as error:
+            unasked |= {row.run: f"last known; {name} cannot be asked: {error}" for row in group}
     fresh = {row.run: row for row in runs.every()}
-    return [fresh[row.run] for row in rows]
+    return [
+        replace(fresh[row.run], reason=unasked.get(row.run, fresh[row.run].reason)) for row in rows
+    ]
+
+
+def _may_still_come(row: Run) -> bool:
+    """Whether a job that is not there may yet arrive: what sends it can outlive a killed submit."""
+    return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> None:
@@ -181,6 +197,8 @@ def _reconcile(engine: Backend, row: Run) -> None:
     if handle is not None:
         runs.confirm(row.run, handle.id)
         return
+    if row.state == State.UNSENT.value:
+        return  # keeps the reason that it has
     reason = "its submit was interrupted before anything was sent; submit it again"
     runs.update(row.run, Status(State.UNSENT, "", reason))
 

@@ -124,7 +124,9 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
             yield ""
         text = next(note.text for note in metadata if isinstance(note, Help))
         mark = f"{indent}# "
-        yield from textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark)
+        yield from textwrap.wrap(
+            text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
+        )
         if dataclasses.is_dataclass(kind):
             yield f"{indent}{field.name}:"
             yield from _fields(kind, f"{path}{field.name}.")

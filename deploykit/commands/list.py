@@ -6,6 +6,7 @@ import argparse
 
 from deploykit import lifecycle, runs
 from deploykit.commands import arguments, output
+from deploykit.runs import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +22,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not rows:
         output.note("no runs yet; `deploykit submit --backend local` starts one")
+        return 0
     output.table(
-        ["run", "backend", "state", "submitted", "why"],
-        [[row.run, row.backend, row.state, output.when(row), row.reason] for row in rows],
+        ["run", "backend", "state", "submitted (UTC)", "why"],
+        [[row.run, row.backend, row.state, _minute(row), row.reason] for row in rows],
     )
     return 0
+
+
+def _minute(row: Run) -> str:
+    return output.when(row)[:16].replace("T", " ")

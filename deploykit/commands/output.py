@@ -71,7 +71,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(*headings, box=None, header_style="bold", pad_edge=False)
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
+    for heading, *cells in zip(headings, *rows, strict=True):
+        whole = heading != headings[-1]  # only the last column is text, and may be broken
+        width = max(map(len, cells), default=0) if whole else None
+        drawn.add_column(heading, no_wrap=whole, min_width=width, overflow="fold")
     for row in rows:
         drawn.add_row(*row)
     Console().print(drawn)
