@@ -173,8 +173,8 @@ it is put back before the trainer starts.
 
 ## Variables of the launcher
 
-Set by plans and by `launch.py` for itself. The job file cannot set them: names of torchrun's
-variables above, and names that begin with `DEPLOYKIT_`, are refused in `env`.
+Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` can be set in `env`: torchrun's
+variables above, and other names that begin with `DEPLOYKIT_`, are refused there.
 """
 
 INTERNAL = {
@@ -183,7 +183,7 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
-    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM; set it on the node to change it",
+    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM; 30 where `env` does not set it",
 }
 
 RUN_FOLDER = """\
