@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from deploykit import cli, errors
+from deploykit import cli, errors, runs
 
 
 def run(*argv):
@@ -158,6 +158,46 @@ def test_backends_say_what_is_missing(capsys, monkeypatch):
     assert list(found)[:3] == ["local", "slurm", "sagemaker"]
     assert "sbatch" in found["slurm"]["missing"]
     assert not found["slurm"]["usable"]
+
+
+LOG = """\
+2026-11-21T01:00:00.000Z [rank {0}] early
+a traceback of its own
+2026-11-21T02:00:00.000Z [rank {0}] late
+  more of it
+"""
+
+
+@pytest.fixture
+def logged(project, monkeypatch, tmp_path):
+    """A run that has ended, with one log for each of two nodes."""
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    for node in (0, 1):
+        (folder / f"logs/node-{node}.log").write_text(LOG.format(node))
+    row = runs.Run("one", "x", "local", "here", str(folder), "a", "b", None, 1.0, "/out", "one")
+    runs.add(row)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--rank", "1"], ["[rank 1] early", "[rank 1] late"]),
+        (
+            ["--node", "0", "--since", "2026-11-21T01:30"],
+            ["[rank 0] late", "[node 0]   more of it"],
+        ),
+        (["--since", "1s"], []),
+    ],
+)
+def test_logs_by_rank_node_and_time(logged, capsys, options, shown):
+    assert run("logs", "one", *options) == 0
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_logs_of_a_time_that_is_none(logged, capsys):
+    assert run("logs", "one", "--since", "soon") == 64
+    assert "'soon' is not a time such as 10m" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

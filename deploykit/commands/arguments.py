@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from deploykit.fields import DURATION
 
 
 def job_file(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +33,20 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def moment(text: str) -> datetime:
+    """A time in UTC: how long ago (10m, 2h), or when (2026-11-21T01:46)."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=DURATION.parse(text))
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        wanted = "a time such as 10m (ago) or 2026-11-21T01:46"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def one_run(parser: argparse.ArgumentParser) -> None:
