@@ -13,7 +13,7 @@ ONE_LINE = {
     "cuda_oom": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB",
     "port_in_use": "RuntimeError: server socket failed: EADDRINUSE, Address already in use",
     "missing_module": "ModuleNotFoundError: No module named 'sklearnn'",
-    "slurm_time_limit": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT noon DUE TO TIME LIMIT ***",
+    "slurm_time_limit": "slurmstepd: *** JOB 7 ON n1 CANCELLED AT noon DUE TO TIME LIMIT ***",
     "slurm_cancelled": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT noon ***",
     "slurm_preempted": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT noon DUE TO PREEMPTION ***",
     "slurm_oom": "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Killed by cgroup",
