@@ -21,6 +21,7 @@ VERBS = {
     "list": "all runs",
     "logs": "what the ranks print, merged",
     "wait": "wait for a run and end with its exit code",
+    "diagnose": "why a run failed, from its logs",
     "cancel": "stop a run",
     "backends": "where jobs can run from here",
     "completion": "tab completion for your shell",

@@ -20,7 +20,7 @@ import words
 
 from deploykit import backend, cli, contract, errors, ignore, schema
 from deploykit.backends.sagemaker import request
-from deploykit.commands import wait
+from deploykit.commands import diagnose, wait
 from deploykit.decode import hints, split
 from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
 from deploykit.model import JobSpec, State
@@ -219,6 +219,7 @@ def exit_codes() -> str:
         wait._TIMED_OUT: "`wait --timeout` ran out; the run goes on",  # noqa: SLF001
         cli._INTERRUPTED: "interrupted with ^C; a run that was submitted goes on",  # noqa: SLF001
         cli._PIPE_CLOSED: "whoever read the output closed the pipe",  # noqa: SLF001
+        diagnose.CAUSE_FOUND: "`diagnose` found a cause",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
     rows = [[str(code), found[code]] for code in sorted(found)]

@@ -101,8 +101,8 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def run_text(run: Run) -> None:
-    """A run as a few lines for a person."""
+def run_text(run: Run, diagnosis: str | None = None) -> None:
+    """A run as a few lines for a person; last, why it failed where that was found."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
     print(f"{run.run}: {run.state}{code}")
     for label, value in (
@@ -112,6 +112,7 @@ def run_text(run: Run) -> None:
         ("folder", run.folder),
         ("output", run.output),
         ("logs", f"deploykit logs {run.run}" if run.handle else ""),
+        ("cause", diagnosis),
     ):
         if value:
             print(f"  {label:<7} {value}")

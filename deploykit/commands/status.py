@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle, runs
-from deploykit.commands import output
+from deploykit.commands import diagnose, output
 from deploykit.model import State
 
 
@@ -25,5 +25,5 @@ def run(args: argparse.Namespace) -> int:
         output.emit([output.run_data(row) for row in rows])
     else:
         for row in rows:
-            output.run_text(row)
+            output.run_text(row, diagnose.brief(row))
     return 0

@@ -10,7 +10,7 @@ import sys
 import threading
 
 from deploykit import backend, lifecycle, runs
-from deploykit.commands import arguments, logs, output
+from deploykit.commands import arguments, diagnose, logs, output
 from deploykit.model import State
 from deploykit.runs import Run
 
@@ -53,5 +53,5 @@ def _finish(row: Run, *, as_json: bool) -> int:
     if as_json:
         output.emit(output.run_data(row))
     else:
-        output.run_text(row)
+        output.run_text(row, diagnose.brief(row))
     return lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT

@@ -1,0 +1,142 @@
+"""Say why a run failed, from the logs of all its ranks: the cause, its proof, and what to do.
+
+Without RUN or FILE: the newest run. Ends with 0 when no cause was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit import backend, lifecycle, runs
+from deploykit.commands import output
+from deploykit.diagnosis import reading, rules
+from deploykit.diagnosis.verdict import Diagnosis, Evidence, Finding
+from deploykit.errors import DeploykitError, NotFound
+from deploykit.model import LogLine, State
+from deploykit.runs import Run
+
+CAUSE_FOUND = 79
+"""Beyond the codes of `sysexits.h`: nothing went wrong here, but with what was looked at."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="RUN|FILE",
+        help="a run, log files, or - for standard input (default: the newest run)",
+    )
+    parser.add_argument(
+        "--rules",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="more rules, in TOML, which come before deploykit's own (repeatable)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    diagnosis = Diagnosis(rules.load(args.rules))
+    known = diagnosis.literals
+    if _are_files(args.what):
+        for name in args.what:
+            diagnosis.read(name, reading.file(None if name == "-" else Path(name), known))
+    else:
+        if len(args.what) > 1:
+            missing = next(name for name in args.what if name != "-" and not Path(name).exists())
+            raise NotFound(f"no such file: {missing}", hint="name one run, or files that exist")
+        _read_run(diagnosis, lifecycle.refresh([runs.get(next(iter(args.what), None))])[0])
+    found = diagnosis.findings()
+    if args.json:
+        output.emit({"findings": [_data(finding) for finding in found]})
+    else:
+        _tell(found)
+    return CAUSE_FOUND if found else 0
+
+
+def brief(row: Run) -> str | None:
+    """Cause and proof of a failed run in one line, where its logs lie on this machine."""
+    if State(row.state) is not State.FAILED or not _files(row):
+        return None
+    diagnosis = Diagnosis(rules.load())
+    try:
+        _read_run(diagnosis, row)
+    except (DeploykitError, OSError):  # what the run did is known without it
+        return None
+    found = diagnosis.findings()
+    if not found:
+        return None
+    proof = found[0].evidence[0]
+    return f"{found[0].cause.label}, {found[0].cause.means}: {_place(proof)}: {proof.text[:160]}"
+
+
+def _are_files(words: Sequence[str]) -> bool:
+    return bool(words) and all(word == "-" or Path(word).exists() for word in words)
+
+
+def _files(row: Run) -> list[Path]:
+    return sorted((Path(row.folder) / "logs").glob("*.log"))
+
+
+def _read_run(diagnosis: Diagnosis, row: Run) -> None:
+    if files := _files(row):
+        for path in files:
+            diagnosis.read(str(path), reading.file(path, diagnosis.literals))
+        return
+    if row.handle is None:
+        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+    lines = backend.find(row.backend).logs(row.handle, follow=False)
+    diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
+
+
+def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
+    for line in lines:
+        mark = f"[rank {line.rank}] " if line.rank is not None else ""
+        yield f"{mark}{line.text}\n".encode()
+
+
+def _data(finding: Finding) -> dict[str, Any]:
+    return {
+        "cause": finding.cause.label,
+        "also": finding.also,
+        "confidence": finding.cause.confidence,
+        "evidence": [
+            {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
+            for proof in finding.evidence
+        ],
+        "first_rank": finding.first_rank,
+        "fix": finding.cause.fix,
+    }
+
+
+def _tell(found: Sequence[Finding]) -> None:
+    """For a person: in the order in which things went wrong, the most probable cause marked."""
+    if not found:
+        output.say("no known cause in these logs: healthy, or a failure that no rule describes")
+        return
+    likely = found[0]
+    for finding in sorted(found, key=lambda finding: finding.order):
+        mark = " (the most probable)" if finding is likely and len(found) > 1 else ""
+        output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
+        for proof in finding.evidence:
+            output.say(f"  proof   {_place(proof)}\n          {proof.text}")
+        rank = finding.first_rank
+        others = ", ".join(finding.also)
+        for name, value in (
+            ("first", "" if rank is None else f"rank {rank} failed first"),
+            ("not", finding.cause.probably_not),
+            ("also", f"perhaps {others}" if others else ""),
+            ("fix", finding.cause.fix),
+        ):
+            if value:
+                output.say(f"  {name:<7} {value}")
+
+
+def _place(proof: Evidence) -> str:
+    rank = "" if proof.rank is None else f", rank {proof.rank}"
+    host = f", {proof.host}" if proof.host else ""
+    return f"{proof.file}:{proof.line}{rank}{host}"

@@ -1,0 +1,58 @@
+"""What stands around a message: colours, and marks of rank, host and time."""
+
+from __future__ import annotations
+
+import re
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
+_FRONT = re.compile(
+    r"""\s*(?:
+      \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
+    | \[(?:rank|default)\s?\d+\](?::|\s)
+    | \[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:                    # torchrun, mpirun
+    | \d{1,4}:\s(?=\D)                                          # srun --label, a pager
+    | algo-\d+(?:-\w+)?\s*(?:\||:)\s
+    | \((?:\w+\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s            # ray
+    | \#\sMAGIC\s | [|>\#]\s
+    )""",
+    re.VERBOSE,
+)
+_RANK = re.compile(
+    r"\[(?:[Rr]ank|default) ?(\d+)\]|\b[Rr]ank (\d+)\]|^\s*(\d{1,4}): (?=\D)|^\[1,(\d+)\]"
+)
+_HOST = re.compile(
+    r"([\w.-]+):\d+:\d+ \[\d+\] |(?:JOB|STEP) [\d.]+ ON (\S+)|srun: error: ([\w.-]+): task"
+    r"|\b(algo-\d+)\b|Node failure on (\S+)"
+)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_FIRST = re.compile(r"^\s*rank\s+: (\d+) \(local_rank")
+
+
+def bare(text: str) -> str:
+    """The message alone."""
+    text = _COLOUR.sub("", text)
+    while match := _FRONT.match(text):
+        text = text[match.end() :]
+    return text.strip()
+
+
+def rank(text: str) -> int | None:
+    match = _RANK.search(_COLOUR.sub("", text))
+    return int(match[match.lastindex or 0]) if match else None
+
+
+def host(text: str) -> str | None:
+    match = _HOST.search(text)
+    return match[match.lastindex or 0] if match else None
+
+
+def time(text: str) -> str:
+    """Sorts as the time does; empty where the line shows none."""
+    match = _TIME.search(text[:80])
+    return f"{match[1]}T{match[2].replace(',', '.')}" if match else ""
+
+
+def first_failure(text: str) -> int | None:
+    """The rank in torchrun's summary, whose last entry is the first failure."""
+    match = _FIRST.search(bare(text))
+    return int(match[1]) if match else None

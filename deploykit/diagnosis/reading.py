@@ -1,0 +1,90 @@
+"""Logs as lines worth a look: those that hold one of many fixed texts, and the lines behind them.
+
+grep finds them where there is one, since it does so many times faster than Python can.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit.errors import NotFound
+
+BEHIND = 2
+"""Lines behind a hit that come along: messages are broken over several lines."""
+_WIDEST = 4000
+"""Characters that are looked at together; a longer line is looked at in pieces."""
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    text: str
+    hit: bool
+
+
+def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
+    """Those lines of a file, or of standard input."""
+    try:
+        source = path.open("rb") if path else os.fdopen(os.dup(0), "rb")
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from error
+    with source:
+        if path and path.is_dir():
+            raise NotFound(f"{path} is a folder", hint="name the log files in it")
+        grep = shutil.which("grep")
+        if grep and literals:
+            yield from _grep(grep, source.fileno(), literals)
+        else:
+            yield from lines(source, literals)
+
+
+def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
+        texts.write("\n".join(literals))
+        texts.flush()
+        argv = [program, "-a", "-n", "-F", "-A", str(BEHIND), "-f", texts.name]
+        env = {**os.environ, "LC_ALL": "C"}
+        with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
+            for raw in process.stdout or ():
+                number, mark, text = _marked(raw)
+                if mark:
+                    yield Line(number, _decoded(text), hit=mark == b":")
+
+
+_MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
+
+
+def _marked(raw: bytes) -> tuple[int, bytes, bytes]:
+    """Number, `:` for a hit or `-` for a line behind one, and text; no mark between groups."""
+    match = _MARK.match(raw)
+    return (int(match[1]), match[2], raw[match.end() :]) if match else (0, b"", b"")
+
+
+def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
+    """The same in Python, from any source of lines."""
+    search = re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
+    left = 0
+    for number, raw in enumerate(source, 1):
+        if search(raw):
+            left = BEHIND + 1
+        if left:
+            yield Line(number, _decoded(raw), hit=left == BEHIND + 1)
+            left -= 1
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode(errors="replace").rstrip("\r\n")
+
+
+def pieces(text: str) -> Iterator[str]:
+    """What a line shows one after the other: progress bars write over themselves."""
+    for part in text.split("\r"):
+        for start in range(0, max(len(part), 1), _WIDEST):
+            yield part[start : start + _WIDEST]

@@ -1,0 +1,176 @@
+"""From lines to causes: which rule a line belongs to, and which of several causes came first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from deploykit.diagnosis import marks, reading
+from deploykit.diagnosis.reading import Line
+from deploykit.diagnosis.rules import Cause, Rules
+
+SHOWN = 3
+"""Lines that prove a cause, at most."""
+_AFTER = 400
+"""Lines for which the `after` of a rule holds."""
+_REMEMBERED = 20_000
+"""Lines that say nothing, digits aside: logs repeat them again and again."""
+_DIGITS = re.compile(r"\d+")
+_TELLING = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
+"""In such lines the digits tell, or what came before them."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    file: str
+    line: int
+    text: str
+    rank: int | None
+    host: str | None
+    time: str = ""
+
+
+@dataclass
+class Finding:
+    cause: Cause
+    evidence: list[Evidence] = field(default_factory=list)
+    order: tuple[str, int, int] = ("", 0, 0)
+    also: list[str] = field(default_factory=list)
+    first_rank: int | None = None
+
+
+class Diagnosis:
+    """Feed it the lines of each log, then ask for the findings."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._found: dict[int, Finding] = {}
+        self._ruled_out: set[int] = set()
+        self.literals = rules.literals()
+        self._files = 0
+        self._dull: set[str] = set()
+        self._root: int | None = None
+
+    def read(self, name: str, lines: Iterable[Line], node: int | None = None) -> None:
+        """All lines of one log; `node` is where it was written, when that is known."""
+        self._files += 1
+        log = _Log(name, self._files, node)
+        waiting: list[tuple[Line, str]] = []
+        for line in lines:
+            if not line.hit:
+                waiting = [(first, f"{text} {marks.bare(line.text)}") for first, text in waiting]
+                continue
+            self._settle(log, waiting)
+            self._note_first(line.text)
+            waiting = [(line, piece) for piece in self._open(log, line)]
+        self._settle(log, waiting)
+
+    def _open(self, log: _Log, line: Line) -> Iterator[str]:
+        """Judge a line; what no rule matches is tried again with the lines behind it."""
+        if line.number <= log.muted:
+            return
+        for piece in reading.pieces(line.text):
+            text = marks.bare(piece)
+            dull = text if _TELLING.search(text) else _DIGITS.sub("0", text)
+            if dull in self._dull:
+                continue
+            if (spans := self._harmless(text)) is not None:
+                log.muted = max(log.muted, line.number + spans)
+            elif not self._judge(log, line, piece, text):
+                if len(self._dull) < _REMEMBERED:
+                    self._dull.add(dull)
+                yield text
+
+    def _settle(self, log: _Log, waiting: list[tuple[Line, str]]) -> None:
+        for line, text in waiting:
+            self._judge(log, line, line.text, text)
+
+    def _harmless(self, text: str) -> int | None:
+        return next((h.spans for h in self._rules.harmless if h.match.find(text)), None)
+
+    def _judge(self, log: _Log, line: Line, raw: str, text: str) -> bool:
+        """Give the line to the first cause that matches it."""
+        for index, cause in enumerate(self._rules.causes):
+            if cause.after.parts and cause.after.find(text):
+                log.after[index] = line.number
+            if index not in self._ruled_out and cause.unless.find(text):
+                self._ruled_out.add(index)
+        matched = list(self._match(log, line, text))
+        for index in matched:
+            self._keep(index, log, line, raw)
+        return bool(matched)
+
+    def _match(self, log: _Log, line: Line, text: str) -> Iterator[int]:
+        """The first cause that matches; more as long as those before may yet be ruled out."""
+        for index, cause in enumerate(self._rules.causes):
+            last = log.after.get(index, -_AFTER - 1)
+            if cause.after.parts and line.number - last > _AFTER:
+                continue
+            if cause.match.find(text):
+                yield index
+                if not cause.unless.parts:
+                    return
+
+    def _keep(self, index: int, log: _Log, line: Line, raw: str) -> None:
+        stamp = marks.time(raw) or log.time
+        log.time = stamp
+        order = (stamp, log.number, line.number)
+        rank = marks.rank(raw)
+        shown = " ".join(marks.bare(raw).split())[:400]
+        host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
+        proof = Evidence(log.name, line.number, shown, rank, host, stamp)
+        found = self._found.setdefault(index, Finding(self._rules.causes[index], order=order))
+        if order < found.order:
+            found.order = order
+            found.evidence.insert(0, proof)
+        elif len(found.evidence) < SHOWN:
+            found.evidence.append(proof)
+        del found.evidence[SHOWN:]
+
+    def _note_first(self, text: str) -> None:
+        rank = marks.first_failure(text)
+        self._root = rank if rank is not None else self._root
+
+    def findings(self) -> list[Finding]:
+        """The causes, the most probable first; symptoms only where there is no cause."""
+        kept: dict[int, Finding] = {}
+        proved: set[tuple[str, int]] = set()
+        for index, finding in sorted(self._found.items()):
+            first = (finding.evidence[0].file, finding.evidence[0].line)
+            if index not in self._ruled_out and first not in proved:
+                kept[index] = finding
+                proved.add(first)
+        for kind in ("root", "late", "symptom"):
+            chosen = [f for f in kept.values() if f.cause.kind == kind]
+            if chosen:
+                rest = [f for f in kept.values() if f not in chosen]
+                return [self._finish(f, rest) for f in _once(chosen)]
+        return []
+
+    def _finish(self, finding: Finding, rest: Iterable[Finding]) -> Finding:
+        """Add what it may be besides, and the rank that failed first."""
+        seen = [f.cause.label for f in rest]
+        also = dict.fromkeys([*finding.cause.also, *seen])
+        finding.also = [label for label in also if label != finding.cause.label]
+        ranks = (proof.rank for proof in finding.evidence)
+        finding.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        return finding
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """One for each label."""
+    labels: dict[str, Finding] = {}
+    for finding in findings:
+        labels.setdefault(finding.cause.label, finding)
+    return list(labels.values())
+
+
+@dataclass
+class _Log:
+    name: str
+    number: int
+    node: int | None
+    muted: int = 0
+    time: str = ""
+    after: dict[int, int] = field(default_factory=dict)

@@ -1,0 +1,94 @@
+"""Diagnosis, on logs written for these tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit import cli
+from deploykit.diagnosis import reading, rules
+
+ONE_LINE = {
+    "cuda_oom": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB",
+    "port_in_use": "RuntimeError: server socket failed: EADDRINUSE, Address already in use",
+    "missing_module": "ModuleNotFoundError: No module named 'sklearnn'",
+    "slurm_time_limit": "slurmstepd: *** JOB 7 ON n1 CANCELLED AT noon DUE TO TIME LIMIT ***",
+    "slurm_cancelled": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT noon ***",
+    "slurm_preempted": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT noon DUE TO PREEMPTION ***",
+    "slurm_oom": "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Killed by cgroup",
+    "host_oom": "kernel: Out of memory: Killed process 77 (python)",
+    "net_iface_wrong": "n1:1:2 [0] NCCL WARN Bootstrap : no socket interface found",
+    "net_unreachable": "socket: connect to 10.0.0.2:29500 failed: Connection refused",
+    "net_blocked": "NCCL WARN Connect to 10.0.0.2<4000> failed : No route to host",
+    "dns_failure": "socket.gaierror: [Errno -2] Name or service not known",
+    "fd_limit": "OSError: [Errno 24] Too many open files: 'x'",
+    "disk_full": "OSError: [Errno 28] No space left on device: 'ckpt.pt'",
+    "rdzv_timeout": "Timed out after 9 seconds waiting for clients",
+    "collective_timeout": "[Rank 1] Watchdog caught collective operation timeout",
+    "remote_peer_died": "ncclRemoteError: a call failed, remote process exited",
+    "gpu_hardware": "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+    "nan_loss": "{'loss': nan, 'step': 12}",
+    "segfault": "x.sh: line 3: Segmentation fault (core dumped)",
+    "checkpoint_mismatch": "RuntimeError: Error(s) in loading state_dict for Net: size mismatch",
+    "hf_auth": "OSError: You are trying to access a gated repo.",
+    "sagemaker_quota": "ResourceLimitExceeded: the account-level service limit is 0",
+    "sagemaker_capacity": "InsufficientInstanceCapacity: try later",
+    "sagemaker_permission": "User arn:x is not authorized to perform: sagemaker:CreateTrainingJob",
+    "slurm_bad_request": "sbatch: error: invalid partition specified: gpux",
+    "command_not_found": "/job/script: line 4: torchrunn: command not found",
+    "slurm_node_fail": "JOB 7 ON n1 CANCELLED AT noon DUE TO NODE FAILURE",
+    "memlock_limit": "ibv_reg_mr: Cannot allocate memory",
+    "fabric_manager": "CUDA initialization: Error 802: system not yet initialized",
+}
+HARMLESS = """\
+[W1] The client socket cannot be initialized (errno: 97 - Address family not supported by protocol)
+n1:1:2 [0] NCCL WARN Failed to open libibverbs.so.1
+ras/client_support.cc:9 NCCL WARN Call to bind failed: Address already in use
+step 10 loss 0.31 done
+"""
+
+
+def diagnosed(path, capsys, *more):
+    code = cli.main(["diagnose", str(path), "--json", *map(str, more)])
+    return code, json.loads(capsys.readouterr().out)["findings"]
+
+
+@pytest.mark.parametrize("label", ONE_LINE)
+def test_each_family_is_named(label, tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(f"step 1 loss 0.5\n{ONE_LINE[label]}\n")
+    code, found = diagnosed(path, capsys)
+    assert (code, found[0]["cause"], found[0]["evidence"][0]["line"]) == (79, label, 2)
+    assert set(found[0]) == {"cause", "also", "confidence", "evidence", "first_rank", "fix"}
+
+
+def test_healthy_logs_have_no_findings(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(HARMLESS)
+    assert diagnosed(path, capsys) == (0, [])
+
+
+def test_the_root_wins_over_what_repeats_it(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    lines = [ONE_LINE[label] for label in ("remote_peer_died", "cuda_oom", "slurm_cancelled")]
+    path.write_text("\n".join(lines))
+    _, found = diagnosed(path, capsys)
+    assert [finding["cause"] for finding in found] == ["cuda_oom"]
+    assert found[0]["first_rank"] == 3
+
+
+def test_a_users_rules_come_first(tmp_path, capsys):
+    path, mine = tmp_path / "a.log", tmp_path / "mine.toml"
+    path.write_text("no licence left\n")
+    mine.write_text("[[cause]]\nlabel='ours'\nmeans='m'\nfix='f'\nmatch=['no licence left']\n")
+    _, found = diagnosed(path, capsys, "--rules", mine)
+    assert found[0]["cause"] == "ours"
+
+
+def test_without_grep_the_same_lines_are_found(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("\n".join([HARMLESS, *ONE_LINE.values()]))
+    literals = rules.load().literals()
+    with path.open("rb") as file:
+        assert list(reading.lines(file, literals)) == list(reading.file(path, literals))

@@ -1,0 +1,34 @@
+"""Diagnosis on real logs, where the folder with them is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from deploykit.diagnosis import reading, rules
+from deploykit.diagnosis.verdict import Diagnosis
+
+ROOT = Path(__file__).parent.parent
+CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS") or ROOT.parent / "shared/corpus")
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="optional: the corpus of logs is not here")
+def test_causes_of_real_logs():
+    known = rules.load()
+    right = defaultdict(list)
+    for row in map(json.loads, (CORPUS / "cases.jsonl").read_text().splitlines()):
+        diagnosis = Diagnosis(known)
+        path = CORPUS / "cases" / f"{row['id']}.log"
+        diagnosis.read(path.name, reading.file(path, known.literals()))
+        first = next((found.cause.label for found in diagnosis.findings()), "none")
+        fine = {row["cause"], *(row["also_ok"] if row["cause"] != "none" else ())}
+        right[row["cause"]].append(first in fine)
+    for label, answers in sorted(right.items()):
+        print(f"{label}: {sum(answers)} of {len(answers)}")  # noqa: T201 - the figures
+    assert all(right.pop("none"))
+    failures = [answer for answers in right.values() for answer in answers]
+    assert sum(failures) >= 0.95 * len(failures)
