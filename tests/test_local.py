@@ -144,3 +144,15 @@ def test_dry_run_is_what_runs(project, capsys, tmp_path):
     assert cli.main(argv) == 0
     assert (tmp_path / "state folder/runs/same/plan.sh").read_text() == text
     assert cli.main(["wait", "same"]) == 0
+
+
+def test_a_failed_run_ends_with_its_cause(project, capsys):
+    (project / "train.py").write_text("import no_such_module_at_all\n")
+    run = submit(capsys)["run"]
+    assert cli.main(["wait", run]) == 1
+    shown = capsys.readouterr().out
+    assert "missing_module" in shown
+    assert "no_such_module_at_all" in shown
+    assert cli.main(["diagnose", run, "--json"]) == 79
+    (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["cause"], finding["first_rank"]) == ("missing_module", 0)
