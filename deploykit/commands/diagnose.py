@@ -125,7 +125,7 @@ def _tell(found: Sequence[Finding]) -> None:
         for proof in finding.evidence:
             output.say(f"  proof   {_place(proof)}\n          {proof.text}")
         rank = finding.first_rank
-        others = ", ".join(finding.also)
+        others = ", ".join(label for label in finding.also if label != rules.UNKNOWN)
         for name, value in (
             ("first", "" if rank is None else f"rank {rank} failed first"),
             ("not", finding.cause.probably_not),

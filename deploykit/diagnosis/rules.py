@@ -15,6 +15,8 @@ from deploykit.errors import NotFound, UsageError
 
 SHIPPED = Path(__file__).parent / "rules.toml"
 KINDS = ("root", "late", "symptom")
+UNKNOWN = "unknown"
+"""Label of a failure of which the logs say no more than that it happened."""
 _SHORTEST = 3
 """Characters of the shortest fixed text by which a line may be found."""
 _COMMON = re.compile(
