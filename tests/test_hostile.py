@@ -64,7 +64,7 @@ SCRIPTS = ["train.py", "a b.py", "it's.py", "$(touch pwned).py", "ü.py", "a\nb.
 
 def mostly(good):
     """A good value, and now and then a hostile one, so that many jobs get through."""
-    return st.integers(0, 7).flatmap(lambda n: TEXT if n == 0 else st.just(good))
+    return st.integers(0, 19).flatmap(lambda n: TEXT if n == 0 else st.just(good))
 
 
 def section(**fields):
@@ -76,6 +76,9 @@ SLURM = section(
     nodelist=TEXT,
     exclude=TEXT,
     python=mostly("python3"),
+    exclusive=mostly(True),
+    gres_style=mostly("gres"),
+    signal_seconds=mostly(30),
     extra=st.dictionaries(st.sampled_from(["comment", "mail-user", "wait-all-nodes"]) | TEXT, TEXT),
 )
 GOOD_SAGEMAKER = {
@@ -90,6 +93,13 @@ SAGEMAKER = st.just(GOOD_SAGEMAKER) | st.fixed_dictionaries(
     {name: mostly(value) for name, value in GOOD_SAGEMAKER.items()},
     optional={
         "prefix": TEXT,
+        "distribution": mostly("torch_distributed"),
+        "volume_size": mostly(30),
+        "spot": mostly(False),
+        "max_wait": mostly("2h"),
+        "encrypt_inter_container_traffic": mostly(True),
+        "keep_alive": mostly("10m"),
+        "sender": mostly("auto"),
         "image_uri": TEXT,
         "tags": st.dictionaries(TEXT, TEXT, max_size=3),
         "subnets": st.lists(TEXT, max_size=2),
@@ -108,9 +118,19 @@ JOB = st.fixed_dictionaries(
                 | mostly("pack.age").map(lambda m: {**entry, "module": m})
             )
         ),
-        "resources": st.fixed_dictionaries({"time_limit": mostly("5m")}),
+        "resources": st.fixed_dictionaries(
+            {"time_limit": mostly("5m")},
+            optional={
+                **dict.fromkeys(("nodes", "processes_per_node"), mostly(1)),
+                **dict.fromkeys(("gpus_per_node", "cpus_per_node"), mostly(2)),
+                "memory": mostly("4GiB"),
+            },
+        ),
     },
     optional={
+        "source": mostly("."),
+        "retries": mostly(1),
+        "max_bundle": mostly("1GiB"),
         "env": st.dictionaries(NAMES, TEXT, max_size=4),
         "data": st.dictionaries(mostly("train"), TEXT, max_size=2),
         "output": TEXT,
@@ -161,7 +181,7 @@ def test_values_arrive_or_are_refused(bench, job, sagemaker, backend):
         try:
             plan = lifecycle.prepare(path, [], backend, "one").plan
         except JobFileError as error:
-            refused = [problem.path for problem in error.problems]
+            refused = [found.path for found in error.problems if found.severity == "error"]
         else:
             refused = None
             CHECKS[backend](bench, plan)
