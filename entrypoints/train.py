@@ -1,13 +1,14 @@
-"""Train a small convolutional network on handwritten digits, on one process or many.
+"""Train a small model on one process or many, spread in a way chosen by name.
 
-    python train.py                                      # one process
-    torchrun --standalone --nproc-per-node=2 train.py    # two; the same numbers
+    python train.py --strategy single                    # one process
+    torchrun --standalone --nproc-per-node=2 train.py    # two, by DDP; the same numbers
     deploykit submit --backend local                     # or slurm, or sagemaker
 
 From the environment it reads torchrun's variables and, where deploykit set them,
 DEPLOYKIT_OUTPUT_DIR, DEPLOYKIT_CHECKPOINT_DIR and DEPLOYKIT_RESTART_COUNT. Started again with the
-same checkpoint folder, it goes on where it stopped. On SIGTERM or SIGUSR2 to any rank, all ranks
-finish the step, rank 0 saves, and every exit code is 0.
+same checkpoint folder, it goes on where it stopped, on another number of ranks or with another
+strategy too. On SIGTERM or SIGUSR2 to any rank, all ranks finish the step, save, and exit with
+code 75: stopped with a checkpoint, to be started again.
 """
 
 from __future__ import annotations
@@ -17,137 +18,41 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
-from torch.utils.data import Subset
+from torch.utils.data import TensorDataset
 
-from trainer import checkpoint, data, group, model
-from trainer.group import Place
+from trainer import gradients, group, optimizers, strategies, tasks
+from trainer.checkpoint import Keeper
+from trainer.data import IGNORED, Batch, Batches
+from trainer.group import Place, Vote
+from trainer.meter import Meter
 from trainer.metrics import Record
+from trainer.options import parse
+from trainer.precision import LossScale
+from trainer.profile import Profile
+from trainer.progress import Bar
 
 OUTPUT = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
 CHECKPOINTS = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"))
+STOPPED = 75
+"""Exit code after a stop that was asked for: EX_TEMPFAIL of sysexits.h, "try again"."""
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
     notices = listen()
     place = group.join()
-    say(place, f"{place.world} rank(s) on {place.device.type}, global batch {options.batch_size}")
-    train(options, place, notices)
+    try:
+        finished = Run(options, place, notices).train()
+    except ValueError as error:  # what options and ranks do not allow; every rank finds the same
+        sys.exit(f"train.py: error: {error}" if place.first else 1)
     group.leave()
-
-
-def train(options: argparse.Namespace, place: Place, notices: Sequence[int]) -> None:
-    torch.manual_seed(options.seed)
-    training, validation, test = data.splits()
-    loader = data.training_loader(training, options.batch_size, options.seed, place)
-    network = model.build().to(place.device)
-    optimizer = SGD(network.parameters(), lr=options.lr, momentum=0.9)
-    step = resume(options, place, network, optimizer)
-    replica = DistributedDataParallel(network)  # its backward() averages gradients over the ranks
-    record = Record(OUTPUT if place.first else None, step, tensorboard=options.tensorboard)
-
-    first_epoch, done = divmod(step, len(loader))
-    for epoch in range(first_epoch, options.epochs):
-        loader.sampler.set_epoch(epoch)
-        for images, labels in islice(loader, done, None):
-            loss = cross_entropy(replica(images.to(place.device)), labels.to(place.device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step += 1
-
-            count = len(labels)
-            total, seen, stops = group.totals(place, loss.item() * count, count, bool(notices))
-            if step % options.log_every == 0:
-                record.write(step, epoch, loss=total / seen, lr=options.lr)
-            if stops:
-                path = save(options, place, network, optimizer, step)
-                say(place, f"stopped early after step {step}, as told; resume from {path}")
-                record.close()
-                return
-
-        done = 0  # only the epoch that a resumed run begins with has steps behind it
-        accuracy, validation_loss = evaluate(network, validation, place)
-        record.write(step, epoch, val_loss=validation_loss, val_accuracy=accuracy)
-        say(place, f"epoch {epoch}: loss {total / seen:.4f}, validation accuracy {accuracy:.4f}")
-        if (epoch + 1) % options.checkpoint_every == 0 or epoch + 1 == options.epochs:
-            save(options, place, network, optimizer, step)
-
-    accuracy, _ = evaluate(network, validation, place)
-    test_accuracy, _ = evaluate(network, test, place)
-    record.write(step, options.epochs, val_accuracy=accuracy, test_accuracy=test_accuracy)
-    record.close()
-    say(place, f"validation accuracy {accuracy:.4f} ({len(validation)} images)")
-    say(place, f"test accuracy {test_accuracy:.4f} ({len(test)} images)")
-
-
-@torch.no_grad()
-def evaluate(network: nn.Module, dataset: Subset, place: Place) -> tuple[float, float]:
-    """Accuracy and mean loss over all of `dataset`.
-
-    Sums and counts are added up over the ranks, not means, whose shares may differ in size.
-    """
-    correct = loss = count = 0.0
-    for images, labels in data.evaluation_loader(dataset, place):
-        outputs, expected = network(images.to(place.device)), labels.to(place.device)
-        correct += (outputs.argmax(dim=1) == expected).sum().item()
-        loss += cross_entropy(outputs, expected, reduction="sum").item()
-        count += len(labels)
-    correct, loss, count = group.totals(place, correct, loss, count)
-    return correct / count, loss / count
-
-
-def save(
-    options: argparse.Namespace, place: Place, network: nn.Module, optimizer: Optimizer, step: int
-) -> Path | None:
-    """Write a checkpoint on rank 0. Nothing in a step is random and the order of the images
-    follows from seed and step, so these few values are the whole state of a run.
-    """
-    if not place.first:
-        return None
-    state = {
-        "step": step,
-        "settings": settings(options),
-        "model": network.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    return checkpoint.save(CHECKPOINTS, step, state)
-
-
-def resume(
-    options: argparse.Namespace, place: Place, network: nn.Module, optimizer: Optimizer
-) -> int:
-    """Load the newest checkpoint, if there is one; the number of steps done.
-
-    Only rank 0 reads it, and sends it on: other nodes need not see the folder.
-    """
-    found = group.from_first(place, checkpoint.newest(CHECKPOINTS) if place.first else None)
-    if found is None:
-        return 0
-    path, state = found
-    if state["settings"] != settings(options):
-        sys.exit(
-            f"{path} comes from a run with {state['settings']}, this one has "
-            f"{settings(options)}: use the same, or another checkpoint folder"
-        )
-    network.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    restarts = os.environ.get("DEPLOYKIT_RESTART_COUNT", "0")
-    say(place, f"resumed from {path}, {state['step']} steps done (restart {restarts})")
-    return state["step"]
-
-
-def settings(options: argparse.Namespace) -> dict[str, float]:
-    """The options that decide the numbers, and so cannot change when a run is resumed."""
-    return {"batch_size": options.batch_size, "lr": options.lr, "seed": options.seed}
+    sys.exit(0 if finished else STOPPED)
 
 
 def listen() -> Sequence[int]:
@@ -158,29 +63,205 @@ def listen() -> Sequence[int]:
     return notices
 
 
-def say(place: Place, text: str) -> None:
-    if place.first:
-        print(text, flush=True)
+class Run:
+    """A model on its way: everything that a step needs, and how far it has come."""
 
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
-    add = parser.add_argument
-    add("--epochs", type=int, default=15, help="in all, resumed ones included")
-    add("--batch-size", type=int, default=64, help="global: it is split over the ranks")
-    add("--lr", type=float, default=0.05, help="learning rate")
-    add("--seed", type=int, default=0, help="for the first weights and the order of the images")
-    add("--checkpoint-every", type=int, default=1, metavar="EPOCHS")
-    add("--log-every", type=int, default=10, metavar="STEPS")
-    add("--no-tensorboard", dest="tensorboard", action="store_false")
-    options = parser.parse_args(arguments)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if options.batch_size % world or not 0 < options.batch_size <= data.TRAINING:
-        parser.error(
-            f"--batch-size {options.batch_size} must be a multiple of the {world} ranks "
-            f"and at most {data.TRAINING}, the number of training images"
+    def __init__(self, options: argparse.Namespace, place: Place, notices: Sequence[int]) -> None:
+        self.options = options
+        self.place = place
+        torch.manual_seed(options.seed)
+        torch.use_deterministic_algorithms(options.deterministic)
+        self.task = tasks.find(options)
+        self.strategy = strategies.find(options, place)
+        self.batches = self.batched(self.task.training)
+        self.strategy.sample = next(self.batches.in_order())
+        self.strategy.prepare(self.task.model(), partial(optimizers.make, options))
+        self.steps = min(options.epochs * len(self.batches), options.steps or sys.maxsize)
+        self.meter = Meter(options, place, self.task, self.strategy)
+        self.profile = Profile(options.profile, OUTPUT, place)
+        self.bar = Bar(place, self.steps)
+        self.vote = Vote(notices)
+        self.scale = LossScale(enabled=options.precision == "fp16")
+        self.keeper = Keeper(
+            CHECKPOINTS, place, keep=options.keep, background=options.background_save
         )
-    return options
+        self.step = self.best_step = self.idle_epochs = 0
+        self.best_loss = float("inf")
+        self.resume()
+        folder = OUTPUT if place.first else None
+        self.record = Record(folder, self.step, tensorboard=options.tensorboard)
+
+    def train(self) -> bool:
+        """Train to the end. False when told to stop before it, with all that was done saved."""
+        self.place.say(
+            f"{self.place.world} rank(s) on {self.place.device.type}, "
+            f"global batch {self.options.batch_size}, strategy {self.options.strategy}"
+        )
+        for epoch in count(self.step // len(self.batches)):
+            if self.step >= self.steps or self.out_of_patience():
+                break
+            if not self.epoch(epoch):
+                self.bar.clear()
+                path = self.save()
+                self.keeper.wait()
+                self.place.say(f"stopped early after step {self.step}, as told; resume from {path}")
+                self.record.close()
+                return False
+        self.finish()
+        return True
+
+    def epoch(self, epoch: int) -> bool:
+        """The steps of one epoch that are still to be done. False when told to stop."""
+        done = self.step - epoch * len(self.batches)
+        batches = self.batches.epoch(epoch, self.options.seed, done, self.options.workers)
+        self.meter.start(self.step)
+        for batch in self.strategy.clock.timed("data", batches):
+            self.vote.ask()
+            self.profile.before(self.step + 1)
+            self.learn(batch, epoch)
+            self.profile.after(self.step)
+            self.bar.show(self.step)
+            if self.vote.stop():
+                return False
+            if self.step >= self.steps:
+                break
+            every = self.options.checkpoint_steps
+            if every and self.step % every == 0:
+                self.save()
+        self.bar.clear()
+        self.validate(epoch)
+        return True
+
+    def learn(self, batch: Batch, epoch: int) -> None:
+        """One step."""
+        self.step += 1
+        logged = self.step % self.options.log_every == 0
+        strategy, options = self.strategy, self.options
+        rate = optimizers.rate(options, self.step, self.steps)
+        optimizers.set_rate(strategy.optimizer, rate)
+        loss = strategy.backward(batch, self.scale.factor)
+
+        norm = 0.0
+        if logged or options.clip or self.scale.enabled:
+            norm = float(strategy.norm()) / self.scale.factor
+            self.rescale(norm)
+        if self.scale.accepts(norm):
+            strategy.step()
+        else:
+            strategy.optimizer.zero_grad()
+        if logged:
+            numbers = self.meter.read(self.step, float(loss) * strategy.counts)
+            numbers |= strategy.measures()
+            self.record.write(self.step, epoch, **numbers, lr=rate, gradient_norm=norm)
+
+    def rescale(self, norm: float) -> None:
+        """Undo the scaling of the loss, and clip."""
+        factor = 1 / self.scale.factor
+        if self.options.clip and norm > self.options.clip:
+            factor *= self.options.clip / norm
+        if factor != 1:
+            gradients.scale(self.strategy.model.parameters(), factor)
+
+    def validate(self, epoch: int) -> None:
+        """Measure, remember the best, and save when it is time."""
+        accuracy, loss = self.evaluate(self.task.validation)
+        self.record.write(self.step, epoch, val_loss=loss, val_accuracy=accuracy)
+        self.place.say(f"epoch {epoch}: validation loss {loss:.4f}, accuracy {accuracy:.4f}")
+        better = loss < self.best_loss
+        self.idle_epochs = 0 if better else self.idle_epochs + 1
+        ends = self.step >= self.steps or self.out_of_patience()
+        if better:
+            self.best_loss, self.best_step = loss, self.step
+        if better or ends or (epoch + 1) % self.options.checkpoint_every == 0:
+            self.save()
+
+    def out_of_patience(self) -> bool:
+        return self.options.patience is not None and self.idle_epochs >= self.options.patience
+
+    def finish(self) -> None:
+        self.keeper.wait()
+        accuracy, loss = self.evaluate(self.task.validation)
+        test_accuracy, test_loss = self.evaluate(self.task.test)
+        self.record.write(
+            self.step,
+            self.options.epochs,
+            val_loss=loss,
+            val_accuracy=accuracy,
+            test_loss=test_loss,
+            test_accuracy=test_accuracy,
+        )
+        self.record.close()
+        if summary := self.strategy.summary():
+            self.place.say(summary)
+        for name, value in (("validation", accuracy), ("test", test_accuracy)):
+            size = getattr(self.task, name).tensors[1].numel()
+            self.place.say(f"{name} accuracy {value:.4f} ({size} {self.task.unit})")
+
+    @torch.no_grad()
+    def evaluate(self, dataset: TensorDataset) -> tuple[float, float]:
+        """Accuracy and mean loss over all of `dataset`.
+
+        Sums and counts are added up over the ranks, not means, whose shares may differ in size.
+        """
+        sums = torch.zeros(3, dtype=torch.float64, device=self.place.device)
+        self.strategy.model.eval()
+        for batch in self.batched(dataset).in_order():
+            outputs = self.strategy.forward(batch.inputs)
+            if outputs is not None and self.strategy.counts:
+                sums += _sums(outputs.flatten(0, -2).float(), batch.targets.flatten())
+        self.strategy.model.train()
+        hits, loss, count = group.totals(self.place, sums.tolist())
+        return hits / count, loss / count
+
+    def batched(self, dataset: TensorDataset) -> Batches:
+        return Batches(dataset, self.options.batch_size, self.strategy.share, self.place)
+
+    def save(self) -> Path:
+        """Nothing in a step is random and the order of the samples follows from seed and step, so
+        these few values, with the tensors, are the whole state of a run.
+        """
+        progress = {
+            "step": self.step,
+            "settings": self.settings(),
+            "best_step": self.best_step,
+            "best_loss": self.best_loss,
+            "idle_epochs": self.idle_epochs,
+            "loss_scale": self.scale.factor,
+        }
+        return self.keeper.save(self.step, self.strategy.state(), progress)
+
+    def resume(self) -> None:
+        """Take over the newest whole checkpoint, if there is one."""
+        found = self.keeper.newest()
+        if found is None:
+            return
+        path, progress = found
+        if progress["settings"] != self.settings():
+            raise ValueError(
+                f"{path} comes from a run with {progress['settings']}, this one has "
+                f"{self.settings()}: use the same, or another checkpoint folder"
+            )
+        state = self.strategy.state()
+        self.keeper.load(path, state)
+        self.strategy.load(state)
+        self.step, self.best_step = progress["step"], progress["best_step"]
+        self.best_loss, self.idle_epochs = progress["best_loss"], progress["idle_epochs"]
+        self.scale.factor = progress["loss_scale"]
+        restarts = os.environ.get("DEPLOYKIT_RESTART_COUNT", "0")
+        self.place.say(f"resumed from {path}, {self.step} steps done (restart {restarts})")
+
+    def settings(self) -> dict[str, float | str]:
+        """The options that decide the numbers, and so cannot change when a run is resumed."""
+        shape = ("task", "text", "sequence", "layers", "width", "heads")
+        names = (*shape, "batch_size", "optimizer", "lr", "seed")
+        return {name: getattr(self.options, name) for name in names}
+
+
+def _sums(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Hits, summed loss and number of targets, of (targets, classes) scores."""
+    hits = (outputs.argmax(dim=-1) == targets).sum()
+    loss = cross_entropy(outputs, targets, reduction="sum")
+    return torch.stack([hits.double(), loss.double(), (targets != IGNORED).sum().double()])
 
 
 if __name__ == "__main__":

@@ -1,40 +1,98 @@
-"""scikit-learn's handwritten digits: 1797 real images of 8 x 8 pixels, shipped in the package."""
+"""Which samples each step sees, on any number of ranks, from any step on."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, random_split
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainer.group import Place
 
-TRAINING, VALIDATION, TEST = 1077, 360, 360
-MEAN, DEVIATION = 4.9, 6.0
-"""Of the pixels, which run from 0 to 16. Raw pixels train to the same accuracy, but on a path so
-unstable that rounding, which depends on the number of ranks, shows in the loss after 50 steps."""
+IGNORED = -100
+"""Target of a sample that fills up a short batch: `cross_entropy` leaves it out of its sum."""
 
 
-def splits() -> list[Subset]:
-    """Training, validation and test images; the split never changes, whatever the seed of a run."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1)
-    dataset = TensorDataset((images - MEAN) / DEVIATION, torch.tensor(digits.target))
-    return random_split(dataset, [TRAINING, VALIDATION, TEST], torch.Generator().manual_seed(0))
+class Batch(NamedTuple):
+    """One rank's share of a global batch.
 
-
-def training_loader(dataset: Subset, batch_size: int, seed: int, place: Place) -> DataLoader:
-    """One rank's share of each global batch.
-
-    The sampler deals one shuffled order out to the ranks in turn, so step n sees the same images
-    however many ranks there are. A last batch that is not full is left out: every epoch has
-    another one, and a padded one would count some images twice.
+    `inputs` and `targets` begin with the dimension of samples, always of the same size;
+    `count` is the number of targets in the whole global batch that are not `IGNORED`.
     """
-    sampler = DistributedSampler(
-        dataset, num_replicas=place.world, rank=place.rank, seed=seed, drop_last=True
-    )
-    return DataLoader(dataset, batch_size // place.world, sampler=sampler, drop_last=True)
+
+    inputs: Tensor
+    targets: Tensor
+    count: int
 
 
-def evaluation_loader(dataset: Subset, place: Place) -> DataLoader:
-    """One rank's share of `dataset`: each image on exactly one rank; shares may differ in size."""
-    return DataLoader(Subset(dataset, range(place.rank, len(dataset), place.world)), batch_size=64)
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of every global batch: samples `index`, `index + of`, `index + 2 * of` ..."""
+
+    index: int
+    of: int
+
+
+class Batches:
+    """The batches of a dataset in an order that follows from seed and epoch alone.
+
+    Every sample is seen once an epoch. The last batch may be short: it is filled up with samples
+    whose targets are `IGNORED`, so that all shapes stay the same and all ranks stay busy.
+    """
+
+    def __init__(self, dataset: TensorDataset, size: int, share: Share, place: Place) -> None:
+        self._dataset = dataset
+        self._size = size
+        self._share = share
+        self._device = place.device
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._dataset) / self._size)
+
+    def epoch(self, number: int, seed: int, first: int = 0, workers: int = 0) -> Iterator[Batch]:
+        """The batches of epoch `number`, shuffled, from batch `first` on."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        order = torch.randperm(len(self._dataset), generator=generator)
+        return self._batches(order, first, workers)
+
+    def in_order(self) -> Iterator[Batch]:
+        """All of them, unshuffled."""
+        return self._batches(torch.arange(len(self._dataset)), 0, 0)
+
+    def _batches(self, order: Tensor, first: int, workers: int) -> Iterator[Batch]:
+        """Tensors are sliced by whole batches; `workers` processes prepare them ahead."""
+        whole = torch.full((len(self) * self._size,), IGNORED)
+        whole[: len(order)] = order
+        shares = whole.view(-1, self._size)[first:, self._share.index :: self._share.of]
+        gpu = self._device.type == "cuda"
+        loader = DataLoader(
+            _Filled(self._dataset),
+            batch_size=None,
+            sampler=list(shares),
+            num_workers=workers,
+            pin_memory=gpu,
+        )
+        for number, (inputs, targets) in enumerate(loader, first):
+            samples = min(self._size, len(order) - number * self._size)
+            move = {"device": self._device, "non_blocking": gpu}
+            count = samples * targets[0].numel()
+            yield Batch(inputs.to(**move), targets.to(**move), count)
+
+
+class _Filled:
+    """A dataset that answers the position `IGNORED` with a sample that nothing is learned from."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._inputs, self._targets = dataset.tensors
+
+    def __getitem__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if positions[-1] != IGNORED:
+            return self._inputs[positions], self._targets[positions]
+        places = positions.clamp(min=0)
+        targets = self._targets[places]
+        targets[positions == IGNORED] = IGNORED
+        return self._inputs[places], targets

@@ -1,14 +1,18 @@
-"""A process's place among the ranks: joining the group, agreeing, leaving."""
+"""A process's place among the ranks: joining the group, adding up, agreeing, leaving."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 @dataclass(frozen=True)
@@ -19,16 +23,49 @@ class Place:
 
     @property
     def first(self) -> bool:
-        """Whether this rank is the one that prints, writes metrics and saves."""
+        """Whether this rank is the one that prints and writes metrics."""
         return self.rank == 0
+
+    @property
+    def first_of_node(self) -> bool:
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
+    @property
+    def ranks_of_node(self) -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """The ranks as a grid with one named axis for each of `sizes`, the last varying fastest."""
+        return init_device_mesh(
+            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
+
+    def say(self, text: str) -> None:
+        """Print once for the whole job."""
+        if self.first:
+            print(text, flush=True)
 
 
 def join() -> Place:
     """Join the group that torchrun's variables describe; without them, a group of one."""
     device, backend = _device()
     alone = {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
-    distributed.init_process_group(backend, **({} if "RANK" in os.environ else alone))
+    distributed.init_process_group(backend, **(_meeting() if "RANK" in os.environ else alone))
     return Place(distributed.get_rank(), distributed.get_world_size(), device)
+
+
+def _meeting() -> dict[str, Any]:
+    """Where the ranks meet: as torchrun says, apart from what an earlier attempt left there.
+
+    torchrun's store lives on when it starts its workers again, and with gloo (torch 2.13) the new
+    ones find the addresses of the dead. Each node counts its restarts for itself, so only
+    on one node does the count tell the attempts apart; `launch.py` has the cure for several.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return {}
+    store, rank, world = next(distributed.rendezvous("env://"))
+    return {"store": PrefixStore(f"attempt-{attempt}", store), "rank": rank, "world_size": world}
 
 
 def _device() -> tuple[torch.device, str]:
@@ -41,18 +78,48 @@ def _device() -> tuple[torch.device, str]:
     return device, "nccl"
 
 
-def totals(place: Place, *values: float) -> list[float]:
+def totals(place: Place, values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
     """Each value summed over the ranks, in double precision."""
     tensor = torch.tensor(values, dtype=torch.float64, device=place.device)
-    distributed.all_reduce(tensor)
+    distributed.all_reduce(tensor, group=group)
     return tensor.tolist()
 
 
-def from_first(place: Place, value: object) -> object:
+def from_first(place: Place, value: Any) -> Any:
     """What rank 0 passed, on every rank."""
     box = [value]
     distributed.broadcast_object_list(box, src=0, device=place.device)
     return box[0]
+
+
+def fitting(number: int) -> str:
+    """The sizes of equal parts into which `number` can be cut, for a message."""
+    return ", ".join(str(part) for part in range(1, number + 1) if number % part == 0)
+
+
+class Vote:
+    """Whether any rank has been told to stop, known to all of them at the same step.
+
+    The question goes out before a step's work and its answer is read after it, over gloo and a
+    group of its own: it hides behind the work, never waits for a GPU, and mixes with nothing.
+    """
+
+    def __init__(self, notices: Sequence[int]) -> None:
+        self._notices = notices
+        self._group = distributed.new_group(backend="gloo")
+        self._flag = torch.zeros(1)
+        self._work: distributed.Work | None = None
+
+    def ask(self) -> None:
+        """Every rank asks once before each step."""
+        self._flag.fill_(bool(self._notices))
+        self._work = distributed.all_reduce(self._flag, group=self._group, async_op=True)
+
+    def stop(self) -> bool:
+        """The answer to the last question, the same on every rank."""
+        assert self._work is not None, "ask first"  # noqa: S101 - an invariant
+        self._work.wait()
+        return bool(self._flag)
 
 
 def leave() -> None:

@@ -37,9 +37,10 @@ class Record:
 def _continued(path: Path, step: int) -> TextIO:
     kept = list(_lines_until(path, step)) if step and path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
-    file.writelines(kept)
-    return file
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(kept), encoding="utf-8")
+    scratch.replace(path)  # a kill in between loses no line
+    return path.open("a", encoding="utf-8")
 
 
 def _lines_until(path: Path, step: int) -> Iterator[str]:

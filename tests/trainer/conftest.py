@@ -6,7 +6,7 @@ from ranks import FOUR_EPOCHS, train_alone, train_ranks
 
 @pytest.fixture(scope="session")
 def one_rank(tmp_path_factory):
-    """The folder of an uninterrupted run of one process: 4 epochs of 16 steps, each step logged."""
+    """The folder of an uninterrupted run of one process: 4 epochs of 17 steps, each step logged."""
     folder = tmp_path_factory.mktemp("one-rank")
     train_alone(folder, *FOUR_EPOCHS)
     return folder

@@ -18,6 +18,7 @@ import train  # noqa: E402 - found only now
 from trainer import checkpoint, group  # noqa: E402
 
 TRAIN = str(ENTRYPOINTS / "train.py")
+MEASURED = ("_seconds", "_second", "_bytes")
 FOUR_EPOCHS = ("--epochs", "4", "--log-every", "1", "--no-tensorboard")
 
 
@@ -39,28 +40,25 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(command, folder, **more):
+def start(command, folder, stdout=subprocess.PIPE, **more):
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
         env=environment(folder, **more),
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
 def start_ranks(folder, world, *command):
-    """`command` once for each rank, with the variables that torchrun would set.
-
-    Ranks other than 0 have places of their own, as on nodes that share no folder.
-    """
+    """`command` once for each rank, with the variables that torchrun would set."""
     port = str(free_port())
     return [
         start(
             command,
-            folder / f"rank-{rank}" if rank else folder,
+            folder,
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(world),
@@ -72,14 +70,14 @@ def start_ranks(folder, world, *command):
     ]
 
 
-def outputs(processes):
-    """What each process printed; all of them must end well."""
+def outputs(processes, code=0):
+    """What each process printed; all of them must end with `code`."""
     try:
         texts = [process.communicate(timeout=120)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), texts
+    assert [process.returncode for process in processes] == [code] * len(processes), texts
     return texts
 
 
@@ -97,13 +95,21 @@ def train_alone(folder, *arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(train, "OUTPUT", folder / "output")
             patch.setattr(train, "CHECKPOINTS", folder / "checkpoints")
-            train.train(train.parse(arguments), place, notices=[])
+            train.Run(train.parse(["--strategy", "single", *arguments]), place, notices=[]).train()
     finally:
         group.leave()
         torch.set_num_threads(threads)
 
 
 def lines(folder):
+    """What was recorded, less the times, the memory and what follows from them."""
+    return [
+        {name: number for name, number in line.items() if not name.endswith(MEASURED)}
+        for line in all_lines(folder)
+    ]
+
+
+def all_lines(folder):
     text = (folder / "output" / "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -114,5 +120,14 @@ def losses(folder):
 
 def weights(folder):
     """The final model, flat."""
-    _, state = checkpoint.newest(folder / "checkpoints")
-    return parameters_to_vector(state["model"].values())
+    state = checkpoint.read(newest(folder))
+    return parameters_to_vector(state[name] for name in sorted(state) if name.startswith("model."))
+
+
+def newest(folder):
+    """The newest checkpoint's folder."""
+    return max((folder / "checkpoints").glob("step-????????"))
+
+
+def saved_step(folder):
+    return json.loads((newest(folder) / "whole.json").read_text())["progress"]["step"]

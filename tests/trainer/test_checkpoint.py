@@ -1,104 +1,168 @@
 """A checkpoint is whole or not there."""
 
-import os
+import json
+import pickle
+import shutil
 import time
 
 import pytest
 import torch
-from ranks import start
+from ranks import outputs, start, start_ranks
 
-from trainer import checkpoint
+from trainer import checkpoint, group
+from trainer.checkpoint import Keeper
 
 pytestmark = pytest.mark.torch
 
 SAVE_FOR_EVER = """
 import itertools, sys, torch
 from pathlib import Path
-from trainer import checkpoint
+from trainer import group
+from trainer.checkpoint import Keeper
 
+keeper = Keeper(Path(sys.argv[1]), group.join(), keep=2, background=sys.argv[2] == "background")
 for step in itertools.count(1):
-    checkpoint.save(Path(sys.argv[1]), step, {"step": step, "data": torch.full((2_000_000,), step)})
+    state = {"model.weight": torch.full((2_000_000,), float(step))}
+    keeper.save(step, state, {"step": step, "best_step": 0})
     print(step, flush=True)
 """
 
 
-def state(step):
-    return {"step": step, "model": {"weight": torch.full((1000,), float(step))}}
+@pytest.fixture(scope="module")
+def place():
+    yield group.join()
+    group.leave()
 
 
-def test_what_was_saved_is_loaded(tmp_path):
-    path = checkpoint.save(tmp_path / "new" / "folder", 3, state(3))
-
-    found, loaded = checkpoint.newest(tmp_path / "new" / "folder")
-    assert found == path
-    assert loaded["step"] == 3
-    assert loaded["model"]["weight"].equal(state(3)["model"]["weight"])
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "new" / "folder"
 
 
-def test_an_empty_or_missing_folder_has_none(tmp_path):
-    assert checkpoint.newest(tmp_path) is None
-    assert checkpoint.newest(tmp_path / "missing") is None
+@pytest.fixture
+def keeper(place, folder):
+    return Keeper(folder, place, keep=2, background=False)
 
 
-def test_only_the_newest_stay(tmp_path):
+def save(keeper, step, best=0):
+    state = {"model.weight": torch.full((1000,), float(step))}
+    return keeper.save(step, state, {"step": step, "best_step": best})
+
+
+def loaded(keeper):
+    """The newest checkpoint's progress, and the one value of its tensor."""
+    path, progress = keeper.newest()
+    state = {"model.weight": torch.zeros(1000)}
+    keeper.load(path, state)
+    (value,) = state["model.weight"].unique().tolist()
+    return progress["step"], value
+
+
+def test_what_was_saved_is_loaded(keeper):
+    path = save(keeper, 3)
+
+    assert keeper.newest() == (path, {"step": 3, "best_step": 0})
+    assert loaded(keeper) == (3, 3.0)
+    assert checkpoint.read(path)["model.weight"].equal(torch.full((1000,), 3.0))
+
+
+def test_an_empty_or_missing_folder_has_none(keeper, folder):
+    assert keeper.newest() is None
+    folder.mkdir(parents=True)
+    assert keeper.newest() is None
+
+
+def test_only_the_newest_and_the_best_stay(keeper, folder):
     for step in (8, 9, 10, 100):
-        checkpoint.save(tmp_path, step, state(step))
+        save(keeper, step, best=8)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000010.pt",
-        "step-00000100.pt",
-    ]
-    assert checkpoint.newest(tmp_path)[1]["step"] == 100
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["step-00000008", "step-00000010", "step-00000100"]
+    assert loaded(keeper) == (100, 100.0)
 
 
-def test_half_a_temporary_file_is_not_a_checkpoint(tmp_path):
-    path = checkpoint.save(tmp_path, 1, state(1))
-    (tmp_path / "saving.tmp").write_bytes(path.read_bytes()[:1000])
+def test_an_unfinished_save_is_not_a_checkpoint_and_is_cleared(keeper, folder):
+    path = save(keeper, 1)
+    shutil.copytree(path, folder / "step-00000002.saving")
 
-    assert checkpoint.newest(tmp_path)[0] == path
-    checkpoint.save(tmp_path, 2, state(2))
-    assert checkpoint.newest(tmp_path)[1]["step"] == 2
-    assert not (tmp_path / "saving.tmp").exists()
-
-
-@pytest.mark.parametrize("size", [0, 1, 100, 2000, -1])
-def test_a_truncated_newest_is_named_and_the_one_before_used(tmp_path, capsys, size):
-    checkpoint.save(tmp_path, 1, state(1))
-    path = checkpoint.save(tmp_path, 2, state(2))
-    path.write_bytes(path.read_bytes()[:size])
-
-    assert checkpoint.newest(tmp_path)[1]["step"] == 1
-    assert f"{path} cannot be read, trying the one before" in capsys.readouterr().out
+    assert keeper.newest()[0] == path
+    save(keeper, 3)
+    assert loaded(keeper) == (3, 3.0)
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000003"]
 
 
-def test_code_in_a_checkpoint_is_never_run(tmp_path):
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "whole.json"])
+@pytest.mark.parametrize("harm", [truncate, flip_a_bit, lambda path: path.unlink()])
+def test_a_damaged_newest_is_named_and_the_one_before_used(keeper, capsys, file, harm):
+    save(keeper, 1)
+    path = save(keeper, 2)
+    harm(path / file)
+
+    assert loaded(keeper) == (1, 1.0)
+    assert f"{path} is not whole, trying the one before: " in capsys.readouterr().out
+
+
+def test_code_in_a_checkpoint_is_never_run(keeper, tmp_path):
     class Evil:
         def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "evil"),)
+            return type(tmp_path).mkdir, (tmp_path / "evil",)
 
-    checkpoint.save(tmp_path, 1, state(1))
-    checkpoint.save(tmp_path, 2, {"step": Evil()})
+    path = save(keeper, 1)
+    (path / ".metadata").write_bytes(pickle.dumps(Evil()))
 
-    assert checkpoint.newest(tmp_path)[1]["step"] == 1
+    with pytest.raises(pickle.UnpicklingError, match="has no place in a checkpoint"):
+        checkpoint.read(path)
     assert not (tmp_path / "evil").exists()
 
 
-def test_sigkill_while_saving_leaves_a_loadable_newest(tmp_path):
+def test_the_progress_is_readable_by_anybody(keeper):
+    path = save(keeper, 7, best=5)
+
+    assert json.loads((path / "whole.json").read_text())["progress"]["best_step"] == 5
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_named(tmp_path):
+    find = (
+        "import sys\nfrom pathlib import Path\nfrom trainer import group\n"
+        "from trainer.checkpoint import Keeper\n"
+        "place = group.join()\n"
+        "folder = Path(sys.argv[1], f'node-{place.rank}')\n"
+        "if place.first:\n    (folder / 'step-00000001').mkdir(parents=True)\n"
+        "try:\n    Keeper(folder, place, keep=2, background=False).newest()\n"
+        "except ValueError as error:\n    print(error)\n"
+        "group.leave()\n"
+    )
+    for text in outputs(start_ranks(tmp_path, 2, "-c", find, str(tmp_path))):
+        assert "is not the same on every node: rank 0 sees ['step-00000001']" in text
+
+
+@pytest.mark.parametrize("how", ["at once", "background"])
+def test_sigkill_while_saving_leaves_a_loadable_newest(tmp_path, keeper, folder, how):
     interrupted = 0
     for milliseconds in (5, 10, 20, 35, 50):
-        process = start(["-c", SAVE_FOR_EVER, str(tmp_path)], tmp_path)
-        said = [process.stdout.readline()]
+        process = start(["-c", SAVE_FOR_EVER, str(folder), how], tmp_path)
+        said = [process.stdout.readline(), process.stdout.readline()]
         time.sleep(milliseconds / 1000)
         process.kill()
         said += process.stdout.readlines()
         process.wait()
         process.stdout.close()
-        interrupted += (tmp_path / "saving.tmp").exists()
-        found = checkpoint.newest(tmp_path)
+        interrupted += bool(list(folder.glob("*.saving")))
+        path, progress = keeper.newest()
+        values = checkpoint.read(path)["model.weight"]
 
-        assert found[0] == max(tmp_path.glob("step-*.pt")), "the newest itself, no fallback"
-        assert found[1]["step"] >= int(said[-1])
-        assert found[1]["data"].eq(found[1]["step"]).all()
-        for path in tmp_path.iterdir():
-            path.unlink()
+        assert path == max(folder.glob("step-????????")), "the newest itself, no fallback"
+        assert progress["step"] >= int(said[-1]) - (how == "background")
+        assert values.eq(progress["step"]).all()
+        shutil.rmtree(folder)
     assert interrupted, "no kill of five fell into a save: choose other moments"

@@ -1,7 +1,9 @@
 """A run that was stopped, killed or cut in two ends as one that never was."""
 
+import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from ranks import (
@@ -9,7 +11,9 @@ from ranks import (
     TRAIN,
     lines,
     losses,
+    newest,
     outputs,
+    saved_step,
     start,
     start_ranks,
     train_alone,
@@ -17,7 +21,7 @@ from ranks import (
     weights,
 )
 
-from trainer import checkpoint
+import train
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -39,7 +43,7 @@ def test_two_halves_equal_the_whole(one_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DEPLOYKIT_RESTART_COUNT", "1")
     train_alone(tmp_path, *FOUR_EPOCHS)
 
-    assert "32 steps done (restart 1)" in capsys.readouterr().out
+    assert "34 steps done (restart 1)" in capsys.readouterr().out
     assert lines(tmp_path) == lines(one_rank)
     assert weights(tmp_path).equal(weights(one_rank))
 
@@ -48,31 +52,30 @@ def test_sigterm_to_one_rank_stops_all_and_the_rest_follows_exactly(two_ranks, t
     ranks = start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS)
     wait_for(ranks[0], "2 rank(s) on")
     ranks[1].send_signal(signal.SIGTERM)
-    stopped = outputs(ranks)[0]
-    path, state = checkpoint.newest(tmp_path / "checkpoints")
+    stopped = outputs(ranks, code=75)[0]
 
-    assert f"stopped early after step 1, as told; resume from {path}" in stopped
-    assert state["step"] == 1
+    path, step = newest(tmp_path), saved_step(tmp_path)
+    assert f"stopped early after step {step}, as told; resume from {path}" in stopped
+    assert step < 17
     assert "test accuracy" not in stopped
 
     resumed = train_ranks(tmp_path, 2, *FOUR_EPOCHS)
 
-    assert f"resumed from {path}, 1 steps done (restart 0)" in resumed
+    assert f"resumed from {path}, {step} steps done (restart 0)" in resumed
     assert lines(tmp_path) == lines(two_ranks)
     assert weights(tmp_path).equal(weights(two_ranks))
-    assert not list((tmp_path / "rank-1").iterdir())
 
 
 def test_sigusr2_stops_in_the_middle_of_an_epoch(tmp_path):
     process = start([TRAIN, *ENDLESS], tmp_path)
     wait_for(process, "epoch 1:")
     process.send_signal(signal.SIGUSR2)
-    text = outputs([process])[0]
+    text = outputs([process], code=75)[0]
     step = int(re.search(r"stopped early after step (\d+)", text)[1])
 
-    assert step > 32
+    assert step > 34
     assert list(losses(tmp_path)) == list(range(1, step + 1))
-    assert checkpoint.newest(tmp_path / "checkpoints")[1]["step"] == step
+    assert saved_step(tmp_path) == step
 
 
 def test_a_killed_run_loses_at_most_one_interval(one_rank, tmp_path):
@@ -82,14 +85,14 @@ def test_a_killed_run_loses_at_most_one_interval(one_rank, tmp_path):
     process.wait()
     process.stdout.close()
     logged = max(losses(tmp_path))
-    done = checkpoint.newest(tmp_path / "checkpoints")[1]["step"]
-    epochs = done // 16 + 1
+    done = saved_step(tmp_path)
+    epochs = done // 17 + 1
     train_alone(tmp_path, *FOUR_EPOCHS, "--epochs", str(epochs))
 
-    assert done >= 32
-    assert logged - done <= 32, "an epoch is 16 steps; the kill may have hit the save of the next"
-    assert list(losses(tmp_path)) == list(range(1, epochs * 16 + 1))
-    shared = [step for step in losses(tmp_path) if step <= 64]
+    assert done >= 34
+    assert logged - done <= 34, "an epoch is 17 steps; the kill may have hit the save of the next"
+    assert list(losses(tmp_path)) == list(range(1, epochs * 17 + 1))
+    shared = [step for step in losses(tmp_path) if step <= 68]
     assert [losses(tmp_path)[n] for n in shared] == [losses(one_rank)[n] for n in shared]
 
 
@@ -105,8 +108,38 @@ def test_a_finished_run_is_only_evaluated_again(one_rank, tmp_path, capsys):
 
 def test_other_settings_are_refused(one_rank, tmp_path):
     (tmp_path / "checkpoints").symlink_to(one_rank / "checkpoints")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(ValueError, match="use the same, or another checkpoint folder") as refused:
         train_alone(tmp_path, *FOUR_EPOCHS, "--batch-size", "32")
 
-    assert "'batch_size': 64" in ended.value.code
-    assert "use the same, or another checkpoint folder" in ended.value.code
+    assert "'batch_size': 64" in str(refused.value)
+
+
+def test_torchrun_starts_a_killed_worker_again_and_the_run_goes_on(two_ranks, tmp_path):
+    """With gloo this fails in torch 2.13, unless the ranks leave the dead ones' addresses."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    run = start([*torchrun, "--max-restarts=3", TRAIN, *FOUR_EPOCHS], tmp_path)
+    wait_for(run, "epoch 1:")
+    workers = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(workers[1]), signal.SIGKILL)
+    text = outputs([run])[0]
+
+    assert re.search(r"resumed from \S+, (17|34|51) steps done", text)
+    assert lines(tmp_path) == lines(two_ranks)
+
+
+def test_patience_ends_a_run_that_no_longer_improves(tmp_path, capsys):
+    options = ("--lr", "0", "--epochs", "9", "--patience", "2", "--no-tensorboard")
+    train_alone(tmp_path, *options)
+    assert [line["step"] for line in lines(tmp_path) if "val_loss" in line] == [17, 34, 51, 51]
+
+    train_alone(tmp_path, *options)
+    assert "epoch" not in capsys.readouterr().out.split("resumed")[1]
+
+
+def test_the_best_model_stays_although_later_ones_are_worse(tmp_path, monkeypatch):
+    losses = iter([0.9, 0.4, 0.6, 0.7, 0.7, 0.7])
+    monkeypatch.setattr(train.Run, "evaluate", lambda *_: (0.5, next(losses)))
+    train_alone(tmp_path, *FOUR_EPOCHS, "--keep", "1")
+
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000034", "step-00000068"]

@@ -6,14 +6,16 @@ import sys
 from itertools import chain
 
 import pytest
+import torch
 import yaml
-from ranks import ENTRYPOINTS, FOUR_EPOCHS, TRAIN, lines, outputs, start, train_alone
+from ranks import ENTRYPOINTS, TRAIN, lines, outputs, start, start_ranks, train_alone
 from test_metrics import scalars
-from torch.utils.data import DistributedSampler
+from torch.utils.data import TensorDataset
 
-import train
-from trainer import data
+from trainer import strategies, tasks
+from trainer.data import IGNORED, Batches, Share
 from trainer.group import Place
+from trainer.options import parse
 
 pytestmark = pytest.mark.torch
 
@@ -49,50 +51,114 @@ def test_without_any_variable_it_writes_beside_itself(tmp_path, monkeypatch):
     )
 
     assert (tmp_path / "output" / "metrics.jsonl").exists()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000016.pt"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000017"]
 
 
-@pytest.mark.parametrize("size", ["64", "0", "-3", "1080"])
-def test_a_batch_that_does_not_fit_the_ranks_is_refused(size, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "3")
+def test_a_batch_that_does_not_fit_the_ranks_is_refused():
+    place = Place(0, 3, torch.device("cpu"))
+    with pytest.raises(ValueError, match="--batch-size 64 must be a multiple of 3: 3 share"):
+        strategies.find(parse([]), place)
+
+
+@pytest.mark.parametrize("size", ["0", "-3"])
+def test_a_batch_of_nothing_is_refused(size, capsys):
     with pytest.raises(SystemExit) as ended:
-        train.parse(["--batch-size", size])
+        parse(["--batch-size", size])
 
     assert ended.value.code == 2
-    expected = f"--batch-size {size} must be a multiple of the 3 ranks and at most 1077"
-    assert expected in capsys.readouterr().err
+    assert "--batch-size must be at least 1" in capsys.readouterr().err
 
 
-def test_the_split_has_no_image_twice():
-    indices = [index for part in data.splits() for index in part.indices]
+def test_every_problem_of_the_options_is_told_at_once(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--batch-size", "-5", "--heads", "3", "--epochs", "0"])
 
-    assert sorted(indices) == list(range(1797))
-    assert [len(part) for part in data.splits()] == [data.TRAINING, data.VALIDATION, data.TEST]
+    said = capsys.readouterr().err
+    for part in (
+        "--batch-size must be at least 1",
+        "--epochs must be at least 1",
+        "--width 64 must be a multiple",
+    ):
+        assert part in said
+
+
+def test_more_than_one_rank_is_not_single(tmp_path):
+    text = outputs(start_ranks(tmp_path, 2, TRAIN, "--strategy", "single"), code=1)[0]
+
+    assert "train.py: error: --strategy single is one process, and there are 2 ranks" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_no_sample_is_in_two_parts(name):
+    task = tasks.find(parse(["--task", name]))
+    parts = [part.tensors[0] for part in (task.training, task.validation, task.test)]
+    whole = torch.cat(parts).flatten(1)
+
+    assert len(whole) == {"digits": 1797, "text": len(whole)}[name]
+    assert min(map(len, parts)) > 300
+    # the texts repeat themselves here and there; the digits never
+    assert len(whole.unique(dim=0)) > {"digits": 1796, "text": 0.98 * len(whole)}[name]
+
+
+def test_the_text_model_learns_any_folder_of_text(tmp_path, capsys):
+    (tmp_path / "texts" / "deeper").mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_text("to be or not to be " * 200)
+    (tmp_path / "texts" / "deeper" / "b.md").write_text("that is the question " * 200)
+    size = ("--layers", "1", "--width", "16", "--heads", "2", "--sequence", "16")
+    options = ("--task", "text", "--text", str(tmp_path / "texts"), *size, "--lr", "0.01")
+    train_alone(tmp_path, *options, "--epochs", "8", "--no-tensorboard")
+
+    final = lines(tmp_path)[-1]
+    assert final["test_accuracy"] > 0.9
+    assert final["test_loss"] < 0.5
+
+
+def test_only_empty_texts_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--task", "text", "--text", str(tmp_path)])
+
+    assert "holds no text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_each_global_batch_holds_the_same_images_on_any_number_of_ranks(world):
-    assert batches(world, epoch=1) == batches(1, epoch=1)
+def test_each_global_batch_holds_the_same_samples_on_any_number_of_ranks(world):
+    assert seen(world, epoch=1) == seen(1, epoch=1)
+
+
+def test_every_sample_is_seen_once_an_epoch_and_the_short_batch_is_counted_right():
+    batches = seen(4, epoch=0)
+
+    assert sorted(chain(*batches)) == list(range(1077))
+    assert list(map(len, batches)) == [64] * 16 + [53]
+    counts = [batch.count for batch in share(0, 4, epoch=0)]
+    assert counts == [64] * 16 + [53]
+    assert {len(batch.targets) for batch in share(3, 4, epoch=0)} == {16}
+
+
+def test_an_epoch_can_be_entered_anywhere():
+    whole = [batch.inputs.tolist() for batch in share(1, 2, epoch=3)]
+
+    assert [batch.inputs.tolist() for batch in share(1, 2, epoch=3, first=9)] == whole[9:]
 
 
 def test_the_order_follows_from_seed_and_epoch():
-    assert batches(1, epoch=1) != batches(1, epoch=0)
-    assert batches(1, epoch=1) != batches(1, epoch=1, seed=1)
+    assert seen(1, epoch=1) != seen(1, epoch=0)
+    assert seen(1, epoch=1) != seen(1, epoch=1, seed=1)
 
 
-def test_each_epoch_is_shuffled_anew(tmp_path, monkeypatch):
-    epochs = []
-    monkeypatch.setattr(DistributedSampler, "set_epoch", lambda _, epoch: epochs.append(epoch))
-    train_alone(tmp_path, *FOUR_EPOCHS)
+def share(rank, world, epoch, seed=0, first=0):
+    """One rank's batches of an epoch over a dataset of 1077 numbers."""
+    numbers = torch.arange(1077)
+    place = Place(rank, world, torch.device("cpu"))
+    batches = Batches(TensorDataset(numbers, numbers), 64, Share(rank, world), place)
+    return batches.epoch(epoch, seed, first)
 
-    assert epochs == [0, 1, 2, 3]
 
-
-def batches(world, epoch, seed=0):
-    """The positions in each global batch of an epoch."""
-    shares = []
-    for rank in range(world):
-        loader = data.training_loader(range(data.TRAINING), 64, seed, Place(rank, world, None))
-        loader.sampler.set_epoch(epoch)
-        shares.append([batch.tolist() for batch in loader])
-    return [sorted(chain(*parts)) for parts in zip(*shares, strict=True)]
+def seen(world, epoch, seed=0):
+    """The numbers in each global batch of an epoch, those that fill up left out."""
+    shares = [share(rank, world, epoch, seed) for rank in range(world)]
+    return [
+        sorted(n for batch in parts for n in batch.targets.tolist() if n != IGNORED)
+        for parts in zip(*shares, strict=True)
+    ]

@@ -1,0 +1,273 @@
+"""Pipelines: the bubble of each schedule beside its formula, and stages cut by time beside layers.
+
+Two kinds of model. *Sleeping* layers sleep for a set time, twice as long backwards: exactly what a
+pipeline sees of an accelerator that is busy, so four stages can be measured on two cores. *Real*
+ones compute, with one thread a rank; two ranks only. Everything else is the trainer's: strategy,
+schedules, messages over gloo. Repeats of all cases alternate within one run; medians count.
+`make bench` runs this; it ends with 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
+sys.path.insert(0, str(_ENTRYPOINTS))
+
+from trainer import bubble, group, models, optimizers, options, strategies  # noqa: E402
+from trainer.data import Batch  # noqa: E402
+from trainer.strategies.pp import PP  # noqa: E402
+
+WIDTH = 8
+"""Of what sleeping layers pass on, and the number of classes."""
+
+CLOSE = 0.05
+"""How far a measured bubble may be from its formula: a share of the step."""
+
+FASTER = 1.2
+"""What balanced stages must gain where the formula says that they gain as much."""
+
+EVEN = (1.0,) * 8
+UNEVEN = (1.0,) * 8 + (4.0,) * 4
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradients[0], None
+
+
+class Sleeper(nn.Module):
+    """A layer that takes `seconds` forwards and twice as long backwards, and no processor."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return _Sleep.apply(value * self.weight, self.seconds)
+
+
+def sleeping(units: Sequence[float], ms: float) -> tuple[nn.Sequential, Tensor]:
+    """Layers of so many times `ms` milliseconds forwards, and an input for them."""
+    layers = {f"sleep{n}": Sleeper(unit * ms / 1000) for n, unit in enumerate(units)}
+    return nn.Sequential(OrderedDict(layers)), torch.randn(1, WIDTH)
+
+
+def linear() -> tuple[nn.Sequential, Tensor]:
+    """Eight layers of one kind, the last two of them 128 times as large; 32 samples."""
+    sizes = [32] * 6 + [4096] * 2
+    layers = {
+        f"feed{n}": nn.Sequential(nn.Linear(256, size), nn.ReLU(), nn.Linear(size, 256))
+        for n, size in enumerate(sizes)
+    }
+    return nn.Sequential(OrderedDict(layers)), torch.randn(32, 256)
+
+
+def cnn() -> tuple[nn.Sequential, Tensor]:
+    """The trainer's model of images, whose convolutions dominate; 64 images."""
+    return models.cnn(), torch.randn(64, 1, 8, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train one model."""
+
+    model: str
+    ranks: int
+    schedule: str
+    pieces: int
+    balance: str = "time"
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 2 if self.schedule == "interleaved" else 1
+
+    @property
+    def formula(self) -> float:
+        return bubble.ideal(self.ranks, self.pieces, self.stages_per_rank)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Length of a step and its idle share, medians of the repeats; and the length predicted.
+
+    Whatever else the machine does only makes both larger: `least_ms` and `least_bubble` are of
+    the repeat that was disturbed least.
+    """
+
+    case: Case
+    step_ms: float
+    bubble: float
+    predicted_ms: float
+    least_ms: float
+    least_bubble: float
+
+
+def even_cases(ranks: int) -> Iterator[Case]:
+    """Equal stages: what the formulas are about."""
+    for schedule in ("gpipe", "1f1b", "interleaved"):
+        for pieces in (ranks, 4 * ranks):
+            yield Case("sleeping, even", ranks, schedule, pieces)
+
+
+def uneven_cases(ranks: int, models: Sequence[str] = ("sleeping, uneven",)) -> Iterator[Case]:
+    """The same model cut both ways, one after the other."""
+    for model in models:
+        for balance in ("layers", "time"):
+            yield Case(model, ranks, "1f1b", 8, balance)
+
+
+class Trial:
+    """A case made ready on this rank."""
+
+    def __init__(self, case: Case, place: group.Place, ms: float) -> None:
+        made: dict[str, Callable[[], tuple[nn.Sequential, Tensor]]] = {
+            "sleeping, even": partial(sleeping, EVEN, ms),
+            "sleeping, uneven": partial(sleeping, UNEVEN, ms),
+            "real, linear": linear,
+            "real, cnn": cnn,
+        }
+        torch.manual_seed(0)
+        model, piece = made[case.model]()
+        inputs = piece.repeat(case.pieces, *[1] * (piece.dim() - 1))
+        self.case = case
+        self.batch = Batch(inputs, torch.zeros(len(inputs), dtype=torch.long), len(inputs))
+        self.strategy = _strategy(case, place, self.batch, model)
+        self.step_ms: list[float] = []
+        self.bubbles: list[float] = []
+        self.run()  # ranks connect; not measured
+        self.step_ms.clear()
+
+    def run(self) -> None:
+        """One step."""
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        self.strategy.backward(self.batch)
+        torch.distributed.barrier()
+        self.step_ms.append((time.perf_counter() - began) * 1000)
+        self.strategy.step()
+        self.bubbles += self.strategy.measures().values()
+
+    def result(self) -> Result:
+        ranks = self.strategy.rank_seconds
+        seconds = bubble.step_seconds(ranks, self.case.pieces, self.case.stages_per_rank)
+        return Result(
+            self.case,
+            statistics.median(self.step_ms),
+            statistics.median(self.bubbles),
+            seconds * 1000,
+            min(self.step_ms),
+            min(self.bubbles),
+        )
+
+
+def _strategy(case: Case, place: group.Place, batch: Batch, model: nn.Sequential) -> PP:
+    words = f"--strategy pp --schedule {case.schedule} --micro-batches {case.pieces}"
+    size = f"--batch-size {len(batch.inputs)} --balance {case.balance}"
+    chosen = options.parse([*words.split(), *size.split()])
+    strategy = strategies.find(chosen, place)
+    strategy.sample = batch
+    strategy.prepare(model, partial(optimizers.make, chosen))
+    return strategy
+
+
+def work(cases: Sequence[Case], repeats: int, ms: float) -> None:
+    """One rank's part. Rank 0 prints the results as its last line."""
+    torch.set_num_threads(1)
+    place = group.join()
+    trials = [Trial(case, place, ms) for case in cases]
+    for _ in range(repeats):
+        for trial in trials:
+            trial.run()
+    place.say(json.dumps([asdict(trial.result()) for trial in trials]))
+    trials.clear()
+    group.leave()
+
+
+def measure(cases: Sequence[Case], repeats: int, ms: float) -> list[Result]:
+    """Start the ranks that the cases need, all the same number, and collect what they found."""
+    task = json.dumps([[asdict(case) for case in cases], repeats, ms])
+    torchrun = ("-m", "torch.distributed.run", "--standalone")
+    ranks = f"--nproc-per-node={cases[0].ranks}"
+    done = subprocess.run(
+        [sys.executable, *torchrun, ranks, __file__, "--rank", task],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [Result(**{**each, "case": Case(**each["case"])}) for each in found]
+
+
+def bubble_rows(results: Sequence[Result]) -> Iterator[tuple[str, bool]]:
+    """The first table, each line with whether its target is met."""
+    line = "{:<18}{:>6}{:>13}{:>7}{:>9}{:>10}{:>7}  {}".format
+    yield line("model", "ranks", "schedule", "pieces", "formula", "measured", "least", "met"), True
+    for each in results:
+        case, met = each.case, abs(each.bubble - each.case.formula) <= CLOSE
+        shares = (f"{share:.1%}" for share in (case.formula, each.bubble, each.least_bubble))
+        facts = (case.model, case.ranks, case.schedule, case.pieces)
+        yield line(*facts, *shares, "yes" if met else "NO"), met
+
+
+def balance_rows(results: Sequence[Result]) -> Iterator[tuple[str, bool]]:
+    """The second: what cutting by time gains."""
+    line = "{:<18}{:>6}{:>11}{:>9}{:>10}{:>8}{:>7}  {}".format
+    heads = ("layers ms", "time ms", "predicted", "faster", "least")
+    yield line("model", "ranks", *heads, "met"), True
+    for naive, balanced in zip(results[::2], results[1::2], strict=True):
+        predicted = naive.predicted_ms / balanced.predicted_ms
+        faster, least = naive.step_ms / balanced.step_ms, naive.least_ms / balanced.least_ms
+        met = predicted < FASTER or faster >= FASTER
+        found = (f"{naive.step_ms:.1f}", f"{balanced.step_ms:.1f}")
+        gains = (f"{gain:.2f}" for gain in (predicted, faster, least))
+        yield line(naive.case.model, naive.case.ranks, *found, *gains, "yes" if met else "NO"), met
+
+
+def main() -> int:
+    """Measure, print, and return 1 when a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=6, metavar="N", help="default: 6")
+    parser.add_argument("--ms", type=float, default=20.0, help="a short layer sleeps; default: 20")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        cases, repeats, ms = json.loads(args.rank)
+        work([Case(**case) for case in cases], repeats, ms)
+        return 0
+    two = [*even_cases(2), *uneven_cases(2, ("sleeping, uneven", "real, linear", "real, cnn"))]
+    four = [*even_cases(4), *uneven_cases(4)]
+    results = [each for cases in (two, four) for each in measure(cases, args.repeats, args.ms)]
+    even = [each for each in results if each.case.model == "sleeping, even"]
+    rows = [*bubble_rows(even), *balance_rows([each for each in results if each not in even])]
+    print("\n".join(row for row, _ in rows))
+    return 0 if all(met for _, met in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

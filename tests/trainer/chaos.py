@@ -1,0 +1,110 @@
+"""Kill a rank at random moments, again and again, and start both again from their checkpoints.
+
+    python chaos.py FOLDER KILLS
+
+torch is imported once; the ranks are forked. Prints one JSON line for each kill.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import sklearn.datasets  # noqa: F401 - imported once for all ranks
+import torch.distributed.checkpoint  # noqa: F401 - the same
+from ranks import free_port
+
+import train
+from trainer import group
+from trainer.options import parse
+
+INTERVAL = 5
+OPTIONS = ("--log-every", "1", "--checkpoint-steps", str(INTERVAL), "--no-tensorboard")
+BEGUN = "2 rank(s) on"
+
+
+def main(folder, kills):
+    moments = random.Random(0)
+    train.OUTPUT, train.CHECKPOINTS = folder / "output", folder / "checkpoints"
+    for number in range(kills):
+        log = folder / f"round-{number}.log"
+        ranks = start(log)
+        wait_for(BEGUN, log)
+        time.sleep(moments.uniform(0.0, 0.6))
+        os.kill(moments.choice(ranks), signal.SIGKILL)
+        end(ranks)
+        told = {"logged": last_step(), "saving": bool(list(train.CHECKPOINTS.glob("*.saving")))}
+        tell({**told, **resumed(log.read_text())})
+    log = folder / "last.log"
+    for rank in start(log, "--steps", str(last_step() + 1)):
+        assert os.waitpid(rank, 0)[1] == 0, log.read_text()
+    tell({"logged": last_step(), **resumed(log.read_text())})
+
+
+def tell(facts):
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+def start(log, *more):
+    """Two ranks as children; their process ids."""
+    port = str(free_port())
+    return [fork(rank, port, log, more) for rank in range(2)]
+
+
+def fork(rank, port, log, more):
+    child = os.fork()
+    if child:
+        return child
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+    )
+    with log.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = 1
+    try:
+        train.Run(parse(["--epochs", "100000", *OPTIONS, *more]), group.join(), []).train()
+        code = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def wait_for(text, log):
+    for _ in range(6000):
+        if log.exists() and text in log.read_text():
+            return
+        time.sleep(0.01)
+    raise TimeoutError(log.read_text())
+
+
+def end(ranks):
+    """Kill what is left, as torchrun does, and see both gone."""
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+        os.waitpid(rank, 0)
+
+
+def last_step():
+    lines = (train.OUTPUT / "metrics.jsonl").read_text().split("\n")[:-1]
+    return max((json.loads(line)["step"] for line in lines), default=0)
+
+
+def resumed(log):
+    """From which step a round went on, and what it said of broken checkpoints."""
+    found = re.search(r"resumed from .*, (\d+) steps done", log)
+    return {"resumed": int(found[1]) if found else 0, "broken": log.count("is not whole")}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

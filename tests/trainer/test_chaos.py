@@ -1,0 +1,35 @@
+"""Fifty SIGKILLs at random moments of training and saving, and nothing is lost but an interval."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from ranks import environment, losses, start, train_ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer"), pytest.mark.timeout(900)]
+
+KILLS = 50
+INTERVAL = 5
+TESTS = str(Path(__file__).parent)
+
+
+def test_fifty_kills_lose_at_most_an_interval_each(tmp_path):
+    path = os.pathsep.join([TESTS, environment(tmp_path)["PYTHONPATH"]])
+    script = str(Path(TESTS, "chaos.py"))
+    chaos = start([script, str(tmp_path), str(KILLS)], tmp_path, PYTHONPATH=path)
+    rounds = [json.loads(line) for line in chaos.communicate()[0].splitlines()]
+    assert chaos.returncode == 0
+
+    assert len(rounds) == KILLS + 1
+    for before, after in pairwise(rounds):
+        assert after["broken"] == 0, "a checkpoint had its name and was not whole"
+        assert 0 <= before["logged"] - after["resumed"] <= INTERVAL
+    assert sum(one.get("saving", False) for one in rounds) >= 5, "kills that fell into a save"
+    assert rounds[-1]["logged"] > KILLS
+
+    steps = str(rounds[-1]["logged"])
+    whole = tmp_path / "whole"
+    train_ranks(whole, 2, "--steps", steps, "--epochs", "100000", "--log-every", "1")
+    assert losses(tmp_path) == losses(whole), "the curve of a run that nobody killed, to the bit"

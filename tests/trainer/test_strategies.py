@@ -1,0 +1,229 @@
+"""Every strategy trains as one process does: the same losses, gradients and weights, on 4 ranks.
+
+A new strategy is a new row of `STRATEGIES`. What each row measures is printed (`pytest -s`), and
+stands in docs/guides/strategies.md.
+"""
+
+import re
+import sys
+
+import pytest
+import ranks
+import torch
+from ranks import train
+from standing import Ranks, topics
+
+from trainer import strategies
+from trainer.group import Place
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
+
+STRATEGIES = {
+    "ddp": (),
+    "manual": (),
+    "zero1": (),
+    "zero2": (),
+    "zero3": (),
+    "hsdp": ("--shard-ranks", "2"),
+    "tp": (),
+    "tp-dp": ("--tensor-parallel", "2"),
+    "fsdp-tp": ("--tensor-parallel", "2"),
+    "pp": ("--micro-batches", "4"),
+    "pp-dp": ("--micro-batches", "2"),
+    "pp-fsdp": ("--micro-batches", "2"),
+}
+"""Name to options, which spread a model over four ranks."""
+
+ALSO = {
+    "offload": ("zero3", "--offload"),
+    "offload-2": ("zero2", "--offload"),
+    "sequence": ("tp", "--sequence-parallel"),
+    "sequence-dp": ("tp-dp", "--tensor-parallel", "2", "--sequence-parallel"),
+    "sequence-fsdp": ("fsdp-tp", "--tensor-parallel", "2", "--sequence-parallel"),
+    "static-graph": ("ddp", "--static-graph"),
+    "buckets": ("ddp", "--bucket-mb", "1"),
+}
+"""More ways to spread the model of the task "text"."""
+
+REFUSED = {
+    "--strategy hsdp --shard-ranks 3": "does not divide the 4 ranks: use one of 1, 2, 4",
+    "--strategy tp --tensor-parallel 2": "leave that out, or choose tp-dp or fsdp-tp",
+    "--strategy fsdp-tp --tensor-parallel 3": "hidden layer of 64 cannot be cut into 3 equal",
+    "--strategy tp-dp --tensor-parallel 8": "does not divide the 4 ranks: use one of 1, 2, 4",
+    "--strategy tp --task text --heads 2": "--heads 2 cannot be cut into 4 equal slices",
+    "--strategy tp --sequence-parallel": "choose --task text, or leave it out",
+    "--strategy tp --task text --sequence-parallel --sequence 30": "choose --sequence 32",
+    "--strategy zero1 --static-graph --micro-batches 2": "use one of the two",
+    "--strategy zero1 --compress bf16": "fp16 works with gloo",
+}
+"""Options that four ranks on CPUs cannot work with, and the end of what is said about them."""
+
+MISPLACED = {
+    "--strategy ddp --offload": "zero2 or zero3 or fsdp or hsdp or fsdp-tp, not to ddp",
+    "--strategy zero3 --compress fp16": "--compress belongs to --strategy ddp or zero1, not to",
+    "--strategy zero3 --shard-ranks 2": "--shard-ranks belongs to --strategy hsdp, not to zero3",
+    "--strategy hsdp --shard-ranks 0": "--shard-ranks must be at least 1",
+    "--strategy ddp --sequence-parallel": "belongs to --strategy tp or tp-dp or fsdp-tp",
+}
+"""Options that mean nothing to a strategy, refused before anything starts."""
+
+FEW = ("--steps", "12")
+"""Enough where a mistake would show in the first step already."""
+FEATURES = ("--micro-batches", "2", "--clip", "0.5", "--checkpoint-activations")
+ADAMW = ("--optimizer", "adamw", "--lr", "0.001")
+
+LOSS = 1e-6
+"""Of the loss at any of 50 steps: single precision, summed in another order."""
+WEIGHTS = 1e-6
+"""Of any weight after them. Digits with a learning rate of 0.05 leave 2e-4: in that model's ReLUs
+and maxima rounding decides now and then where one sample's gradient goes, and large steps keep it.
+"""
+NORM = 1e-5
+"""Of a gradient's norm, relative to it."""
+EXACT = 1e-10
+"""The same of all three in double precision, a millionth of what single precision leaves."""
+
+HALVES = {"bf16": 2e-3, "fp16": 2e-4}
+"""Of the loss: a rounding step is 2**-8 and 2**-11 of a value, and partial sums are rounded too."""
+COMPRESSED = {"fp16": 1e-4, "powersgd": 1.0}
+"""Of the loss: fp16 rounds each gradient to 11 bits, PowerSGD keeps 4 of a matrix's directions."""
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    yield from standing(1, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    yield from standing(4, tmp_path_factory)
+
+
+def standing(world, tmp_path_factory):
+    found = Ranks(world, tmp_path_factory.mktemp(f"{world}-ranks"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Options of 50 steps of each task."""
+    folder = topics(tmp_path_factory.mktemp("tasks") / "text", 24_000)
+    model = ("--layers", "2", "--width", "32", "--heads", "4", "--sequence", "32")
+    common = ("--steps", "50", "--epochs", "9", "--log-every", "1", "--no-tensorboard")
+    return {
+        "digits": (*common, "--task", "digits", "--batch-size", "48", "--lr", "0.01"),
+        "text": (*common, "--task", "text", "--batch-size", "16", "--text", str(folder), *model),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(one, tasks, tmp_path_factory):
+    """The folder of a run of one process, made when first asked for."""
+    folders = {}
+
+    def folder(task, *options, double=False):
+        key = (task, options, double)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("alone")
+            one.train(folders[key], *tasks[task], "--strategy", "single", *options, double=double)
+        return folders[key]
+
+    return folder
+
+
+@pytest.fixture
+def differences(four, alone, tasks, tmp_path):
+    """How far a run on four ranks is from that of one process, with the same options but `ways`:
+    the largest difference of a loss, of a weight at the end, and of a gradient's norm (relative).
+    """
+
+    def measure(task, strategy, ways, *options, double=False):
+        given = (*tasks[task], "--strategy", strategy, *options, *ways)
+        four.train(tmp_path, *given, double=double)
+        reference = alone(task, *options, double=double)
+        norms = logged(reference, "gradient_norm")
+        found = (
+            largest(logged(tmp_path, "loss") - logged(reference, "loss")),
+            largest(ranks.weights(tmp_path) - ranks.weights(reference)),
+            largest((logged(tmp_path, "gradient_norm") - norms) / norms),
+        )
+        words = (task, strategy, *ways, *options, *(f"{value:.1e}" for value in found))
+        sys.stdout.write(f"MEASURED {' '.join(words)}\n")
+        return found
+
+    return measure
+
+
+def logged(folder, name):
+    values = [line[name] for line in ranks.lines(folder) if name in line]
+    assert len(values) in (12, 50)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def largest(values):
+    return values.abs().max().item()
+
+
+@pytest.mark.parametrize("task", ["digits", "text"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_numbers_are_those_of_one_process(strategy, task, differences):
+    loss, weight, norm = differences(task, strategy, STRATEGIES[strategy], "--optimizer", "sgd")
+
+    assert loss < LOSS
+    assert weight < WEIGHTS
+    assert norm < NORM
+
+
+@pytest.mark.parametrize("task", ["digits", "text"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_method_is_the_same_to_the_last_digits(strategy, task, differences):
+    """Double precision, with micro-batches, clipping, activation checkpointing, and AdamW, which
+    turns the rounding of a tiny gradient into a large part of a step.
+    """
+    ways = STRATEGIES[strategy]
+    assert max(differences(task, strategy, ways, *FEATURES, *ADAMW, *FEW, double=True)) < EXACT
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_so_it_is_in_other_ways(name, differences):
+    strategy, *ways = ALSO[name]
+    options = FEATURES if name != "static-graph" else ()
+    assert max(differences("text", strategy, ways, *options, *ADAMW, *FEW, double=True)) < EXACT
+
+
+@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_half_precision_is_used_and_rounds_as_in_one_process(
+    strategy, precision, differences, alone
+):
+    options = ("--optimizer", "sgd", *FEW, "--precision", precision)
+    loss, *_ = differences("text", strategy, STRATEGIES[strategy], *options)
+    full = logged(alone("text", "--optimizer", "sgd", *FEW), "loss")
+
+    assert loss < HALVES[precision]
+    assert largest(logged(alone("text", *options), "loss") - full) > LOSS
+
+
+@pytest.mark.parametrize("how", COMPRESSED)
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_compressed_gradients_train(strategy, how, differences):
+    ways = ("--compress", how)
+    loss, *_ = differences("text", strategy, ways, "--optimizer", "sgd", *FEW)
+
+    assert LOSS < loss < COMPRESSED[how]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")  # torch's own import
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_cannot_work_is_refused_with_what_does(arguments):
+    with pytest.raises(ValueError, match=re.escape(REFUSED[arguments])):
+        strategies.find(train.parse(arguments.split()), Place(0, 4, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("arguments", MISPLACED)
+def test_options_of_other_strategies_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        train.parse(arguments.split())
+
+    assert MISPLACED[arguments] in capsys.readouterr().err
