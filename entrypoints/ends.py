@@ -11,14 +11,31 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cluster import Rank
 from signals import name as signal_name
 
 Environ = Mapping[str, str]
 Record = dict[str, Any]
 
+STOPPED = 75
+"""Exit code of a program that was told to stop, has saved a checkpoint, and can go on from it.
+
+EX_TEMPFAIL of sysexits.h (https://man.freebsd.org/cgi/man.cgi?query=sysexits): "try again".
+"""
+
 _SIGNAL_BASE = 128
+
+
+class Node(NamedTuple):
+    """How a node ended: exit code, a sentence, and the rank that failed first, where one did."""
+
+    code: int
+    reason: str
+    rank: int | None = None
+    stopped: bool = False
+    """Whether that rank had been told to end."""
 
 
 def now() -> str:
@@ -57,20 +74,21 @@ def write(path: Path, record: Record) -> None:
     scratch.replace(path)
 
 
-def register(workers: Path, rank: int) -> None:
-    """Tell the node's launcher that this process, of rank `rank`, has begun."""
-    (workers / f"rank-{rank}.json").unlink(missing_ok=True)
+def register(env: Environ, workers: Path, rank: int) -> None:
+    """Tell the node's launcher that this process, of rank `rank`, has begun, and not ended."""
+    for folder in (workers, run_folder(env)):
+        if folder is not None:
+            (folder / f"rank-{rank}.json").unlink(missing_ok=True)
     write(workers / f"rank-{rank}.pid", {"pid": os.getpid()})
 
 
-def record_rank(env: Environ, rank: int, beside: int, returncode: int, *, stopped: bool) -> None:
-    """Leave the end of rank `rank`, one of `beside` on its node, where a place is known.
-
-    `stopped` says that it had been told to end.
-    """
+def record_rank(env: Environ, me: Rank, returncode: int, *, stopped: bool) -> None:
+    """Leave the end of a rank where a place is known. `stopped`: it had been told to end."""
+    rank = me.rank
     record = {
         "rank": rank,
-        "local_world_size": beside,
+        "local_world_size": me.local_world_size,
+        "world_size": me.world_size,
         "exit_code": shell_code(returncode),
         "stopped": stopped,
         "finished": now(),
@@ -84,12 +102,13 @@ def record_rank(env: Environ, rank: int, beside: int, returncode: int, *, stoppe
         Path(workers, f"rank-{rank}.pid").unlink(missing_ok=True)
 
 
-def record_node(env: Environ, node: int, code: int, reason: str, rank: int | None) -> None:
-    """The launcher's last act on a node, where the run has a folder."""
+def record_node(env: Environ, node: int, end: Node) -> None:
+    """The launcher's word on how its node ended, where the run has a folder."""
     folder = run_folder(env)
     if folder is not None:
-        record = {"exit_code": code, "reason": reason, "rank": rank, "finished": now()}
-        write(folder / f"node-{node}.json", {**record, "attempt": attempt(env)})
+        record = {"exit_code": end.code, "reason": end.reason, "rank": end.rank}
+        more = {"finished": now(), "attempt": attempt(env)}
+        write(folder / f"node-{node}.json", {**record, **more})
 
 
 def clear(env: Environ, node: int) -> None:
@@ -109,10 +128,15 @@ def living(workers: Path) -> dict[int, int]:
 
 
 def failures(folder: Path | None, attempt: int) -> list[Record]:
-    """Ends of ranks with a code other than 0, those that nobody had told to end first."""
+    """Ends of ranks that went wrong, those that nobody had told to end first."""
     found = all_ranks(folder) if folder else []
-    failed = [end for end in found if end["exit_code"] and end["attempt"] == attempt]
+    failed = [end for end in found if went_wrong(end) and end["attempt"] == attempt]
     return sorted(failed, key=lambda end: (end["stopped"], end["finished"]))
+
+
+def went_wrong(end: Record) -> bool:
+    """Whether a rank neither finished nor stopped in good order."""
+    return end["exit_code"] not in (0, STOPPED)
 
 
 def all_ranks(folder: Path) -> list[Record]:
@@ -121,10 +145,30 @@ def all_ranks(folder: Path) -> list[Record]:
 
 
 def all_well(workers: Path) -> bool:
-    """Whether every rank of this node has ended, with code 0."""
+    """Whether every rank of this node has ended, having finished or stopped in good order."""
     found = all_ranks(workers)
-    well = [end for end in found if end["exit_code"] == 0]
+    well = [end for end in found if not went_wrong(end)]
     return bool(found) and len(well) == found[0]["local_world_size"]
+
+
+def all_everywhere(env: Environ) -> bool:
+    """Whether every rank of the job has ended well, on all nodes, as far as it can be seen."""
+    folder = run_folder(env)
+    found = [end for end in all_ranks(folder) if end["attempt"] == attempt(env)] if folder else []
+    return bool(found) and len(found) == found[0]["world_size"] and not any(map(went_wrong, found))
+
+
+def first_stopped(workers: Path) -> int | None:
+    """The first rank of this node that stopped with a checkpoint."""
+    stopped = (end["rank"] for end in all_ranks(workers) if end["exit_code"] == STOPPED)
+    return min(stopped, default=None)
+
+
+def nodes(env: Environ) -> dict[int, Record]:
+    """The ends that nodes have left in this attempt."""
+    folder, this = run_folder(env), attempt(env)
+    found = _read(folder, "node-*.json") if folder else ()
+    return {int(path.stem[5:]): end for path, end in found if end["attempt"] == this}
 
 
 def how(code: int) -> str:
@@ -138,6 +182,15 @@ def sentence(end: Record) -> str:
     """``rank 3 ended with exit code 7``."""
     told = ", as it had been told to end" if end["stopped"] else ""
     return f"rank {end['rank']} {how(end['exit_code'])}{told}"
+
+
+def read(path: Path) -> Record | None:
+    """What was written there, or None where nothing is."""
+    try:
+        record: Record = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return record
 
 
 def _read(folder: Path, pattern: str) -> Iterator[tuple[Path, Record]]:

@@ -65,8 +65,8 @@ class _Nodes:
             pid, status = os.wait()
             code = ends.shell_code(os.waitstatus_to_exitcode(status))
             self._running.pop(pid).returncode = code
-            if code != 0:
-                self._code = self._code or code
+            self._code = self._code or code
+            if code not in (0, ends.STOPPED):  # with that one, the others may still be saving
                 self._pass_on(signal.SIGTERM, None)
         return self._code
 

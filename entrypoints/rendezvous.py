@@ -11,15 +11,19 @@ import shutil
 import socket
 import subprocess
 import time
-import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import ends
 from cluster import BadEnvironment, Cluster, Environ
 
+PORT_FILE = "rendezvous.json"
+"""File in the run's folder: the port at which the nodes of this attempt meet."""
+
 _PORTS = range(10_000, 30_000)
 """Below the ephemeral range (32768), where any outgoing connection may take a port."""
+_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Rendezvous:
     name: str
     is_host: bool
     local: str
+    held: socket.socket | None = None
+    """Keeps other jobs away from the port, on the node that has it."""
 
     def options(self) -> list[str]:
         """Options for torchrun. `is_host` is said outright, so that no job uses another's store."""
@@ -51,9 +57,14 @@ def alone(env: Environ) -> Rendezvous:
 
 def meet(cluster: Cluster, env: Environ, *, master: str, local: str) -> Rendezvous:
     """Where to meet. `master` is the first node's address as seen here, `local` this node's."""
-    return Rendezvous(
-        master, _port(cluster, env), _name(env), is_host=cluster.node == 0, local=local
-    )
+    host, path = cluster.node == 0, _port_file(env)
+    held = _reserve(_ports(env)) if host else None
+    if held is not None:
+        port = int(held.getsockname()[1])
+        _publish(path, env, port)
+    else:
+        port = _published(cluster, env)
+    return Rendezvous(master, port, _name(env), is_host=host, local=local, held=held)
 
 
 def _name(env: Environ) -> str:
@@ -125,54 +136,78 @@ def _slurm_address(node: str) -> str | None:
     return found[1] if found else None
 
 
-def _port(cluster: Cluster, env: Environ) -> int:
-    if cluster.launcher == "slurm":
-        return _PORTS.start + int(env["SLURM_JOB_ID"]) % len(_PORTS)
-    if cluster.launcher == "emulated":
-        return _publish_port(env) if cluster.node == 0 else _published_port(env)
-    return _PORTS.start + zlib.crc32(env.get("DEPLOYKIT_RUN", "").encode()) % len(_PORTS)
+def _ports(env: Environ) -> list[int]:
+    """Ports to try, in this order: the lowest first where the site leaves only some open."""
+    text = env.get("DEPLOYKIT_PORTS")
+    if not text:
+        return random.sample(_PORTS, _TRIES)
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
+    if found is None or not 0 < int(found[1]) <= int(found[2]) < 2**16:
+        raise BadEnvironment(f"DEPLOYKIT_PORTS is {text!r}; write it as LOWEST-HIGHEST.")
+    return list(range(int(found[1]), int(found[2]) + 1))
+
+
+def _reserve(ports: Iterable[int]) -> socket.socket:
+    """Take the first port that is free, so that nobody else does; torchrun still can.
+
+    A port that is bound without SO_REUSEADDR and does not listen can be had by those alone who ask
+    for it with SO_REUSEADDR, once that is set here too (socket(7) of Linux). The store of torchrun
+    does; we do not.
+    """
+    for port in ports:
+        held = socket.socket()
+        try:
+            held.bind(("", port))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return held
+    raise BadEnvironment(
+        "No TCP port for the nodes to meet at is free on this node; "
+        "see `ss -ltn`, and choose others with DEPLOYKIT_PORTS, such as 20000-20100."
+    )
 
 
 def _port_file(env: Environ) -> Path:
     try:
-        return Path(env["DEPLOYKIT_RUN_DIR"], "rendezvous.json")
+        return Path(env["DEPLOYKIT_RUN_DIR"], PORT_FILE)
     except KeyError:
         raise BadEnvironment(
-            "Several nodes on one machine find each other through the run's folder: "
-            "set DEPLOYKIT_RUN_DIR to one folder for all of them."
+            "The nodes of a job find each other through the run's folder: "
+            "set DEPLOYKIT_RUN_DIR to one folder that all of them see."
         ) from None
 
 
-def _publish_port(env: Environ) -> int:
-    port = _free_port()
-    ends.write(_port_file(env), {"port": port, "pid": os.getpid()})
-    return port
+def _publish(path: Path, env: Environ, port: int) -> None:
+    """Tell the other nodes. The file is there already and is written in place: a network file
+    system shows that to whoever opens it, and a new name perhaps a minute later.
+    """
+    record = {"port": port, "launch": _name(env), "pid": os.getpid()}
+    path.write_text(json.dumps(record) + "\n")
 
 
-def _published_port(env: Environ, patience: float = 60) -> int:
-    """The port that node 0 chose. A file whose author is gone is an earlier attempt's."""
+def _published(cluster: Cluster, env: Environ, patience: float = 180) -> int:
+    """The port that node 0 chose. An earlier attempt's is not believed."""
     path = _port_file(env)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        try:
-            told = json.loads(path.read_text())
-            os.kill(told["pid"], 0)
-        except (FileNotFoundError, ProcessLookupError):
-            time.sleep(0.05)
-        else:
+        told = ends.read(path)
+        if told is not None and told.get("launch") == _name(env) and _current(cluster, told):
             return int(told["port"])
+        time.sleep(0.05)
     raise BadEnvironment(
         f"Node 0 said nothing in {path} within {patience:g} seconds. "
         "See the log of node 0, and start all nodes with the same DEPLOYKIT_RUN_DIR."
     )
 
 
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise BadEnvironment(f"No free TCP port was found in {_PORTS.start}-{_PORTS.stop - 1}.")
+def _current(cluster: Cluster, told: ends.Record) -> bool:
+    """Whether the author of the port still lives, where that can be seen: all on one machine."""
+    if cluster.launcher != "emulated":
+        return True
+    try:
+        os.kill(told["pid"], 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -43,12 +43,28 @@ def hold(numbers: Iterable[int]) -> set[int]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 
 
-def wait(numbers: Iterable[int]) -> Received:
-    """The next of `numbers`, which are held. Sleeps until there is one."""
+def wait(numbers: Iterable[int], patience: float | None = None) -> Received | None:
+    """The next of `numbers`, which are held. Sleeps until there is one, or out of `patience`."""
     if not hasattr(signal, "sigwaitinfo"):  # macOS
         return Received(signal.sigwait(numbers), 0)
-    got = signal.sigwaitinfo(numbers)
+    if patience is None:
+        got = signal.sigwaitinfo(numbers)
+    elif (got := signal.sigtimedwait(numbers, patience)) is None:
+        return None
     return Received(got.si_signo, got.si_pid)
+
+
+def caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; True where that cannot be seen.
+
+    SigCgt of /proc/PID/status, https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    mask = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt:")), "")
+    return bool(int(mask or "0", 16) >> (number - 1) & 1)
 
 
 def child_setup(before: set[int], death: int) -> Callable[[], None]:

@@ -25,6 +25,8 @@ PIECE = 64 * 1024
 """Bytes read at once, and the longest unfinished line that is held back."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
+LISTENING = 0.2
+"""Seconds between two looks whether the program listens to a notice that came too early."""
 SAME = 5.0
 """Seconds within which the same signal from the launcher is the one that Slurm sent too."""
 
@@ -44,7 +46,7 @@ def command(program: Sequence[str]) -> list[str]:
 
 def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> End:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread."""
-    before = signals.hold([*FORWARDED, signal.SIGCHLD])
+    before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # kept from torchrun
     child = subprocess.Popen(
         argv,
         env=env,
@@ -72,17 +74,29 @@ def leave(end: End) -> None:
 
 
 def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
-    """Pass signals on until the child has ended. Returns whether one of them asked for that."""
+    """Pass signals on until the child has ended. Returns whether one of them asked for that.
+
+    A notice that comes before the program listens, while it loads its libraries, is kept for it.
+    """
     direct: dict[int, float] = {}
+    early: set[int] = set()
     stopped = False
     while True:
-        number, sender = signals.wait([*FORWARDED, signal.SIGCHLD])
+        received = signals.wait([*FORWARDED, signal.SIGCHLD], LISTENING if early else None)
+        for number in [number for number in early if signals.caught(child.pid, number)]:
+            early.remove(number)
+            child.send_signal(number)
+        if received is None:
+            continue
+        number, sender = received
         if number == signal.SIGCHLD:
             if child.poll() is not None:
                 return stopped
             continue
         stopped = stopped or number in signals.STOPS
-        if _reached_child(sender):
+        if number in signals.NOTICES and not signals.caught(child.pid, number):
+            early.add(number)
+        elif _reached_child(sender):
             direct[number] = time.monotonic()
         elif time.monotonic() - direct.get(number, -SAME) >= SAME:
             child.send_signal(number)

@@ -46,10 +46,16 @@ def running_cluster(needs_slurm):
 
 @pytest.fixture
 def cluster(running_cluster, monkeypatch):
-    """The running cluster, empty; sbatch and the others talk to it."""
+    """The running cluster, empty, its nodes idle; sbatch and the others talk to it."""
     line = cluster_command("env", running_cluster).stdout
     name, _, value = line.removeprefix("export ").strip().partition("=")
     monkeypatch.setenv(name, shlex.split(value)[0])
+    wait_for(all_idle, 60)
     yield running_cluster
     subprocess.run(["scancel", "--me"], check=True)
     wait_for(lambda: not output("squeue", "--noheader"), 30)
+
+
+def all_idle():
+    """Whether every node answers and runs nothing, as it may not at once after a test's faults."""
+    return set(output("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"}

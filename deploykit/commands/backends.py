@@ -1,22 +1,31 @@
-"""List the backends, and what is missing here to use each."""
+"""List the backends, and what is missing here to use each.
+
+With `slurm --probe`: ask this Slurm cluster what it has and allows, and keep the answer as a site
+profile, which `check` uses where there is no Slurm (`slurm.site` in the job file).
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import shutil
 from typing import Any
 
 from deploykit import backend
 from deploykit.commands import output
+from deploykit.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
+    parser.add_argument("--probe", action="store_true", help="ask the cluster, keep its profile")
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = [_describe(name) for name in backend.names()]
+    if args.probe:
+        return _probe(args.backend, as_json=args.json)
+    rows = [_describe(name) for name in ([args.backend] if args.backend else backend.names())]
     if args.json:
         output.emit(rows)
         return 0
@@ -24,6 +33,27 @@ def run(args: argparse.Namespace) -> int:
         ["backend", "usable here", "what it is"],
         [[row["name"], _usable(row["missing"]), row["summary"]] for row in rows],
     )
+    return 0
+
+
+def _probe(name: str | None, *, as_json: bool) -> int:
+    """Ask the cluster and keep its profile."""
+    from deploykit.backends.slurm import site
+
+    if name != "slurm":
+        raise UsageError("only slurm can be probed", hint="deploykit backends slurm --probe")
+    found = site.read()
+    path = site.save(found)
+    if as_json:
+        output.emit({"profile": str(path), **dataclasses.asdict(found)})
+        return 0
+    output.say(f"{path}: {found.cluster}, Slurm {found.version}")
+    for partition in found.partitions:
+        limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
+        nodes = site.names(found.nodes(partition.name))
+        output.say(
+            f"  {partition.name}{' (default)' if partition.default else ''}: {limit}; {nodes}"
+        )
     return 0
 
 

@@ -39,28 +39,78 @@ def scontrol(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
 
 
-def test_on_slurm_every_node_computes_the_same_meeting_place():
+@pytest.fixture
+def slurm(tmp_path):
+    return {**SLURM, "DEPLOYKIT_RUN_DIR": str(tmp_path)}
+
+
+def test_on_slurm_every_node_learns_the_port_of_the_first(slurm):
     hosts = ("n1", "n2")
-    first = rendezvous.meet(Cluster("slurm", 0, hosts), SLURM, master="10.0.0.1", local="10.0.0.1")
-    second = rendezvous.meet(Cluster("slurm", 1, hosts), SLURM, master="10.0.0.1", local="10.0.0.2")
+    first = rendezvous.meet(Cluster("slurm", 0, hosts), slurm, master="10.0.0.1", local="10.0.0.1")
+    second = rendezvous.meet(Cluster("slurm", 1, hosts), slurm, master="10.0.0.1", local="10.0.0.2")
     assert first.options() == [
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint=10.0.0.1:10123",
+        f"--rdzv-endpoint=10.0.0.1:{first.port}",
         "--rdzv-id=hello-1.2",
         "--rdzv-conf=is_host=1",
         "--local-addr=10.0.0.1",
     ]
     assert second.options()[:3] == first.options()[:3]
     assert second.options()[3:] == ["--rdzv-conf=is_host=0", "--local-addr=10.0.0.2"]
+    first.held.close()
 
 
-def test_ports_stay_below_the_ephemeral_range():
+def test_an_earlier_attempts_port_is_not_believed(slurm):
+    nodes = Cluster("slurm", 0, ("a", "b"))
+    first = rendezvous.meet(nodes, slurm, master="a", local="a")
+    first.held.close()
+    later = {**slurm, "SLURM_RESTART_COUNT": "3"}
+    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+        rendezvous._published(nodes, later, patience=0.2)
+
+
+def test_ports_stay_below_the_ephemeral_range(slurm):
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for job in (1, 19_999, 20_000, 2**31):
-        port = rendezvous.meet(
-            Cluster("slurm", 0, ("a", "b")), {"SLURM_JOB_ID": str(job)}, master="", local=""
-        ).port
-        assert 10_000 <= port < min(30_000, lowest)
+    for _ in range(50):
+        found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, master="", local="")
+        assert 10_000 <= found.port < min(30_000, lowest)
+        found.held.close()
+
+
+def test_a_port_that_is_taken_is_passed_over(slurm):
+    """Whoever has it: another job that is still starting, or a program that listens."""
+    nodes = Cluster("slurm", 0, ("a", "b"))
+    with socket.socket() as listens:
+        listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listens.bind(("", 0))
+        listens.listen()
+        low = listens.getsockname()[1]
+        env = {**slurm, "DEPLOYKIT_PORTS": f"{low}-{low + 9}"}
+        first = rendezvous.meet(nodes, env, master="", local="")
+        second = rendezvous.meet(nodes, env, master="", local="")
+    assert low < first.port < second.port
+    first.held.close()
+    second.held.close()
+
+
+def test_torchrun_gets_the_port_that_is_kept_for_it(slurm):
+    held = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, master="", local="").held
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", held.getsockname()[1]))
+        store.listen()
+    held.close()
+
+
+@pytest.mark.parametrize("text", ["20000", "b-a", "9-8", "0-5", "1-70000", "-"])
+def test_ports_that_are_no_range_are_refused(slurm, text):
+    with pytest.raises(BadEnvironment, match="LOWEST-HIGHEST"):
+        rendezvous._ports({"DEPLOYKIT_PORTS": text})
+
+
+def test_no_port_is_left():
+    with pytest.raises(BadEnvironment, match="DEPLOYKIT_PORTS"):
+        rendezvous._reserve([])
 
 
 def test_an_address_of_ip_6_stands_in_brackets():
@@ -72,19 +122,21 @@ def test_emulated_nodes_learn_the_port_of_the_first(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
     hosts = ("127.0.0.1",) * 2
     first = rendezvous.meet(Cluster("emulated", 0, hosts), env, master="a", local="a")
-    assert rendezvous.meet(Cluster("emulated", 1, hosts), env, master="a", local="a").port == (
-        first.port
-    )
-    with socket.socket() as free:
-        free.bind(("", first.port))
+    second = rendezvous.meet(Cluster("emulated", 1, hosts), env, master="a", local="a")
+    assert second.port == first.port
+    first.held.close()
 
 
 def test_a_dead_attempts_port_is_not_believed(tmp_path):
-    (tmp_path / "rendezvous.json").write_text(json.dumps({"port": 1, "pid": 2**22 + 1}))
+    env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
+    nodes = Cluster("emulated", 1, ("127.0.0.1",) * 2)
+    record = {"port": 1, "launch": "run.0", "pid": 2**22 + 1}
+    (tmp_path / "rendezvous.json").write_text(json.dumps(record))
     with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
-        rendezvous._published_port({"DEPLOYKIT_RUN_DIR": str(tmp_path)}, patience=0.2)
-    (tmp_path / "rendezvous.json").write_text(json.dumps({"port": 1, "pid": os.getpid()}))
-    assert rendezvous._published_port({"DEPLOYKIT_RUN_DIR": str(tmp_path)}, patience=0.2) == 1
+        rendezvous._published(nodes, env, patience=0.2)
+    record["pid"] = os.getpid()
+    (tmp_path / "rendezvous.json").write_text(json.dumps(record))
+    assert rendezvous._published(nodes, env, patience=0.2) == 1
 
 
 def test_emulated_nodes_need_a_folder():

@@ -104,3 +104,15 @@ def test_a_host_that_does_not_resolve_is_no_reason_to_stop(bundle, as_rank):
     assert done.said["node 1"] == [
         "network: no interface is set, since there is no route to another node of the job"
     ]
+
+
+def test_a_group_that_does_not_train_runs_the_program_once_without_a_rank(bundle):
+    bundle.write("dump.py", "import os\nprint('RANK' in os.environ, os.environ['NCCL_DEBUG'])")
+    groups = {
+        "SM_CURRENT_INSTANCE_GROUP": "cpu",
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": '["gpu"]',
+        "DEPLOYKIT_ENV": json.dumps({"NCCL_DEBUG": "INFO"}),
+    }
+    done = start(bundle, groups, WORDS, NCCL_DEBUG="WARN")
+    assert done.code == 0, done.log
+    assert "[group cpu] False INFO\n" in done.log

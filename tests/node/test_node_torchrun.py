@@ -205,6 +205,7 @@ def test_what_is_left_after_the_grace_is_killed(bundle):
         """\
         import os, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         print("pid", os.getpid())
         while True:
             time.sleep(0.1)

@@ -59,7 +59,7 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
     jobs = json.loads(output("squeue", "--json"))["jobs"]
     job = next(job for job in jobs if str(job["job_id"]) == handle.id)
     assert job["comment"] == "it's #1: a\\b $(id)"
-    assert (job["name"], job["partition"], job["requeue"]) == ("one-1", "main", False)
+    assert (job["name"], job["partition"], job["requeue"]) == ("one-1", "main", True)
     assert (job["time_limit"], job["node_count"], job["memory_per_node"]) == (10, 2, 512)
     status = ended(handle)
     folder = folder_of("one-1", tmp_path)

@@ -20,10 +20,12 @@ import pytest
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
+from deploykit.backends.slurm.options import Restarts
 from deploykit.model import Entrypoint, JobSpec, Resources
 
 GOLDEN = Path(__file__).with_name("golden")
 BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
+NEVER = Restarts(0, 0, 0, 0)
 PYTHON = "/shared/venv/bin/python"
 JOB = JobSpec("digits", Entrypoint("train.py", args=("--epochs", "5")), Resources(time_limit=1800))
 HOSTILE = (
@@ -65,12 +67,13 @@ CASES = {
             python=PYTHON,
             setup=("module purge", "module load cuda/12.8"),
             signal_seconds=300,
+            restarts=Restarts(time_limit=5, error=2),
             extra={"mail-type": "END,FAIL", "contiguous": "", "comment": 'a\\b "c"'},
         ),
     ),
     "gres": (
         job(resources={"gpus_per_node": 4, "memory": 1024**2 + 1, "time_limit": 60}),
-        Options(python=PYTHON, gres_style="gres"),
+        Options(python=PYTHON, gres_style="gres", restarts=NEVER),
     ),
     "module": (
         job(entrypoint=Entrypoint(module="package.train", args=("--flag", "--flag", "a b"))),
@@ -146,8 +149,8 @@ def test_nothing_of_submitit_leaks_in(home):
     assert found["signal"] == "USR2@90"
     assert found["job-name"] == "digits-1"
     assert set(found) == {
-        *("chdir", "job-name", "no-requeue", "nodes", "ntasks-per-node", "open-mode", "output"),
-        *("signal", "time"),
+        *("chdir", "job-name", "nodes", "ntasks-per-node", "open-mode", "output"),
+        *("requeue", "signal", "time"),
     }
 
 
@@ -158,6 +161,15 @@ def test_nothing_of_submitit_leaks_in(home):
 def test_time_is_rounded_up_and_the_notice_fits(home, seconds, minutes, notice):
     found = directives(script(job(resources={"time_limit": seconds})))
     assert (found["time"], found["signal"]) == (str(minutes), f"USR2@{notice}")
+
+
+def test_a_job_that_may_never_come_back_says_so_to_slurm(home):
+    never = script(options=Options(python=PYTHON, restarts=NEVER))
+    assert "no-requeue" in directives(never)
+    assert "DEPLOYKIT_RESTARTS" not in never
+    once = script(options=Options(python=PYTHON, restarts=Restarts(0, 0, 0, 1)))
+    assert "requeue" in directives(once)
+    assert '"error": 1' in once
 
 
 def run_by_bash(text, folder, job_id):

@@ -10,7 +10,8 @@ from deploykit import paths
 from deploykit.backends.slurm import options as sections
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import render_script
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Status
+from deploykit.errors import NotFound
+from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
     from deploykit.bundle import Bundle
@@ -19,7 +20,21 @@ SUMMARY = "a Slurm cluster, through sbatch as submitit calls it; one launcher on
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 MODULES = ("submitit",)
 
-check = sections.check
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Every problem that can be seen without asking the cluster; a site profile is a file."""
+    yield from sections.check(job, options)
+    if options.site is not None:
+        yield from _check_site(job, options, options.site)
+
+
+def _check_site(job: JobSpec, options: Options, name: str) -> Iterator[Problem]:
+    from deploykit.backends.slurm import fits, site
+
+    try:
+        yield from fits.check(job, options, site.load(name))
+    except NotFound as error:
+        yield Problem("slurm.site", str(error), error.hint)
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:

@@ -9,12 +9,28 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from deploykit import contract, paths
-from deploykit.fields import Bounds, Help, Pattern
+from deploykit.fields import NOT_EMPTY, Bounds, Help, Pattern
 from deploykit.model import JobSpec, Problem
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 
 LEAST_MEMORY = 1024**2
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often the job may be started again, by reason; the counts are kept apart."""
+
+    time_limit: Annotated[
+        int, Help("After its time limit, if the attempt has left a checkpoint."), Bounds(0, 10_000)
+    ] = 100
+    preemption: Annotated[int, Help("After a preemption."), Bounds(0, 10_000)] = 100
+    node_failure: Annotated[int, Help("After the loss of a node."), Bounds(0, 10_000)] = 10
+    error: Annotated[
+        int,
+        Help("After a rank has failed and torchrun's `retries` are used up."),
+        Bounds(0, 10_000),
+    ] = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,18 @@ class Options:
         ),
         Bounds(1, 65535),
     ] = None
+    restarts: Annotated[
+        Restarts, Help("How often Slurm may start the job again, by reason. All 0: never.")
+    ] = field(default_factory=Restarts)
+    site: Annotated[
+        str | None,
+        Help(
+            "Site profile to check against: a cluster's name or a file. On the cluster, "
+            "`deploykit backends slurm --probe` writes one.",
+            example="prod",
+        ),
+        NOT_EMPTY,
+    ] = None
     extra: Annotated[
         Mapping[Annotated[str, OPTION], str],
         Help(
@@ -71,7 +99,7 @@ _OWN = {
     **dict.fromkeys(("gpus", "gpus-per-node"), "`resources.gpus_per_node`"),
     "time": "`resources.time_limit`",
     "signal": "`slurm.signal_seconds`",
-    **dict.fromkeys(("requeue", "no-requeue"), "deploykit's own"),
+    **dict.fromkeys(("requeue", "no-requeue"), "`slurm.restarts`"),
     **{
         name: f"`slurm.{name}`"
         for name in (

@@ -8,6 +8,8 @@ hold them equal over many jobs. The private hooks of submitit that this leans on
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -72,20 +74,18 @@ def offline(folder: Path) -> SlurmExecutor:
 def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
     """What submitit's renderer is told: its own parameters, and sbatch's by their own names."""
     folder = paths.run_folder(run)
-    minutes = -(-job.resources.time_limit // 60)
-    notice = options.signal_seconds or min(_NOTICE, minutes * 60 // 2)
     more: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
         "output": str(folder / "logs" / "slurm.log"),
-        "no-requeue": True,
+        "requeue" if comes_back(options) else "no-requeue": True,
         "reservation": options.reservation,
     }
     chosen = {
         **_resources(job, options),
         "job_name": run,
-        "time": minutes,
-        "signal_delay_s": notice,
+        "time": _minutes(job),
+        "signal_delay_s": _notice(job, options),
         "partition": options.partition,
         "account": options.account,
         "qos": options.qos,
@@ -102,6 +102,32 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "use_srun": False,
     }
+
+
+def comes_back(options: Options) -> bool:
+    """Whether Slurm may start the job again at all."""
+    return any(dataclasses.astuple(options.restarts))
+
+
+def _minutes(job: JobSpec) -> int:
+    """The time limit; Slurm takes whole minutes."""
+    return -(-job.resources.time_limit // 60)
+
+
+def _notice(job: JobSpec, options: Options) -> int:
+    return options.signal_seconds or min(_NOTICE, _minutes(job) * 60 // 2)
+
+
+def _environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
+    """The contract's variables, and what the launchers must know to start the job again."""
+    plain = contract.in_folder(job, "slurm", run)
+    if not comes_back(options):
+        return plain
+    ours = {
+        "DEPLOYKIT_NOTICE": str(_notice(job, options)),
+        "DEPLOYKIT_RESTARTS": json.dumps(dataclasses.asdict(options.restarts)),
+    }
+    return dict(sorted({**plain, **ours}.items()))
 
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -135,7 +161,7 @@ def command(job: JobSpec, options: Options, *, run: str) -> str:
         "slurm.sh.j2",
         folder=folder,
         setup=options.setup,
-        environment=contract.in_folder(job, "slurm", run),
+        environment=_environment(job, options, run),
         cpus=job.resources.cpus_per_node,
         command=_words(options.python or sys.executable, job),
     )

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _FOLDERS = ("logs", "output", "checkpoints", "ends", "sbatch")
 
+_PORT_FILE = "rendezvous.json"
+"""Where the first node tells the others the port; one that exists shows its changes at once."""
+
 _HINTS = {
     "invalid partition": "set slurm.partition to one that `sinfo -s` lists",
     "account": "set slurm.account; `sacctmgr show associations user=$USER` lists yours",
@@ -72,6 +75,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     bundles.unpack(plan.bundle.store(), folder / "source")
     for name in _FOLDERS:
         (folder / name).mkdir(exist_ok=True)
+    (folder / _PORT_FILE).touch()
     (folder / watching.CLUSTER).write_text(watching.cluster() + "\n")
     job = _sbatch(plan, folder)
     return Handle("slurm", plan.place, job, plan.run, str(folder))

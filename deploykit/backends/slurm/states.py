@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -208,6 +209,18 @@ def status(row: Row) -> Status:
     if (code == 0) is not (state is State.SUCCEEDED) or state is State.CANCELLED:
         code = None  # Slurm's own doing, and no word of the trainer's
     return Status(state, row.native, reason, code, row.started, row.finished)
+
+
+def restarted(reasons: Sequence[str], state: State) -> str:
+    """``restart 3 (time limit 2, preemption 1)``, and whether that is to come or was the last."""
+    if not reasons:
+        return ""
+    counted = Counter(reason.replace("_", " ") for reason in reasons)
+    listed = ", ".join(f"{reason} {count}" for reason, count in counted.items())
+    number = len(reasons)
+    if state.final:
+        return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
+    return f"restart {number}{'' if state is State.RUNNING else ' to come'} ({listed})"
 
 
 def _sentence(reason: str) -> str:

@@ -32,7 +32,7 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
     """
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
-    found = list(states.parse_squeue(_asked(states.squeue_argv(run))))
+    found = list(states.parse_squeue(asked(states.squeue_argv(run))))
     work = str(folder / "source")
     ids = sorted((row.id for row in found if (row.name, row.folder) == (run, work)), key=int)
     first = claimed(folder) or next(iter(ids), None)
@@ -74,7 +74,7 @@ def cancel(handle: Handle) -> None:
 
 def cluster() -> str:
     """The name of the cluster that the commands here talk to."""
-    settings = _asked(["scontrol", "show", "config"])
+    settings = asked(["scontrol", "show", "config"])
     match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
     return match[1] if match else ""
 
@@ -97,28 +97,49 @@ def _rows(wanted: Mapping[str, Handle]) -> dict[str, Row]:
 
 
 def _queued(_: Sequence[str]) -> Iterable[Row]:
-    return states.parse_squeue(_asked(states.squeue_argv()))
+    return states.parse_squeue(asked(states.squeue_argv()))
 
 
 def _remembered(ids: Sequence[str]) -> Iterable[Row]:
-    return states.parse_scontrol(_asked(states.scontrol_argv(ids)))
+    return states.parse_scontrol(asked(states.scontrol_argv(ids)))
 
 
 def _recorded(ids: Sequence[str]) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):
-        return states.parse_sacct(_asked(states.sacct_argv(ids)))
+        return states.parse_sacct(asked(states.sacct_argv(ids)))
     return ()
 
 
 def _status(handle: Handle, row: Row | None, why_not: str | None) -> Status:
     folder = Path(handle.folder)
-    if row is None:
-        return _left_behind(folder, why_not)
-    told = states.status(row)
-    end = _end(folder) if told.native == "FAILED" else None
+    told = _left_behind(folder, why_not) if row is None else _truer(folder, states.status(row))
+    again = states.restarted(_restarts(folder, told.state), told.state)
+    reason = "; ".join(part for part in (told.reason, again) if part)
+    return told if told.state is State.UNKNOWN else replace(told, reason=reason)
+
+
+def _restarts(folder: Path, state: State) -> list[str]:
+    """The reasons of the restarts, with the one that is to come where the job waits for it."""
+    begun = ends.attempt(folder)
+    if begun is None:
+        return []
+    found = ends.restarts(folder, upto=begun if state.final else None)
+    unknown = state is State.QUEUED and len(found) == begun
+    return [*found, "not known yet"] if unknown else found
+
+
+def _truer(folder: Path, told: Status) -> Status:
+    """With the trainer's own exit code, and what its launcher had to say."""
+    if told.state is not State.FAILED:
+        return told
+    end = _end(folder)
+    if end is None and not told.reason:
+        return replace(told, reason="all its processes were killed, and none could say why")
     if end is None or end.exit_code == 0:
         return told
-    return replace(told, exit_code=end.exit_code, reason=end.reason)
+    if told.native == "FAILED" or end.exit_code == ends.STOPPED:
+        return replace(told, exit_code=end.exit_code, reason=end.reason)
+    return told
 
 
 def _left_behind(folder: Path, why_not: str | None) -> Status:
@@ -157,19 +178,19 @@ def _elsewhere(folder: Path) -> str | None:
 
 def _ended(handle: Handle) -> Callable[[], bool]:
     """Whether the job has ended; asks Slurm once in a while only."""
-    asked, final = 0.0, False
+    last, final = 0.0, False
 
     def ended() -> bool:
-        nonlocal asked, final
-        if not final and time.monotonic() - asked > _ASK_AGAIN:
+        nonlocal last, final
+        if not final and time.monotonic() - last > _ASK_AGAIN:
             final = status([handle])[handle].state.final
-            asked = time.monotonic()
+            last = time.monotonic()
         return final
 
     return ended
 
 
-def _asked(argv: Sequence[str]) -> str:
+def asked(argv: Sequence[str]) -> str:
     """What a command answered; nothing where the one job that it asked for is unknown.
 
     Raises BackendUnavailable when Slurm does not answer.
