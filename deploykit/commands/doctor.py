@@ -1,0 +1,181 @@
+"""Look at the place where a job will run, before it is sent: each fault, its proof, and its fix.
+
+Nothing is changed and nothing is started. Without --backend: for every backend that has a section
+in the file, or else for this machine. Ends with 0 when nothing is in the way of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deploykit import backend, jobfile, lifecycle
+from deploykit.commands import arguments, output
+from deploykit.doctor import finding, fixes
+from deploykit.doctor.finding import Finding, Fix
+from deploykit.errors import NotPermitted, UsageError
+from deploykit.jobfile import JobFile
+
+FAULT_FOUND = 80
+"""As `diagnose`: nothing went wrong here, but with what was looked at."""
+_WIDTH = 100
+_SITE = "site.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.job_file(parser)
+    parser.add_argument(
+        "--backend", action="append", metavar="B", help="look there (repeatable)", default=[]
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="FOLDER", help="keep the facts too, for --from"
+    )
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="saved",
+        metavar="FOLDER",
+        help="judge saved facts and ask nobody: JSON that --save or the AWS CLI wrote",
+    )
+    parser.add_argument(
+        "--fix",
+        choices=fixes.LANGUAGES,
+        default=fixes.CLI,
+        help="language of the fixes (default: aws-cli); --json has all",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.save and args.saved:
+        raise UsageError("--save and --from exclude each other")
+    tree, _ = jobfile.parse(args.job)
+    names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
+    file = lifecycle.load(args.job, args.set, names)
+    found = [(name, one) for name in names for one in finding.ordered(_visit(name)(file, args))]
+    if args.json:
+        output.emit({"findings": [_data(name, one) for name, one in found]})
+    else:
+        _tell(names, found, args.fix)
+    return FAULT_FOUND if finding.wrong(one for _, one in found) else 0
+
+
+def _visit(name: str) -> Callable[[JobFile, argparse.Namespace], Iterator[Finding]]:
+    known = {"local": _local, "slurm": _slurm, "sagemaker": _sagemaker}
+    if name not in known:
+        raise UsageError(
+            f"doctor cannot look at {name!r}", hint=f"it can look at {', '.join(known)}"
+        )
+    return known[name]
+
+
+def _local(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
+    from deploykit.doctor import machine
+
+    lifecycle.check(file, "local")
+    python = file.sections["local"].python
+    found = machine.load(args.saved) if args.saved else machine.read(python)
+    if args.save:
+        machine.save(found, args.save)
+    yield from machine.check(file.job, found)
+
+
+def _slurm(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
+    from deploykit import paths
+    from deploykit.backends.slurm import fits, site
+    from deploykit.doctor import slurm
+
+    options = dataclasses.replace(file.sections["slurm"], site=None)
+    file.raise_on(backend.find("slurm").check(file.job, options))
+    if args.saved:
+        found, home = site.load(str(args.saved / _SITE)), None
+    else:
+        found, home = site.read(), slurm.folder(paths.state(), site.hosts())
+    if args.save:
+        site.save(found, args.save / _SITE)
+    problems = fits.check(file.job, options, found)
+    yield from slurm.check(found, found.of(options.partition), problems, home)
+
+
+def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
+    from deploykit.backends.sagemaker import aws as clients
+    from deploykit.backends.sagemaker import options as section
+    from deploykit.doctor import aws
+    from deploykit.doctor.aws import ask, facts
+    from deploykit.doctor.aws import needs as asking
+
+    lifecycle.check(file, "sagemaker")
+    options = file.sections["sagemaker"]
+    region = section.region(options) or ""
+    needs = asking.of(file.job, options, region)
+    try:
+        if args.saved:
+            answers = ask.load(args.saved)
+        else:
+            with clients.errors(region):
+                answers = ask.live(needs, partial(clients.client, region=region))
+    except NotPermitted as error:
+        fix = Fix(error.hint or "log in to AWS")
+        yield Finding("credentials", "error", str(error), (f"region {region}",), fix)
+        return
+    if args.save:
+        ask.save(answers, args.save)
+    yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+
+
+def _data(name: str, one: Finding) -> dict[str, Any]:
+    return {
+        "backend": name,
+        "fault": one.fault,
+        "severity": one.severity,
+        "message": one.message,
+        "evidence": one.evidence,
+        "fix": vars(one.fix),
+    }
+
+
+def _tell(names: list[str], found: list[tuple[str, Finding]], language: str) -> None:
+    for name in names:
+        mine = [one for where, one in found if where == name]
+        count = sum(one.severity != "note" for one in mine)
+        output.say(f"{name}: {_counted(count)}")
+        for one in mine:
+            output.say("")
+            _tell_one(one, language)
+    if language == fixes.CLI and any(one.fix.cloudformation for _, one in found):
+        output.say("")
+        output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
+
+
+def _counted(count: int) -> str:
+    if not count:
+        return "nothing is in the way of this job"
+    return f"{count} thing{'s' if count > 1 else ''} in the way of this job"
+
+
+def _tell_one(one: Finding, language: str) -> None:
+    label = {"unseen": "unseen"}.get(one.severity, one.severity)
+    output.say(_wrapped(f"{label}: {one.message}", "  "))
+    for proof in one.evidence:
+        output.say(f"  proof  {proof}")
+    output.say(_wrapped(f"  fix    {one.fix.say}", " " * 9))
+    for key, value in one.fix.settings.items():
+        output.say(f"         in the job file: {key}: {value}")
+    code = {
+        fixes.CLOUDFORMATION: one.fix.cloudformation,
+        fixes.TERRAFORM: one.fix.terraform,
+    }.get(language, one.fix.cli)
+    if one.fix.cli and not code:
+        output.say(f"         ({language} has no way to say this; the command:)")
+    if text := code or one.fix.cli:
+        output.say(textwrap.indent(text.rstrip(), "    "))
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,370 @@
+"""Answers of AWS as plain facts.
+
+An answer is what the AWS CLI prints as JSON, under the name of its command
+(``describe-subnets``), or ``{"Error": {"Code", "Message"}}``. A kind of fact that nobody could
+look at is None, and checks that need it say nothing: `unseen.py` does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Answers = Mapping[str, Any]
+Network = ipaddress.IPv4Network
+
+_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "esp": "50"}
+
+
+@dataclass(frozen=True)
+class Vpc:
+    id: str
+    blocks: tuple[Network, ...]
+    tenancy: str
+    resolves: bool | None
+    """enableDnsSupport."""
+    names_hosts: bool | None
+    """enableDnsHostnames."""
+
+
+@dataclass(frozen=True)
+class Subnet:
+    id: str
+    vpc: str
+    zone: str
+    block: Network
+    free: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a security group, towards one peer: a group, a block or a prefix list."""
+
+    protocol: str
+    low: int
+    high: int
+    peer: str
+
+    def __str__(self) -> str:
+        return f"{ports(self.protocol, self.low, self.high)}, {self.peer}"
+
+
+@dataclass(frozen=True)
+class Group:
+    id: str
+    vpc: str
+    inbound: tuple[Rule, ...]
+    outbound: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One rule of a network ACL."""
+
+    number: int
+    allow: bool
+    protocol: str
+    low: int
+    high: int
+    block: Network
+
+    def __str__(self) -> str:
+        what = "allow" if self.allow else "deny"
+        number = "the last rule" if self.number >= LAST else f"rule {self.number}"
+        return f"{number}: {what} {ports(self.protocol, self.low, self.high)}, {self.block}"
+
+
+LAST = 32767
+"""Number of the rule, at the end of each ACL, that denies the rest."""
+
+
+@dataclass(frozen=True)
+class Acl:
+    id: str
+    vpc: str
+    subnets: tuple[str, ...]
+    inbound: tuple[Entry, ...]
+    outbound: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    destination: str
+    target: str
+    works: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    id: str
+    vpc: str
+    main: bool
+    subnets: tuple[str, ...]
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    id: str
+    vpc: str
+    service: str
+    """The last parts of the service's name: ``s3``, ``ecr.api``."""
+    gateway: bool
+    works: bool
+    tables: tuple[str, ...]
+    subnets: tuple[str, ...]
+    groups: tuple[str, ...]
+    answers_for_name: bool
+    policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Nat:
+    id: str
+    vpc: str
+    subnet: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Role:
+    trust: Mapping[str, Any]
+    policies: tuple[Mapping[str, Any], ...] | None
+    boundary: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Quota:
+    code: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known; None where a kind of fact could not be looked at."""
+
+    answers: Answers
+    account: str | None
+    caller: str | None
+    vpcs: Mapping[str, Vpc] | None
+    subnets: Mapping[str, Subnet] | None
+    groups: Mapping[str, Group] | None
+    acls: tuple[Acl, ...] | None
+    tables: tuple[Table, ...] | None
+    endpoints: tuple[Endpoint, ...] | None
+    nats: Mapping[str, Nat] | None
+    s3: tuple[str, tuple[Network, ...]] | None
+    """Prefix list of S3 and its blocks."""
+    efa: bool
+
+
+def ports(protocol: str, low: int, high: int) -> str:
+    """``tcp 443``, ``udp 500``, ``all traffic``: for people."""
+    if protocol == "-1":
+        return "all traffic"
+    name = {"50": "protocol 50 (ESP)"}.get(protocol, protocol)
+    if protocol not in {"tcp", "udp"}:
+        return name
+    if (low, high) == (0, 65535):
+        return f"{name}, all ports"
+    return f"{name} {low}" if low == high else f"{name} {low}-{high}"
+
+
+def failed(answers: Answers, name: str) -> str | None:
+    """The code of the error that a question got, if it got one."""
+    answer = answers.get(name)
+    return None if answer is None else answer.get("Error", {}).get("Code")
+
+
+def read(answers: Answers, instance_type: str) -> Facts:
+    """The facts that the answers hold."""
+    who = _seen(answers, "get-caller-identity") or {}
+    return Facts(
+        answers=answers,
+        account=who.get("Account"),
+        caller=who.get("Arn"),
+        vpcs=_by_id(answers, "describe-vpcs", "Vpcs", lambda raw: _vpc(answers, raw)),
+        subnets=_by_id(answers, "describe-subnets", "Subnets", _subnet),
+        groups=_by_id(answers, "describe-security-groups", "SecurityGroups", _group),
+        acls=_list(answers, "describe-network-acls", "NetworkAcls", _acl),
+        tables=_list(answers, "describe-route-tables", "RouteTables", _table),
+        endpoints=_list(answers, "describe-vpc-endpoints", "VpcEndpoints", _endpoint),
+        nats=_by_id(answers, "describe-nat-gateways", "NatGateways", _nat),
+        s3=_s3(answers),
+        efa=_efa(answers, instance_type),
+    )
+
+
+def role(answers: Answers) -> Role | None:
+    """The execution role, where it could be read."""
+    answer = _seen(answers, "get-role")
+    if answer is None:
+        return None
+    policies = _seen(answers, "role-policies")
+    trust = document(answer["Role"]["AssumeRolePolicyDocument"])
+    documents = None if policies is None else tuple(map(document, policies["Documents"]))
+    boundary = (policies or {}).get("Boundary")
+    return Role(trust, documents, document(boundary) if boundary else None)
+
+
+def quota(answers: Answers, name: str) -> Quota | None:
+    answer = _seen(answers, "list-service-quotas") or {}
+    found = (one for one in answer.get("Quotas", ()) if one.get("QuotaName") == name)
+    return next((Quota(one["QuotaCode"], one["Value"]) for one in found), None)
+
+
+def document(policy: Any) -> Mapping[str, Any]:
+    """A policy, which some commands print as text and others as JSON."""
+    return dict(json.loads(policy)) if isinstance(policy, str) else dict(policy or {})
+
+
+def _seen(answers: Answers, name: str) -> Any:
+    answer = answers.get(name)
+    return None if answer is None or "Error" in answer else answer
+
+
+def _list(answers: Answers, name: str, key: str, make: Any) -> Any:
+    answer = _seen(answers, name)
+    return None if answer is None else tuple(make(raw) for raw in answer.get(key, ()))
+
+
+def _by_id(answers: Answers, name: str, key: str, make: Any) -> Any:
+    found = _list(answers, name, key, make)
+    return None if found is None else {one.id: one for one in found}
+
+
+def _vpc(answers: Answers, raw: Any) -> Vpc:
+    blocks = [one["CidrBlock"] for one in raw.get("CidrBlockAssociationSet", ())]
+    return Vpc(
+        raw["VpcId"],
+        tuple(map(Network, blocks or [raw["CidrBlock"]])),
+        raw.get("InstanceTenancy", "default"),
+        _attribute(answers, raw["VpcId"], "EnableDnsSupport"),
+        _attribute(answers, raw["VpcId"], "EnableDnsHostnames"),
+    )
+
+
+def _attribute(answers: Answers, vpc: str, name: str) -> bool | None:
+    answer = _seen(answers, f"describe-vpc-attribute-{name[0].lower()}{name[1:]}-{vpc}")
+    return None if answer is None else bool(answer[name]["Value"])
+
+
+def _subnet(raw: Any) -> Subnet:
+    return Subnet(
+        raw["SubnetId"],
+        raw["VpcId"],
+        raw["AvailabilityZone"],
+        Network(raw["CidrBlock"]),
+        raw["AvailableIpAddressCount"],
+    )
+
+
+def _group(raw: Any) -> Group:
+    return Group(
+        raw["GroupId"],
+        raw["VpcId"],
+        tuple(_rules(raw.get("IpPermissions", ()))),
+        tuple(_rules(raw.get("IpPermissionsEgress", ()))),
+    )
+
+
+def _rules(permissions: Any) -> Iterator[Rule]:
+    for raw in permissions:
+        protocol, low, high = _protocol(raw["IpProtocol"], raw)
+        peers = [
+            *(pair["GroupId"] for pair in raw.get("UserIdGroupPairs", ())),
+            *(block["CidrIp"] for block in raw.get("IpRanges", ())),
+            *(listed["PrefixListId"] for listed in raw.get("PrefixListIds", ())),
+        ]
+        yield from (Rule(protocol, low, high, peer) for peer in peers)
+
+
+def _protocol(name: str, limits: Mapping[str, Any]) -> tuple[str, int, int]:
+    """A protocol and its ports; 0 to 65535 where it has none, or all."""
+    name = _NAMES.get(str(name), str(name))
+    low, high = (limits.get(key, limits.get(other)) for key, other in _PORTS)
+    if name not in {"tcp", "udp"} or low is None or low == -1:
+        return name, 0, 65535
+    return name, int(low), int(high)
+
+
+_PORTS = (("FromPort", "From"), ("ToPort", "To"))
+
+
+def _acl(raw: Any) -> Acl:
+    return Acl(
+        raw["NetworkAclId"],
+        raw["VpcId"],
+        tuple(one["SubnetId"] for one in raw.get("Associations", ())),
+        tuple(_entries(raw, outbound=False)),
+        tuple(_entries(raw, outbound=True)),
+    )
+
+
+def _entries(raw: Any, *, outbound: bool) -> Iterator[Entry]:
+    """The rules of one direction in the order in which they are tried."""
+    for one in sorted(raw.get("Entries", ()), key=lambda one: int(one["RuleNumber"])):
+        if one["Egress"] is outbound and "CidrBlock" in one:
+            protocol, low, high = _protocol(one["Protocol"], one.get("PortRange") or {})
+            number, allow = int(one["RuleNumber"]), one["RuleAction"] == "allow"
+            yield Entry(number, allow, protocol, low, high, Network(one["CidrBlock"]))
+
+
+def _table(raw: Any) -> Table:
+    associations = raw.get("Associations", ())
+    return Table(
+        raw["RouteTableId"],
+        raw["VpcId"],
+        any(one.get("Main") for one in associations),
+        tuple(one["SubnetId"] for one in associations if one.get("SubnetId")),
+        tuple(_routes(raw)),
+    )
+
+
+def _routes(raw: Any) -> Iterator[Route]:
+    for one in raw.get("Routes", ()):
+        where = one.get("DestinationCidrBlock") or one.get("DestinationPrefixListId")
+        if where:
+            targets = [key for key in one if key.endswith("Id") and not key.startswith("Dest")]
+            target = next((str(one[key]) for key in targets if one[key]), "")
+            yield Route(where, target, one.get("State", "active") == "active")
+
+
+def _endpoint(raw: Any) -> Endpoint:
+    return Endpoint(
+        raw["VpcEndpointId"],
+        raw["VpcId"],
+        re.sub(r"^.*\bamazonaws\.[a-z0-9-]+\.", "", raw["ServiceName"]),
+        raw.get("VpcEndpointType", "Gateway") == "Gateway",
+        raw.get("State", "available").lower() == "available",
+        tuple(raw.get("RouteTableIds", ())),
+        tuple(raw.get("SubnetIds", ())),
+        tuple(one["GroupId"] for one in raw.get("Groups", ())),
+        bool(raw.get("PrivateDnsEnabled")),
+        document(raw.get("PolicyDocument")),
+    )
+
+
+def _nat(raw: Any) -> Nat:
+    return Nat(raw["NatGatewayId"], raw["VpcId"], raw.get("SubnetId", ""), raw["State"])
+
+
+def _s3(answers: Answers) -> tuple[str, tuple[Network, ...]] | None:
+    answer = _seen(answers, "describe-prefix-lists") or {}
+    for one in answer.get("PrefixLists", ()):
+        if one["PrefixListName"].endswith(".s3"):
+            return one["PrefixListId"], tuple(map(Network, one.get("Cidrs", ())))
+    return None
+
+
+def _efa(answers: Answers, instance_type: str) -> bool:
+    answer = _seen(answers, "describe-instance-types") or {}
+    return any(
+        one.get("NetworkInfo", {}).get("EfaSupported", False)
+        for one in answer.get("InstanceTypes", ())
+        if one.get("InstanceType") == instance_type
+    )

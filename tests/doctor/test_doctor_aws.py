@@ -1,0 +1,81 @@
+"""Doctor on VPCs that moto serves: each fault found, alone, and gone after the printed fix.
+
+The fix is run as it is printed, by the AWS CLI. A place that is healthy again serves the next
+fault too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from aws_faults import FAULTS
+from aws_places import Closed, Natted
+
+AWS = shutil.which(
+    "aws", path=f"{Path(__file__).parents[2] / '.venv-aws/bin'}:{os.environ['PATH']}"
+)
+pytestmark = pytest.mark.aws
+FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
+"""One fault for each label."""
+needs_cli = pytest.mark.skipif(AWS is None, reason="the AWS CLI is not installed")
+
+
+@pytest.mark.parametrize("kind", ["ml.g5.xlarge", "ml.p4d.24xlarge"])
+@pytest.mark.parametrize("place", [Closed, Natted])
+def test_a_healthy_place_has_no_findings(place, kind, doctor, moto):
+    found = doctor(place(moto).settings, kind=kind)
+    assert (found.findings, found.code) == ([], 0)
+
+
+@needs_cli
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, tmp_path):
+    place = fault.place(moto)
+    settings = {**place.settings, **(fault.break_(place) or {})}
+    saved = tmp_path / "facts"
+    found = doctor(settings, "--save", str(saved), kind=fault.kind)
+    assert [one["fault"] for one in found.findings] == [fault.finding], found.findings
+    (one,) = found.findings
+    assert one["severity"] == fault.severity
+    assert found.code == (80 if fault.severity == "error" else 0)
+    assert one["evidence"]
+    assert doctor(settings, "--from", str(saved), kind=fault.kind) == found
+    if fault in FIRST:
+        assert lint(one["fix"]["cloudformation"]) == []
+    settings |= {**one["fix"]["settings"], **apply(one["fix"]["cli"])}
+    after = doctor(settings, kind=fault.kind)
+    assert (after.findings, after.code) == ([], 0)
+
+
+def lint(snippet):
+    """Errors and warnings of cfn-lint, as its command shows them; some fixes have no snippet."""
+    if not snippet:
+        return []
+    from cfnlint import lint_all
+
+    return [str(one) for one in lint_all(snippet) if one.rule.id[0] != "I"]
+
+
+def apply(script):
+    """Run the printed commands; what they say is to stand in the job file."""
+    if not script:
+        return {}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env={
+            **os.environ,
+            "PATH": f"{Path(AWS).parent}:{os.environ['PATH']}",
+            "AWS_DEFAULT_REGION": "eu-west-3",  # not the place's: its commands must say which
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stderr}"
+    return dict(re.findall(r"^in the job file: (\S+): (.*)$", done.stdout, re.MULTILINE))

@@ -1,0 +1,141 @@
+"""Doctor for somebody who may not see everything, on a moto server that enforces IAM."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing
+
+import pytest
+from aws_places import Closed
+
+pytestmark = pytest.mark.aws
+DEDICATED = '"InstanceTenancy": "dedicated"'
+READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
+
+
+@pytest.fixture
+def enforced(moto):
+    """Switch IAM on, from the next request on; off again at the end."""
+
+    def switch(after):
+        with closing(http.client.HTTPConnection("127.0.0.1", moto)) as connection:
+            connection.request("POST", "/moto-api/reset-auth", after.encode())
+            assert connection.getresponse().status == 200
+
+    yield lambda: switch("0")
+    switch("inf")
+
+
+def user(place, monkeypatch, *statements):
+    """Become a user with these statements."""
+    iam = place.client("iam")
+    iam.create_user(UserName="ada")
+    policy = {"Version": "2012-10-17", "Statement": statements}
+    iam.put_user_policy(UserName="ada", PolicyName="own", PolicyDocument=json.dumps(policy))
+    key = iam.create_access_key(UserName="ada")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+
+
+def test_a_denied_question_is_a_finding_and_the_others_go_on(
+    doctor, moto, enforced, monkeypatch, tmp_path
+):
+    place = Closed(moto)
+    place.drop(place.group, egress=False)
+    allow = {"Effect": "Allow", "Action": READ, "Resource": "*"}
+    deny = {"Effect": "Deny", "Action": "ec2:DescribeNetworkAcls", "Resource": "*"}
+    user(place, monkeypatch, allow, deny)
+    enforced()
+    found = doctor(place.settings, "--save", str(tmp_path))
+    assert [one["fault"] for one in found.findings] == ["peers_inbound", "not_permitted"]
+    assert found.code == 80
+    unseen = found.findings[1]
+    assert unseen["message"] == "could not look: needs ec2:DescribeNetworkAcls"
+    assert "ada" in unseen["evidence"][0]
+    assert "put-user-policy --user-name ada" in unseen["fix"]["cli"]
+    assert doctor(place.settings, "--from", str(tmp_path)) == found
+
+
+def test_nobody_is_logged_in(doctor, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    found = doctor({"sagemaker.subnets": "[subnet-1]", "sagemaker.security_group_ids": "[sg-1]"})
+    assert [one["fault"] for one in found.findings] == ["credentials"]
+    assert found.code == 80
+
+
+def test_a_folder_without_some_answers_says_so(doctor, moto, tmp_path):
+    place = Closed(moto)
+    doctor(place.settings, "--save", str(tmp_path))
+    (tmp_path / "describe-network-acls.json").unlink()
+    found = doctor(place.settings, "--from", str(tmp_path))
+    assert [(one["fault"], one["severity"]) for one in found.findings] == [("not_saved", "unseen")]
+    assert "describe-network-acls" in found.findings[0]["message"]
+    assert found.code == 80
+    for path in tmp_path.glob("*.json"):
+        if not path.name.startswith("describe-"):
+            path.unlink()
+    (tmp_path / "describe-network-acls.json").write_text('{"NetworkAcls": []}')
+    found = doctor(place.settings, "--from", str(tmp_path))
+    assert [one["severity"] for one in found.findings] == ["note"]
+    assert found.code == 0
+
+
+def test_a_saved_answer_that_is_no_json_is_named(doctor, moto, tmp_path, capsys):
+    (tmp_path / "describe-subnets.json").write_text("subnet-1\n")
+    from deploykit import cli
+
+    doctor({}, as_json=False)
+    assert cli.main(["doctor", "--backend", "sagemaker", "--from", str(tmp_path)]) == 66
+    assert "describe-subnets.json is not the JSON of an answer" in capsys.readouterr().err
+
+
+def test_a_role_of_another_account(doctor, moto):
+    place = Closed(moto)
+    role = "arn:aws:iam::999999999999:role/training"
+    found = doctor({**place.settings, "sagemaker.role": role})
+    assert [one["fault"] for one in found.findings] == ["role_account"]
+
+
+def test_a_deny_and_a_boundary_are_named(doctor, moto):
+    place = Closed(moto)
+    iam = place.client("iam")
+    limit = {"Effect": "Allow", "NotAction": "logs:*", "Resource": "*"}
+    arn = iam.create_policy(
+        PolicyName="limit", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": limit})
+    )["Policy"]["Arn"]
+    iam.put_role_permissions_boundary(RoleName="training", PermissionsBoundary=arn)
+    deny = {"Effect": "Deny", "Action": "s3:Put*", "Resource": "*"}
+    iam.put_role_policy(
+        RoleName="training",
+        PolicyName="deny",
+        PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": deny}),
+    )
+    found = doctor(place.settings)
+    assert [one["fault"] for one in found.findings] == ["role_denied", "role_denied"]
+    said = " ".join(one["message"] for one in found.findings)
+    assert "s3:PutObject: a policy" in said
+    assert "logs:PutLogEvents: the role's permissions boundary" in said
+
+
+def test_private_dns_that_is_off(doctor, moto):
+    """Moto cannot turn it on, so the command is only looked at here."""
+    place = Closed(moto)
+    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.doors["sts"]])
+    door = place.add_door("sts", PrivateDnsEnabled=False)
+    (one,) = doctor(place.settings).findings
+    assert one["fault"] == "endpoint_dns"
+    assert f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {door}" in one["fix"]["cli"]
+    assert one["fix"]["cli"].rstrip().endswith("--private-dns-enabled")
+
+
+def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
+    """Moto cannot make one, so its answer is changed here."""
+    place = Closed(moto)
+    doctor(place.settings, "--save", str(tmp_path))
+    file = tmp_path / "describe-vpcs.json"
+    file.write_text(file.read_text().replace('"InstanceTenancy": "default"', DEDICATED))
+    (one,) = doctor(place.settings, "--from", str(tmp_path)).findings
+    assert one["fault"] == "vpc_tenancy"
+    assert "--instance-tenancy default" in one["fix"]["cli"]

@@ -1,0 +1,132 @@
+"""Doctor on this machine: what is really here, and facts of machines that are worse off."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli
+from deploykit.doctor import machine, slurm
+from deploykit.doctor.machine import Machine
+from deploykit.model import Entrypoint, JobSpec, Resources
+
+GOOD = Machine(
+    python="python3",
+    torch="2.13.0",
+    cuda="13.0",
+    trouble="",
+    sees=2,
+    cards=("GPU 0: A100", "GPU 1: A100"),
+    shm=8 * 2**30,
+    files=65536,
+    threads=-1,
+    locked=-1,
+    rdma=True,
+    up=("lo", "eth0"),
+    own_address="10.0.0.2",
+)
+BARE = ["--set", f"local.python={Path(sys.base_prefix, 'bin/python3')}"]
+"""A Python without PyTorch, which takes seconds to import."""
+
+
+def faults(found, **resources):
+    job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
+    return [(one.fault, one.severity) for one in machine.check(job, found)]
+
+
+def test_a_good_machine_has_no_findings():
+    assert faults(GOOD, processes_per_node=2, gpus_per_node=2) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"trouble": "ImportError: no torch", "torch": ""}, [("torch_missing", "error")]),
+        ({"sees": 0, "cuda": ""}, [("gpus_unused", "error")]),
+        ({"cards": ("GPU 0: A100",)}, [("gpus_too_few", "warning")]),
+        ({"shm": 64 * 2**20}, [("shm_small", "warning")]),
+        ({"files": 60}, [("limit", "error")]),
+        ({"threads": 100}, [("limit", "error")]),
+        ({"locked": 65536}, [("memlock", "error")]),
+        ({"locked": 65536, "rdma": False}, []),
+        ({"up": ("eth0",)}, [("loopback_down", "error")]),
+        ({"own_address": ""}, [("host_name", "note")]),
+    ],
+)
+def test_each_fault_is_found_alone(change, found):
+    assert faults(dataclasses.replace(GOOD, **change), gpus_per_node=2) == found
+
+
+@pytest.mark.torch
+def test_the_facts_are_those_of_this_machine(project, tmp_path, capsys):
+    import torch
+
+    assert cli.main(["doctor", "--save", str(tmp_path / "facts"), "--json"]) in {0, 80}
+    live = json.loads(capsys.readouterr().out)
+    found = machine.load(tmp_path / "facts")
+    assert found.torch == torch.__version__
+    assert found.python == sys.executable
+    assert found.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert "lo" in found.up
+    total = shutil.disk_usage("/dev/shm").free
+    assert abs(found.shm - total) < 2**30
+    assert cli.main(["doctor", "--from", str(tmp_path / "facts"), "--json"]) in {0, 80}
+    assert json.loads(capsys.readouterr().out) == live
+
+
+def test_a_machine_without_a_loopback_is_seen(project):
+    """In a network namespace of its own, where everything is down."""
+    argv = ["unshare", "-Urn", sys.executable, "-m", "deploykit", "doctor", "--json", *BARE]
+    if subprocess.run(["unshare", "-Urn", "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 80, done.stderr
+    assert "loopback_down" in [one["fault"] for one in json.loads(done.stdout)["findings"]]
+    assert "torch_missing" in done.stdout
+
+
+def test_a_limit_of_this_shell_is_seen(project):
+    script = f"ulimit -n 40; {sys.executable} -m deploykit doctor --json {' '.join(BARE)}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 80, done.stderr
+    found = [one["fault"] for one in json.loads(done.stdout)["findings"]]
+    assert found == ["torch_missing", "limit"]
+
+
+def test_a_python_that_is_not_there_is_named(project, capsys):
+    assert cli.main(["doctor", "--set", "local.python=/no/such/python"]) == 69
+    assert "/no/such/python" in capsys.readouterr().err
+
+
+MOUNTS = """\
+overlay / overlay rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+filer:/home /home nfs4 rw 0 0
+/dev/sda1 /home/local\\040disk ext4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/ada/.local", "nfs4"),
+        ("/home/local disk/runs", "ext4"),
+        ("/homes/ada", "overlay"),
+        ("/", "overlay"),
+    ],
+)
+def test_the_file_system_of_a_folder(path, kind):
+    assert slurm.kind_of(path, MOUNTS) == kind
+
+
+def test_a_folder_that_the_nodes_may_not_see():
+    assert slurm.Folder("/home/ada", "nfs4", one_machine=False).shared
+    assert slurm.Folder("/home/ada", "ext4", one_machine=True).shared
+    assert not slurm.Folder("/home/ada", "ext4", one_machine=False).shared

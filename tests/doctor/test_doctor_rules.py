@@ -1,0 +1,110 @@
+"""What passes security groups, network ACLs and policies, beside a plain enumeration."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deploykit.doctor.aws import facts, policies, rules
+from deploykit.doctor.aws.facts import Entry, Rule
+from deploykit.doctor.aws.needs import Flow
+
+PEER = ipaddress.IPv4Network("10.0.0.0/29")
+BLOCKS = [ipaddress.IPv4Network(text) for text in ("10.0.0.0/30", "10.0.0.4/31", "10.0.0.0/8")]
+PORTS = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)
+
+
+@st.composite
+def entries(draw):
+    found = []
+    for number in range(draw(st.integers(0, 5))):
+        low, high = draw(PORTS)
+        protocol = draw(st.sampled_from(["tcp", "udp", "-1"]))
+        ends = (0, 65535) if protocol == "-1" else (low, high)
+        block = draw(st.sampled_from(BLOCKS))
+        found.append(Entry(number + 1, draw(st.booleans()), protocol, *ends, block))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(entries(), PORTS)
+def test_an_acl_blocks_what_trying_every_packet_says(listed, wanted):
+    flow = Flow("tcp", (tuple(wanted),))
+    said = {
+        port
+        for piece in rules.blocked(flow, PEER, listed)
+        for port in range(piece.ports[0], piece.ports[1] + 1)
+    }
+    tried = set()
+    for port in range(wanted[0], wanted[1] + 1):
+        for address in PEER:
+            fits = (
+                entry
+                for entry in listed
+                if entry.protocol in {"tcp", "-1"}
+                and entry.low <= port <= entry.high
+                and address in entry.block
+            )
+            first = next(fits, None)
+            if first is None or not first.allow:
+                tried.add(port)
+    assert said == tried
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PORTS, max_size=5), PORTS)
+def test_missing_ports_are_those_that_no_rule_opens(opened, wanted):
+    given_ = [Rule("tcp", low, high, "sg-1") for low, high in opened]
+    left = rules.missing(Flow("tcp", (tuple(wanted),)), given_, {"sg-1"}, PEER)
+    said = {port for low, high in left for port in range(low, high + 1)}
+    open_ = {port for low, high in opened for port in range(low, high + 1)}
+    assert said == set(range(wanted[0], wanted[1] + 1)) - open_
+
+
+def test_towards_the_world_only_public_addresses_count():
+    private = Entry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("10.0.0.0/8"))
+    rest = Entry(2, True, "-1", 0, 65535, rules.WORLD)
+    assert rules.blocked(Flow("tcp", ((443, 443),)), rules.WORLD, [private, rest]) == []
+    public = Entry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("52.0.0.0/8"))
+    (one,) = rules.blocked(Flow("tcp", ((443, 443),)), rules.WORLD, [public, rest])
+    assert one.by == public
+
+
+ALL = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+GET = ("s3:GetObject", "arn:aws:s3:::mine/x")
+
+
+@pytest.mark.parametrize(
+    ("statements", "said"),
+    [
+        ([ALL], "allowed"),
+        ([], "absent"),
+        ([ALL, {"Effect": "Deny", "Action": "s3:get*", "Resource": "*"}], "denied"),
+        ([{**ALL, "Resource": "arn:aws:s3:::mine*"}], "allowed"),
+        ([{**ALL, "Resource": "arn:aws:s3:::yours/*"}], "absent"),
+        ([{**ALL, "Condition": {"Bool": {"aws:SecureTransport": "true"}}}], "perhaps"),
+        ([{"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"}], "absent"),
+        ([{"Effect": "Allow", "Action": "s3:*", "NotResource": "arn:aws:s3:::y/*"}], "allowed"),
+        ([{"Effect": "Allow", "Action": ["S3:Get?bject"], "Resource": ["*"]}], "allowed"),
+        ([ALL, {"Effect": "Deny", "Action": "*", "Resource": "arn:aws:s3:::other/*"}], "allowed"),
+    ],
+)
+def test_policies_are_read_as_iam_reads_them(statements, said):
+    assert policies.decide([{"Statement": statements}], *GET) == said
+
+
+@pytest.mark.parametrize(
+    ("service", "named"),
+    [
+        ("com.amazonaws.us-east-1.ecr.api", "ecr.api"),
+        ("cn.com.amazonaws.cn-north-1.ecr.dkr", "ecr.dkr"),
+        ("com.amazonaws.us-east-1.s3", "s3"),
+    ],
+)
+def test_the_service_of_an_endpoint(service, named):
+    raw = {"VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "ServiceName": service}
+    answers = {"describe-vpc-endpoints": {"VpcEndpoints": [raw]}}
+    assert [one.service for one in facts.read(answers, "g5.xlarge").endpoints] == [named]
