@@ -1,0 +1,89 @@
+"""The GPUs that the chooser knows, read from gpus.toml (which says what each key means)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+STAND_IN = "a100-40gb"
+"""Whose speed is taken for a GPU that is not known."""
+_FILE = Path(__file__).parent / "gpus.toml"
+_GIB = 1024**3
+_GIGA = 10**9
+_TERA = 10**12
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: bytes, operations per second, bytes per second in one direction."""
+
+    name: str
+    label: str
+    memory: int
+    flops: Mapping[str, float]
+    bandwidth: float
+    nvlink: float
+    pcie: float
+    prices: str
+    source: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+    @property
+    def link(self) -> Literal["nvlink", "pcie"]:
+        """What joins the GPUs of one node, unless the user says otherwise."""
+        return "nvlink" if self.nvlink else "pcie"
+
+
+@functools.cache
+def known() -> Mapping[str, Gpu]:
+    """Every GPU of gpus.toml by its name."""
+    tree = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return {name: _gpu(name, **values) for name, values in tree.items()}
+
+
+def _gpu(  # noqa: PLR0913 - the keys of the file
+    name: str,
+    *,
+    label: str,
+    memory: float,
+    tflops: Mapping[str, float],
+    bandwidth: float,
+    nvlink: float,
+    pcie: float,
+    prices: str,
+    source: str,
+) -> Gpu:
+    return Gpu(
+        name,
+        label,
+        memory=int(memory * _GIB),
+        flops={precision: rate * _TERA for precision, rate in tflops.items()},
+        bandwidth=bandwidth * _GIGA,
+        nvlink=nvlink * _GIGA,
+        pcie=pcie * _GIGA,
+        prices=prices,
+        source=source,
+    )
+
+
+def find(name: str) -> Gpu | None:
+    """A GPU by its name, however it is written: ``a100-40gb``, ``A100 40GB``."""
+    plain = _plain(name)
+    return next((gpu for key, gpu in known().items() if _plain(key) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def unknown(name: str) -> Gpu:
+    """A GPU that is not in the file: an A100's speed stands in for its own."""
+    return dataclasses.replace(known()[STAND_IN], name=name, label=name)

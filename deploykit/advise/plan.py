@@ -1,0 +1,93 @@
+"""What is asked: how to train, on which machines, laid out in which way. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from deploykit.advise.gpus import Gpu
+
+Precision = Literal["fp32", "bf16", "fp16", "pure-bf16"]
+"""bf16 and fp16 keep weights in fp32 and compute in 16 bits; pure-bf16 has 16 bits throughout."""
+Optimizer = Literal["adamw", "sgd", "sgd-momentum"]
+Fabric = Literal["tcp", "efa", "infiniband"]
+Strategy = Literal[
+    "single", "dp", "manual", "ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "pp", "tp-dp",
+    "pp-dp", "fsdp-tp",
+]  # fmt: skip
+
+WEIGHT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 4, "fp16": 4, "pure-bf16": 2}
+COMPUTE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "pure-bf16": 2}
+FULLY_SHARDED = frozenset({"zero2", "zero3", "hsdp", "fsdp-tp"})
+"""Strategies made of FSDP2's fully_shard."""
+
+_GIGABIT = 10**9 / 8
+FABRICS: Mapping[str, float] = {
+    "tcp": 25 * _GIGABIT,
+    "efa": 400 * _GIGABIT,
+    "infiniband": 1600 * _GIGABIT,
+}
+"""Bytes per second of one node in one direction where nothing else is given: a common cloud
+network; p4d.24xlarge (https://aws.amazon.com/ec2/instance-types/p4/); eight HDR adapters as in a
+DGX A100 (https://www.nvidia.com/en-us/data-center/dgx-a100/)."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train. `batch` counts samples of all ranks together, `sequence` tokens of one.
+
+    `checkpointing`: whether blocks recompute their activations in the backward pass; None leaves
+    the choice to the chooser. `offload` the same for states kept in the host's memory.
+    """
+
+    batch: int
+    sequence: int
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    checkpointing: bool | None = None
+    offload: bool | None = None
+    on_cpu: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Of one step, on all ranks."""
+        return self.batch * self.sequence
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines. `bandwidth`: bytes per second of one node to the others, in one direction."""
+
+    gpu: Gpu
+    gpus_per_node: int = 1
+    nodes: int = 1
+    link: Literal["nvlink", "pcie"] = "nvlink"
+    fabric: Fabric = "tcp"
+    bandwidth: float = FABRICS["tcp"]
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread a training run: a strategy with its degrees.
+
+    `world` ranks = `data` x `tensor` x `pipeline`, where the states are sharded over `shards` of
+    the `data` ranks. `micro_batches`: pieces into which a rank's share of the batch is cut.
+    """
+
+    strategy: Strategy
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    shards: int = 1
+    micro_batches: int = 1
+    checkpointing: bool = False
+    offload: bool = False
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline

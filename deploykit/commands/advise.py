@@ -1,0 +1,158 @@
+"""Say which parallel strategy to train with, what each would need per GPU, and why.
+
+Computed, not measured: no GPU is needed here. docs/guides/strategy.md says how far to trust it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit.advise import Advice, Candidate, advise, gpus, job, question, words
+from deploykit.advise.question import Question
+from deploykit.commands import output
+from deploykit.decode import hints, split
+from deploykit.errors import UsageError
+from deploykit.fields import Help
+
+_GIB = 1024**3
+_COLUMNS = (
+    *("strategy", "fits", "GiB/GPU", "param", "grad", "optim", "activ", "logits", "buffers"),
+    *("reserve", "sends", "s/step", "with"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for field in dataclasses.fields(Question):
+        _, metadata, _ = split(hints(Question)[field.name])
+        text = next(note.text for note in metadata if isinstance(note, Help))
+        usual = f" Default: {field.default}." if field.default is not None else ""
+        name = field.name.replace("_", "-")
+        parser.add_argument(f"--{name}", metavar="X", help=f"{text}{usual}")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the job file here")
+    parser.add_argument("--list", action="store_true", help="list the GPUs that are known")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        _list(as_json=args.json)
+        return 0
+    names = [field.name for field in dataclasses.fields(Question)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    advice = advise(*question.asked(question.read(given)))
+    if args.write:
+        _write(args.write, advice)
+    if args.json:
+        output.emit(_data(advice))
+    else:
+        _tell(advice, args.write)
+    return 0
+
+
+def _list(*, as_json: bool) -> None:
+    rows = [dataclasses.asdict(gpu) for gpu in gpus.known().values()]
+    if as_json:
+        output.emit(rows)
+        return
+    output.table(
+        ["gpu", "memory", "prices", "source"],
+        [[row["name"], words.gib(row["memory"]), row["prices"], row["source"]] for row in rows],
+    )
+
+
+def _write(path: Path, advice: Advice) -> None:
+    """The job file of what is recommended; a file that is there stays."""
+    if advice.best is None:
+        raise UsageError("there is nothing to write: no strategy fits", hint="see without --write")
+    text = job.text(advice.model, advice.training, advice.cluster, advice.best.layout)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} is there already", hint="name another file") from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _tell(advice: Advice, written: Path | None) -> None:
+    for line in (*words.subject(advice), "", words.case(advice), *words.recommendation(advice)):
+        output.say(line)
+    output.say("")
+    for line in _table([_COLUMNS, *(_row(each, advice) for each in advice.candidates)]):
+        output.say(line)
+    output.say("")
+    for line in words.notes(advice):
+        output.say(line)
+    if written:
+        if other := job.difference(advice.model, advice.training):
+            output.say(other)
+        output.say(f"wrote {written}; next: `deploykit check {written}`")
+
+
+def _row(each: Candidate, advice: Advice) -> tuple[str, ...]:
+    memory, mark = each.memory, "*" if each is advice.best else ""
+    sizes = (
+        *(memory.total, memory.parameters, memory.gradients, memory.optimizer),
+        *(memory.activations, memory.logits, memory.working, memory.reserve, each.step.sent),
+    )
+    cells = [f"{size / _GIB:.1f}" for size in sizes]
+    seconds = f"{each.step.seconds:.3g}"
+    fits = "yes" if each.fits else "no"
+    return (f"{each.strategy}{mark}", fits, *cells, seconds, _degrees(each))
+
+
+def _degrees(each: Candidate) -> str:
+    layout = each.layout
+    named = {"tensor": layout.tensor, "stages": layout.pipeline, "shards": layout.shards}
+    named["micro-batches"] = layout.micro_batches
+    told = [f"{name} {value}" for name, value in named.items() if value > 1]
+    told += ["checkpointing"] if layout.checkpointing else []
+    told += ["offload"] if layout.offload else []
+    return ", ".join(told)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with columns one below the other; numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    ends = {0, 1, len(widths) - 1}
+    return [
+        "  ".join(
+            cell.ljust(width) if column in ends else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _data(advice: Advice) -> dict[str, Any]:
+    return {
+        "case": advice.case,
+        "best": advice.best.strategy if advice.best else None,
+        "second": advice.second.strategy if advice.second else None,
+        "enough_nodes": advice.enough,
+        "why": list(words.recommendation(advice)),
+        "notes": list(words.notes(advice)),
+        "parameters": advice.model.parameters,
+        "candidates": [_candidate(each) for each in advice.candidates],
+    }
+
+
+def _candidate(each: Candidate) -> dict[str, Any]:
+    return {
+        "strategy": each.strategy,
+        "fits": each.fits,
+        "layout": dataclasses.asdict(each.layout),
+        "bytes": {**dict(words.parts(each.memory)), "total": each.memory.total},
+        "host_bytes": each.memory.host,
+        "seconds": {
+            "total": each.step.seconds,
+            "compute": each.step.compute,
+            "bubble": each.step.bubble,
+            "communication": each.step.communication,
+            "exposed": each.step.exposed,
+        },
+        "sends": {transfer.what: transfer.sent for transfer in each.step.transfers},
+    }
