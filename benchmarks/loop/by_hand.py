@@ -1,0 +1,29 @@
+"""The loop of PyTorch's own tutorials: what every other one is compared with."""
+
+from __future__ import annotations
+
+import common
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main() -> None:
+    distributed.init_process_group("gloo")
+    clock = common.Clock()
+    model = DistributedDataParallel(common.model(clock))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=common.LEARNING_RATE)
+    data = common.dataset()
+    loader = DataLoader(data, batch_size=common.BATCH, sampler=DistributedSampler(data))
+    for images, labels in loader:
+        loss = common.loss_of(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    clock.report(loss.item())
+
+
+if __name__ == "__main__":
+    main()
+    common.leave()

@@ -1,0 +1,84 @@
+"""The comparison of loops: what it measures, what it refuses, and when it says that ours lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def overhead(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import loop_overhead
+
+    return loop_overhead
+
+
+def times(**more):
+    return {"by_hand": [2.0, 3.0, 4.0], "with_lightning": [3.0, 4.5, 8.0], **more}
+
+
+def test_ratios_are_those_of_the_same_repeat(overhead):
+    found = {row["loop"]: row for row in overhead.rows(times())}
+    assert found["by_hand"]["ratio"] == 1
+    assert found["with_lightning"] == {
+        "loop": "with_lightning",
+        "cpu_ms": 4.5,
+        "cpu_ms_min": 3.0,
+        "ratio": 1.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "told"),
+    [
+        ([2.1, 3.1, 4.1], []),
+        ([2.6, 3.9, 5.2], ["ours is 1.30 of by_hand, not 1.10"]),
+        (
+            [4.0, 6.0, 8.0],
+            ["ours is 2.00 of by_hand, not 1.10", "ours is not below with_lightning"],
+        ),
+    ],
+)
+def test_a_missed_target_is_said(overhead, ours, told):
+    assert overhead.missed(overhead.rows(times(ours=ours))) == told
+
+
+def test_the_reference_comes_first_and_every_framework_of_the_claim_is_there(overhead):
+    names = overhead.loops()
+    assert names[0] == "by_hand"
+    peers = {"with_accelerate", "with_fastai", "with_lightning", "with_transformers"}
+    assert peers <= set(names)
+    assert "common" not in names
+
+
+def test_loops_take_turns_in_turning_order(overhead, monkeypatch):
+    seen = []
+    monkeypatch.setattr(overhead, "run", lambda name, *_: seen.append(name) or 1.0)
+    found = overhead.measure(["a", "b", "c"], 3, Path(sys.executable), {})
+    assert "".join(seen) == "abcbcacab"
+    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+@pytest.mark.torch
+@pytest.mark.xdist_group("frameworks")
+def test_the_hand_written_loop_is_measured(overhead, capsys):
+    argv = ["--only", "by_hand", "--repeats", "1", "--steps", "80", "--json"]
+    assert overhead.main([*argv, "--python", sys.executable]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["loop"] == "by_hand"
+    assert 0.1 < row["cpu_ms_min"] <= row["cpu_ms"] < 1000
+
+
+@pytest.mark.torch
+@pytest.mark.xdist_group("frameworks")
+def test_too_few_steps_are_no_figure(overhead, capsys):
+    """The warm-up takes 50 steps, so of these nothing would be counted."""
+    argv = ["--only", "by_hand", "--repeats", "1", "--steps", "20"]
+    assert overhead.main([*argv, "--python", sys.executable]) == 2
+    assert "cannot be measured: by_hand: exit code 1" in capsys.readouterr().err
