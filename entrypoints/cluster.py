@@ -125,6 +125,13 @@ def sagemaker_hosts(env: Environ) -> tuple[str, ...]:
         ) from None
 
 
+def aside(env: Environ) -> str | None:
+    """The machine's group where it is one of SageMaker's that does not train; else None."""
+    group = env.get("SM_CURRENT_INSTANCE_GROUP")
+    training = json.loads(env.get("SM_DISTRIBUTION_INSTANCE_GROUPS") or "[]")
+    return group if group and training and group not in training else None
+
+
 def expand(hostlist: str) -> list[str]:
     """Slurm's ``n[1-3,07],x`` written out, in its order, as ``scontrol show hostnames`` does."""
     names = []

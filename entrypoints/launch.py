@@ -7,8 +7,9 @@ Without a launcher above, this process is the node's: it finds the other nodes, 
 network, resolves secrets and starts torchrun, which starts this file once more for each rank.
 Below a launcher (torchrun, SageMaker's toolkit, mpirun) it is a rank and runs the program.
 
-Exit codes: the program's own (128 + signal); 64 for a wrong command; 78 for an environment
-in which the job cannot run; 70 for a fault in here.
+Exit codes: the program's own (128 + signal), among them 75 for one that was told to stop and has
+saved a checkpoint; 64 for a wrong command; 78 for an environment in which the job cannot run; 70
+for a fault in here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ import signals
 import worker
 from cluster import BadEnvironment
 from command import Command
+from ends import STOPPED, Node
+from survival import Survival
 
 Environ = dict[str, str]
 
@@ -44,6 +47,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     env = dict(environ)
     try:
         me = cluster.rank(env)
+        if me is None and cluster.aside(env):
+            worker.leave(_aside(command.read(argv, env), env))
         if me is None:
             sys.exit(_node(argv, env))
         worker.leave(_rank(command.read(argv, env), env, me))
@@ -54,26 +59,27 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _node(argv: Sequence[str], env: Environ) -> int:
     """Run torchrun on this node. Whatever happens, leave an end file where there is a place."""
-    number, code, reason, rank = cluster.node_number(env), 70, "", None
+    number, end = cluster.node_number(env), Node(70, "")
     try:
         ends.clear(env, number)
         here = cluster.find(env)
         number = here.node
-        code, reason, rank = _torchrun(command.read(argv, env), env, here)
-        if code:
-            _say(number, reason)
+        life = Survival(env, here, lambda text: _say(number, text))
+        end = life.begin() or life.settle(_torchrun(command.read(argv, env), env, here, life))
+        if end.code:
+            _say(number, end.reason)
     except cluster.LaunchError as error:
-        code, reason = error.exit_code, str(error)
+        end = Node(error.exit_code, str(error))
         _say(number, f"error: {error}")
     except Exception as error:  # noqa: BLE001 - the last line of defence on a node
-        reason = f"launch.py itself failed: {error!r}; the node's log says where"
+        end = Node(70, f"launch.py itself failed: {error!r}; the node's log says where")
         traceback.print_exc()
-    ends.record_node(env, number, code, reason, rank)
-    return code
+    ends.record_node(env, number, end)
+    return end.code
 
 
-def _torchrun(words: Command, env: Environ, here: cluster.Cluster) -> tuple[int, str, int | None]:
-    """Prepare this node, run torchrun, and say how it ended: code, sentence, first rank."""
+def _torchrun(words: Command, env: Environ, here: cluster.Cluster, life: Survival) -> Node:
+    """Prepare this node, run torchrun, and say how it ended."""
     words.check_nodes(here)
     _check_torch()
     _prepare(env)
@@ -85,35 +91,39 @@ def _torchrun(words: Command, env: Environ, here: cluster.Cluster) -> tuple[int,
     env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     torchrun = [sys.executable, "-m", "torch.distributed.run", *words.options, *meeting.options()]
     argv = [*torchrun, __file__, "--", *words.program]
+    life.shine(meeting.local)
     try:
-        code = agent.run(
-            argv, env, workers, grace=_grace(env), say=lambda text: _say(here.node, text)
-        )
+        orders = agent.Orders(_grace(env), lambda text: _say(here.node, text), life.hear)
+        code = agent.run(argv, env, workers, orders)
         return _verdict(code, env, workers)
     finally:
         shutil.rmtree(workers, ignore_errors=True)
 
 
-def _verdict(returncode: int, env: Environ, workers: Path) -> tuple[int, str, int | None]:
+def _verdict(returncode: int, env: Environ, workers: Path) -> Node:
     """The end of the rank that failed first, on this node or, where it can be seen, another."""
     if returncode == 0 or ends.all_well(workers):  # a signal to torchrun is no fault of theirs
-        return 0, "every rank ended well", None
+        rank = ends.first_stopped(workers)
+        if rank is None:
+            return Node(0, "every rank ended well")
+        return Node(STOPPED, f"rank {rank} {ends.how(STOPPED)}", rank)
     attempt = ends.attempt(env)
     failed = ends.failures(ends.run_folder(env), attempt) or ends.failures(workers, attempt)
     if failed:
-        return failed[0]["exit_code"], ends.sentence(failed[0]), failed[0]["rank"]
+        first = failed[0]
+        return Node(first["exit_code"], ends.sentence(first), first["rank"], first["stopped"])
     vanished = sorted(ends.living(workers))
     if vanished and returncode > 0:
-        return 137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0]
+        return Node(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
     code = ends.shell_code(returncode)
-    return code, f"torchrun {ends.how(code)}, and no rank had failed", None
+    return Node(code, f"torchrun {ends.how(code)}, and no rank had failed")
 
 
 def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
     """Run the program as one rank. Below our own torchrun the node has been prepared."""
     workers = env.pop("DEPLOYKIT_WORKERS", None)
     if workers:
-        ends.register(Path(workers), me.rank)
+        ends.register(env, Path(workers), me.rank)
     else:
         words.check_world(me)
         chosen = _prepare(env)
@@ -124,8 +134,18 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
     env.setdefault("PYTHONUNBUFFERED", "1")
     end = worker.run(worker.command(words.program), env, f"[rank {me.rank}]")
     seen = {**env, "DEPLOYKIT_WORKERS": workers} if workers else env
-    ends.record_rank(seen, me.rank, me.local_world_size, end.returncode, stopped=end.stopped)
+    ends.record_rank(seen, me, end.returncode, stopped=end.stopped)
+    if workers and end.returncode == STOPPED:
+        # to torchrun a good end, or it would stop ranks that still save, or start them again
+        return worker.End(0, end.stopped)
     return end
+
+
+def _aside(words: Command, env: Environ) -> worker.End:
+    """Run the program once, without a rank, on a machine of a group that does not train."""
+    _prepare(env)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    return worker.run(worker.command(words.program), env, f"[group {cluster.aside(env)}]")
 
 
 def _prepare(env: Environ) -> Environ:
@@ -210,10 +230,11 @@ def _check_master(env: Environ, me: cluster.Rank) -> None:
         )
 
 
-def _grace(env: Environ) -> float:
-    text = env.get("DEPLOYKIT_GRACE") or "30"
+def _grace(env: Environ) -> float | None:
+    """Seconds that the ranks have to end, where the user has chosen."""
+    text = env.get("DEPLOYKIT_GRACE")
     try:
-        return float(text)
+        return float(text) if text else None
     except ValueError:
         raise BadEnvironment(
             f"DEPLOYKIT_GRACE is {text!r}; it must be a number of seconds."

@@ -17,7 +17,7 @@ def main(module, questions, answers):
     ours["cut_off"]()
     _keep_clients()
     asked = json.loads(Path(questions).read_text())
-    requests = [_or_refusal(intercepted, one) for one in asked["jobs"]]
+    requests = [_or_refusal(intercepted, one, ours["REFUSALS"]) for one in asked["jobs"]]
     result = {"requests": requests, "images": [_image(*one) for one in asked["images"]]}
     Path(answers).write_text(json.dumps(result))
 
@@ -38,10 +38,10 @@ def _keep_clients():
     boto3.Session.client = client
 
 
-def _or_refusal(intercepted, asked):
+def _or_refusal(intercepted, asked, refusals):
     try:
         return intercepted(asked)
-    except ValueError as error:
+    except refusals as error:
         return {"refused": str(error)}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,8 @@ from deploykit import bundle as bundles
 from deploykit import contract
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import request as rendering
+from deploykit.backends.sagemaker.options import METRICS
+from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.errors import JobFileError
 
 
@@ -21,8 +25,14 @@ def found(job, options):
     return {(problem.path, problem.severity) for problem in sagemaker.check(job, options)}
 
 
+NO_PATCHES = ("sagemaker.framework_version", "warning")
+"""AWS's images that `framework_version` reaches get no patches any more."""
+
+
 def test_good_job_has_no_problem(vary):
-    assert found(*vary()) == set()
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:99.0.0-gpu-py399"
+    assert found(*vary(framework_version=None, image_uri=image)) == set()
+    assert found(*vary()) == {NO_PATCHES}
 
 
 def test_request_of_a_small_job(planned, bundle):
@@ -93,109 +103,20 @@ def test_a_shell_that_joins_the_pieces_runs_nothing(tmp_path):
 
 
 PROBLEMS = {
-    "pytorchddp is something else": (
-        {
-            "distribution": "pytorchddp",
-            "framework_version": "2.2.0",
-            "instance_type": "ml.p4d.24xlarge",
-        },
-        ("sagemaker.distribution", "warning"),
-    ),
-    "pytorchddp with a late version": (
-        {"distribution": "pytorchddp", "instance_type": "ml.p4d.24xlarge"},
-        ("sagemaker.framework_version", "error"),
-    ),
-    "smdistributed with a late version": (
-        {"distribution": "smdistributed", "instance_type": "ml.p4d.24xlarge"},
-        ("sagemaker.framework_version", "error"),
-    ),
-    "smdistributed on other GPUs": (
-        {"distribution": "smdistributed", "framework_version": "2.2.0"},
-        ("sagemaker.instance_type", "warning"),
-    ),
-    "smdistributed on p5": (
-        {
-            "distribution": "smdistributed",
-            "framework_version": "2.2.0",
-            "instance_type": "ml.p5.48xlarge",
-        },
-        ("sagemaker.instance_type", "error"),
-    ),
-    "smdistributed without GPUs": (
-        {
-            "distribution": "smdistributed",
-            "framework_version": "2.2.0",
-            "instance_type": "ml.m5.xlarge",
-        },
-        ("sagemaker.instance_type", "error"),
-    ),
-    "torchrun without GPUs and image": (
-        {"instance_type": "ml.m5.xlarge"},
-        ("sagemaker.instance_type", "error"),
-    ),
-    "torchrun with 2.4.0": (
-        {"framework_version": "2.4.0"},
-        ("sagemaker.framework_version", "error"),
-    ),
-    "version without an image": (
-        {"framework_version": "2.10.0"},
-        ("sagemaker.framework_version", "error"),
-    ),
-    "wrong Python": ({"py_version": "py39"}, ("sagemaker.py_version", "error")),
-    "no container": ({"framework_version": None}, ("sagemaker.framework_version", "error")),
-    "two containers": ({"image_uri": "a/b:c"}, ("sagemaker.image_uri", "error")),
-    "Trainium without an image": (
-        {"instance_type": "ml.trn1.32xlarge"},
-        ("sagemaker.instance_type", "error"),
-    ),
-    "none with many ranks": ({"distribution": "none"}, ("sagemaker.distribution", "error")),
-    "spot without max_wait": (
-        {"spot": True, "checkpoints": "s3://b-b/c"},
-        ("sagemaker.max_wait", "error"),
-    ),
-    "spot with a short max_wait": (
-        {"spot": True, "max_wait": 1799, "checkpoints": "s3://b-b/c"},
-        ("sagemaker.max_wait", "error"),
-    ),
-    "max_wait without spot": ({"max_wait": 3600}, ("sagemaker.max_wait", "error")),
-    "spot without checkpoints": ({"spot": True, "max_wait": 1800}, ("checkpoints", "warning")),
-    "retries without checkpoints": ({"retries": 1}, ("checkpoints", "warning")),
-    "retries are the service's": (
-        {"retries": 1, "checkpoints": "s3://b-b/c"},
-        ("retries", "warning"),
-    ),
-    "spot and warm pool": (
-        {"spot": True, "max_wait": 1800, "keep_alive": 60, "checkpoints": "s3://b-b/c"},
-        ("sagemaker.keep_alive", "error"),
-    ),
-    "long warm pool": ({"keep_alive": 3601}, ("sagemaker.keep_alive", "error")),
-    "subnets alone": ({"subnets": ("subnet-1",)}, ("sagemaker.security_group_ids", "error")),
-    "groups alone": ({"security_group_ids": ("sg-1",)}, ("sagemaker.subnets", "error")),
     "six groups": (
         {"subnets": ("subnet-1",), "security_group_ids": tuple(f"sg-{n}" for n in range(6))},
         ("sagemaker.security_group_ids", "error"),
     ),
-    "encryption on one machine": (
-        {"nodes": 1, "encrypt_inter_container_traffic": True},
-        ("sagemaker.encrypt_inter_container_traffic", "warning"),
-    ),
-    "secret of this machine": ({"env": {"TOKEN": "secret:env:TOKEN"}}, ("env.TOKEN", "error")),
-    "local data": ({"data": {"train": "/data"}}, ("data.train", "error")),
-    "local output": ({"output": "/out"}, ("output", "error")),
-    "local checkpoints": ({"checkpoints": "/out"}, ("checkpoints", "error")),
-    "line end in a place": ({"output": "s3://b-b/a\nb"}, ("output", "error")),
-    "29 days": ({"time_limit": 29 * 86400}, ("resources.time_limit", "error")),
-    "endless arguments": ({"args": ["x" * 60_000]}, ("entrypoint.args", "error")),
-    "GPUs on a CPU type": (
+    "six instance groups": (
         {
-            "gpus_per_node": 1,
-            "instance_type": "ml.m5.xlarge",
-            "image_uri": "a/b:c",
-            "framework_version": None,
+            "distribution": "mpi",
+            "instance_type": None,
+            "instance_groups": tuple(InstanceGroup(f"g{n}", "ml.g5.xlarge", 2) for n in range(6)),
+            "distribution_group": "g0",
         },
-        ("sagemaker.instance_type", "error"),
+        ("sagemaker.instance_groups", "error"),
     ),
-    "memory": ({"memory": 1}, ("resources.memory", "warning")),
+    "line end in a place": ({"output": "s3://b-b/a\nb"}, ("output", "error")),
     "instance type that does not exist": (
         {"instance_type": "ml.g5.13xlarge"},
         ("sagemaker.instance_type", "error"),
@@ -210,9 +131,13 @@ PROBLEMS = {
         {"data": {f"c{n}": "s3://b-b/c" for n in range(21)}},
         ("data", "error"),
     ),
-    "region without images": ({"region": "eusc-de-east-1"}, ("sagemaker.region", "error")),
+    "forty-one metrics": (
+        {"metric_definitions": {f"m{n}": "(.)" for n in range(41)}},
+        ("sagemaker.metric_definitions", "error"),
+    ),
     "no region": ({"region": None}, ("sagemaker.region", "error")),
 }
+"""What the service's own description says. What settings do is in test_sagemaker_oracle.py."""
 
 
 @pytest.mark.parametrize(("changes", "problem"), PROBLEMS.values(), ids=PROBLEMS)
@@ -234,7 +159,7 @@ def test_no_plan_is_made_of_a_wrong_job(planned, changes, monkeypatch):
 
 
 def test_nearest_instance_type_is_suggested(vary):
-    (problem,) = sagemaker.check(*vary(instance_type="ml.g5.12xlarg"))
+    _, problem = sagemaker.check(*vary(instance_type="ml.g5.12xlarg"))
     assert problem.hint == "did you mean 'ml.g5.12xlarge'?"
 
 
@@ -249,7 +174,7 @@ def test_setup_py_is_refused_where_the_container_would_install_it(vary, source):
 def test_region_comes_from_the_environment(vary, monkeypatch):
     job, options = vary(region=None)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    assert found(job, options) == set()
+    assert found(job, options) == {NO_PATCHES}
 
 
 def test_region_of_the_environment_must_be_one(vary, monkeypatch):
@@ -264,10 +189,10 @@ def test_backend_and_plan_import_no_sdk():
         "from deploykit.backends import sagemaker\n"
         "from deploykit.model import *\n"
         "job = JobSpec('a', Entrypoint(script='t.py'), Resources(time_limit=60))\n"
-        "options = sagemaker.Options('arn:aws:iam::123456789012:role/r', 'ml.g5.xlarge', 'b-b',"
+        "options = sagemaker.Options('arn:aws:iam::123456789012:role/r', 'b-b', 'ml.g5.xlarge',"
         " region='us-east-1', framework_version='2.8.0')\n"
         "bundle = types.SimpleNamespace(hash='0' * 64, entries=())\n"
-        "assert not list(sagemaker.check(job, options))\n"
+        "assert all(p.severity == 'warning' for p in sagemaker.check(job, options))\n"
         "print(sagemaker.plan(job, options, run='a-1', bundle=bundle).place)\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "print(loaded & {'boto3', 'botocore', 'sagemaker', 'urllib3', 'torch', 'submitit'})\n"
@@ -280,3 +205,23 @@ def test_node_plane_knows_the_name_of_the_pieces():
     sources = b"".join(contract.node_plane().values())
     assert rendering.ARGUMENT.encode() in sources
     assert b"DEPLOYKIT_ENV" in sources
+
+
+def test_the_usual_metrics_are_what_our_trainer_prints():
+    """Each format of a line in the trainer's source, with numbers in its places."""
+    source = (Path(__file__).parents[2] / "entrypoints/train.py").read_text()
+    lines = [
+        re.sub(r"\{epoch\}", "3", line).replace("{loss:.4f}", "0.1234")
+        for line in re.findall(r'say\(f"([^"]*)"\)', source)
+    ]
+    lines = [line.replace("{accuracy:.4f}", "0.9500").replace("{name}", "test") for line in lines]
+    lines = [line.replace("{value:.4f}", "0.9400") for line in lines]
+    found = {
+        name: [match[1] for line in lines if (match := re.search(regex, line))]
+        for name, regex in METRICS.items()
+    }
+    assert found == {
+        "validation:loss": ["0.1234"],
+        "validation:accuracy": ["0.9500"],
+        "test:accuracy": ["0.9400"],
+    }

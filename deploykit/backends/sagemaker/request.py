@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deploykit import contract
-from deploykit.backends.sagemaker import images
+from deploykit.backends.sagemaker import channels, images, launchers
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.model import JobSpec
@@ -23,11 +23,12 @@ OUTPUT = "/opt/ml/output/data"
 CHECKPOINTS = "/opt/ml/checkpoints"
 """Folder in the container that SageMaker copies to `checkpoints` while the job runs."""
 DATA = "/opt/ml/input/data"
+TENSORBOARD = f"{OUTPUT}/tensorboard"
+"""Where our own trainer writes TensorBoard's files."""
+_ISOLATED_CODE = f"{DATA}/code/sourcedir.tar.gz"
+"""Where the source lies when it comes as a channel."""
 
 ARGUMENT = "deploykit_argv_"
-PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
-"""The toolkit reads it for torchrun too, in spite of its name."""
-
 _PIECE = 2000
 _VALUE = 2500
 """The service's longest hyperparameter. The JSON of a piece is longer than the piece."""
@@ -48,11 +49,12 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
             name: json.dumps(value)
             for name, value in _hyperparameters(job, options, run, bundle).items()
         },
-        "Environment": environment(job, run),
+        "Environment": environment(job, options, run),
     }
-    if job.data:
-        request["InputDataConfig"] = [_channel(*item) for item in job.data.items()]
-    request["OutputDataConfig"] = {"S3OutputPath": output(job, options)}
+    found = [*channels.render(job, options), *_code_channel(options, bundle)]
+    if found:
+        request["InputDataConfig"] = found
+    request["OutputDataConfig"] = _output(job, options)
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
     return request | _extras(job, options)
@@ -72,7 +74,7 @@ def output(job: JobSpec, options: Options) -> str:
     return job.output or f"s3://{options.bucket}/{options.prefix}/runs"
 
 
-def environment(job: JobSpec, run: str) -> dict[str, str]:
+def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
     """Variables of the containers.
 
     The container's launcher overwrites some network variables after it has read these, so they
@@ -84,7 +86,7 @@ def environment(job: JobSpec, run: str) -> dict[str, str]:
         run=run,
         output=OUTPUT,
         checkpoints=CHECKPOINTS,
-        data={name: f"{DATA}/{name}" for name in job.data},
+        data={name: f"{DATA}/{name}" for name in channels.names(job, options)},
     )
     kept = {name: value for name, value in job.env.items() if _OVERWRITTEN.fullmatch(name)}
     kept = {name: value for name, value in kept.items() if not contract.is_secret(value)}
@@ -95,7 +97,7 @@ def environment(job: JobSpec, run: str) -> dict[str, str]:
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
     """What an SDK user would have to pass as `hyperparameters`."""
-    return {**pieces(contract.command(job)), PROCESSES: job.resources.processes}
+    return {**pieces(contract.command(job)), launchers.PROCESSES: job.resources.processes}
 
 
 def pieces(argv: list[str]) -> dict[str, str]:
@@ -126,54 +128,84 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, Any]:
+    place = _ISOLATED_CODE if options.network_isolation else code(options, bundle)
     return {
         **user_hyperparameters(job),
         "sagemaker_program": contract.LAUNCH,
-        "sagemaker_submit_directory": code(options, bundle),
+        "sagemaker_submit_directory": place,
         "sagemaker_job_name": run,
         "sagemaker_region": region_of(options),
         "sagemaker_container_log_level": _LOG_LEVEL,
-        **_launcher(options),
+        **launchers.hyperparameters(job, options),
     }
 
 
-def _launcher(options: Options) -> dict[str, Any]:
-    """What makes the container start one process for each rank."""
-    if options.distribution == "none":
-        return {}
-    kind = {"sagemaker_instance_type": options.instance_type}
-    if options.distribution == "torch_distributed":
-        return {"sagemaker_torch_distributed_enabled": True, **kind}
-    return {
-        "sagemaker_distributed_dataparallel_enabled": True,
-        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
-        **kind,
-    }
+def _code_channel(options: Options, bundle: str) -> Iterator[dict[str, Any]]:
+    if options.network_isolation:
+        yield channels.s3("code", code(options, bundle))
 
 
 def _algorithm(options: Options) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": options.image_uri}
-    version = options.framework_version
-    if options.image_uri is None and version is not None:
-        algorithm["TrainingImage"] = images.uri(
-            region_of(options) or "",
-            version,
-            options.py_version or images.VERSIONS[version],
-            options.instance_type,
-        )
+    algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": image(options)}
+    if options.image_uri is None:
         algorithm["EnableSageMakerMetricsTimeSeries"] = True
+    if options.metric_definitions:
+        algorithm["MetricDefinitions"] = metrics(options)
     return algorithm
 
 
+def metrics(options: Options) -> list[dict[str, str]]:
+    return [{"Name": name, "Regex": regex} for name, regex in options.metric_definitions.items()]
+
+
+def image(options: Options) -> str:
+    """The container: the one that is named, else AWS's own for the framework version."""
+    if options.image_uri is not None:
+        return options.image_uri
+    place, version = region_of(options) or "", options.framework_version or ""
+    kind = leading_type(options)
+    if options.distribution == "smdistributed.modelparallel":
+        return images.smp(place, version, kind)
+    return images.uri(place, version, options.py_version or images.VERSIONS[version], kind)
+
+
+def leading_type(options: Options) -> str:
+    """The instance type that chooses the image: the first group's with GPUs, as in the SDK."""
+    if options.instance_type is not None:
+        return options.instance_type
+    types = [group.instance_type for group in options.instance_groups]
+    return next(filter(images.has_gpu, types), types[0])
+
+
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
-    resources: dict[str, Any] = {
-        "InstanceCount": job.resources.nodes,
-        "InstanceType": options.instance_type,
-        "VolumeSizeInGB": options.volume_size,
+    resources: dict[str, Any] = {"VolumeSizeInGB": options.volume_size}
+    if options.instance_groups:
+        resources["InstanceGroups"] = [
+            {
+                "InstanceGroupName": group.name,
+                "InstanceType": group.instance_type,
+                "InstanceCount": group.instance_count,
+            }
+            for group in options.instance_groups
+        ]
+    else:
+        resources["InstanceCount"] = job.resources.nodes
+        resources["InstanceType"] = options.instance_type
+    chosen = {
+        "VolumeKmsKeyId": options.volume_kms_key,
+        "KeepAlivePeriodInSeconds": options.keep_alive,
+        "TrainingPlanArn": options.training_plan,
     }
-    if options.keep_alive is not None:
-        resources["KeepAlivePeriodInSeconds"] = options.keep_alive
-    return resources
+    return resources | {name: value for name, value in chosen.items() if value is not None}
+
+
+def _output(job: JobSpec, options: Options) -> dict[str, str]:
+    place = {"S3OutputPath": output(job, options)}
+    if options.output_kms_key is not None:
+        place["KmsKeyId"] = options.output_kms_key
+    if options.output_compression == "none":
+        place["CompressionType"] = "NONE"
+    return place
 
 
 def _stopping(job: JobSpec, options: Options) -> dict[str, int]:
@@ -183,29 +215,47 @@ def _stopping(job: JobSpec, options: Options) -> dict[str, int]:
     return stopping
 
 
-def _channel(name: str, place: str) -> dict[str, Any]:
-    source = {
-        "S3DataType": "S3Prefix",
-        "S3Uri": place,
-        "S3DataDistributionType": "FullyReplicated",
-    }
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
-
-
 def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
     """The parts that stand in a request only where they were asked for."""
-    extras: dict[str, Any] = {"ProfilerConfig": {"DisableProfiler": True}}
+    extras = {**_switches(options), **_watching(job, options)}
     if options.subnets:
         extras["VpcConfig"] = {
             "Subnets": list(options.subnets),
             "SecurityGroupIds": list(options.security_group_ids),
         }
-    if options.encrypt_inter_container_traffic:
-        extras["EnableInterContainerTrafficEncryption"] = True
-    if options.spot:
-        extras["EnableManagedSpotTraining"] = True
     if job.retries:
         extras["RetryStrategy"] = {"MaximumRetryAttempts": job.retries}
     if options.tags:
         extras["Tags"] = [{"Key": key, "Value": value} for key, value in options.tags.items()]
     return extras
+
+
+def _switches(options: Options) -> dict[str, Any]:
+    switches = {
+        "EnableInterContainerTrafficEncryption": options.encrypt_inter_container_traffic,
+        "EnableManagedSpotTraining": options.spot,
+        "EnableNetworkIsolation": options.network_isolation,
+    }
+    return {name: True for name, on in switches.items() if on}
+
+
+def _watching(job: JobSpec, options: Options) -> dict[str, Any]:
+    """What looks into the job while it runs. The profiler is on unless it is switched off."""
+    place = output(job, options)
+    found: dict[str, Any] = {"ProfilerConfig": {"DisableProfiler": True}}
+    if options.profiler_interval is not None:
+        found["ProfilerConfig"] = {
+            "S3OutputPath": place,
+            "DisableProfiler": False,
+            "ProfilingIntervalInMilliseconds": options.profiler_interval,
+        }
+    if options.debugger:
+        found["DebugHookConfig"] = {"S3OutputPath": place, "CollectionConfigurations": []}
+    if options.tensorboard_output is not None:
+        found["TensorBoardOutputConfig"] = {
+            "S3OutputPath": options.tensorboard_output,
+            "LocalPath": TENSORBOARD,
+        }
+    if options.remote_debug:
+        found["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
+    return found

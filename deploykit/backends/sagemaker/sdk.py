@@ -4,28 +4,29 @@ The question is put to a process of its own. Importing the SDK probes the machin
 service, reads configuration files, prints and takes seconds, and its `fit` reports to AWS. The
 child has homes without configuration, no credentials, and sockets that refuse to connect.
 
+The question is the plain data of `sdk_terms.py`.
+
 As a program: ``python -P sdk.py arguments.json request.json``.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from deploykit.backends.sagemaker.options import Options
-    from deploykit.model import JobSpec
-
-_DISTRIBUTIONS: dict[str, dict[str, Any] | None] = {
-    "torch_distributed": {"torch_distributed": {"enabled": True}},
-    "pytorchddp": {"pytorchddp": {"enabled": True}},
-    "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
-    "none": None,
+REFUSALS = (ValueError, RuntimeError)
+"""What the SDK raises for arguments that it does not want."""
+SETTINGS = {
+    "SchemaVersion": "1.0",
+    "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
+"""For a user's own session: in the place of the SDK's configuration files, which would change
+requests silently. Reading them costs seconds, and the child has none anyway."""
 _TALK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 
 
@@ -37,51 +38,6 @@ def available() -> bool:
         return version("sagemaker").split(".")[0] == "2"
     except PackageNotFoundError:
         return False
-
-
-def arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """What a person would write for this job in terms of the SDK, as plain data."""
-    from deploykit.backends.sagemaker import images, request
-    from deploykit.backends.sagemaker.options import region
-    from deploykit.contract import LAUNCH
-
-    version = options.framework_version
-    python = options.py_version or (images.VERSIONS[version] if version else None)
-    estimator = {
-        "entry_point": LAUNCH,
-        "source_dir": request.code(options, bundle),
-        "role": options.role,
-        "instance_count": job.resources.nodes,
-        "instance_type": options.instance_type,
-        "framework_version": version,
-        "py_version": python,
-        "image_uri": options.image_uri,
-        "distribution": _DISTRIBUTIONS[options.distribution],
-        "hyperparameters": request.user_hyperparameters(job),
-        "environment": request.environment(job, run),
-        "volume_size": options.volume_size,
-        "max_run": job.resources.time_limit,
-        "use_spot_instances": options.spot,
-        "max_wait": options.max_wait,
-        "max_retry_attempts": job.retries or None,
-        "output_path": request.output(job, options),
-        "checkpoint_s3_uri": job.checkpoints,
-        "checkpoint_local_path": request.CHECKPOINTS if job.checkpoints else None,
-        "subnets": list(options.subnets) or None,
-        "security_group_ids": list(options.security_group_ids) or None,
-        "encrypt_inter_container_traffic": options.encrypt_inter_container_traffic,
-        "keep_alive_period_in_seconds": options.keep_alive,
-        "tags": dict(options.tags) or None,
-        "debugger_hook_config": False,
-        "disable_profiler": True,
-    }
-    return {
-        "region": region(options),
-        "bucket": options.bucket,
-        "estimator": estimator,
-        "inputs": dict(job.data) or None,
-        "run": run,
-    }
 
 
 def command(asked: Path, answer: Path) -> list[str]:
@@ -106,27 +62,89 @@ def surroundings(folder: Path) -> dict[str, str]:
     }
 
 
-def intercepted(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that `PyTorch(...).fit()` would send. Raises ValueError where the SDK refuses."""
+def session(asked: Mapping[str, Any]) -> Any:
+    """The SDK's session with the user's credentials, without the SDK's reports and files."""
     import boto3
+    from sagemaker.session import Session
+
+    connection: Any = boto3.Session(region_name=asked["region"])
+    return Session(connection, default_bucket=asked["bucket"], sagemaker_config=SETTINGS)
+
+
+def estimator(asked: Mapping[str, Any], talk: Any, upload: Callable[[], None]) -> Any:
+    """The `PyTorch` estimator for `asked`; its `fit()` sends the request of the plan.
+
+    `upload` puts our bundle in its place: the SDK would drop the folder of the entry point.
+    """
     from sagemaker.fw_utils import UploadedCode
-    from sagemaker.inputs import TrainingInput
     from sagemaker.pytorch.estimator import PyTorch
+
+    class Planned(PyTorch):
+        def _stage_user_code_in_s3(self) -> Any:
+            upload()
+            return UploadedCode(s3_prefix=self.source_dir, script_name=self.entry_point)
+
+        def fit(
+            self,
+            inputs: Any = None,
+            wait: bool = True,  # noqa: FBT001, FBT002
+            logs: Any = "All",
+            job_name: str | None = None,
+            experiment_config: Any = None,
+        ) -> Any:
+            name = job_name or asked["run"]
+            self.environment = {**self.environment, "DEPLOYKIT_RUN": name}
+            return super().fit(
+                inputs or _inputs(asked) or None, wait, logs, name, experiment_config
+            )
+
+    return Planned(sagemaker_session=talk, **_objects(asked["estimator"]))
+
+
+def _objects(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments, with the SDK's objects where it wants them."""
+    debugger: Any = importlib.import_module("sagemaker.debugger")
+    machines: Any = importlib.import_module("sagemaker.instance_group")
+    groups = [machines.InstanceGroup(**one) for one in given["instance_groups"] or ()]
+    made: dict[str, Any] = {"instance_groups": groups or None}
+    distribution = given["distribution"]
+    if distribution and "instance_groups" in distribution:
+        named = {group.instance_group_name: group for group in groups}
+        wanted = [named[name] for name in distribution["instance_groups"]]
+        made["distribution"] = {**distribution, "instance_groups": wanted}
+    for name, kind in (
+        ("profiler_config", debugger.ProfilerConfig),
+        ("tensorboard_output_config", debugger.TensorBoardOutputConfig),
+    ):
+        if given[name] is not None:
+            made[name] = kind(**given[name])
+    return {**given, **made}
+
+
+def _inputs(asked: Mapping[str, Any]) -> dict[str, Any]:
+    kinds: Any = importlib.import_module("sagemaker.inputs")
+    found = {}
+    for name, given in asked["inputs"].items():
+        options = dict(given)
+        if "shuffle_config" in options:
+            options["shuffle_config"] = kinds.ShuffleConfig(**options["shuffle_config"])
+        kind = kinds.FileSystemInput if "file_system_id" in options else kinds.TrainingInput
+        found[name] = kind(**options)
+    return found
+
+
+def intercepted(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The request that `PyTorch(...).fit()` would send. Raises what the SDK refuses with."""
+    import boto3
     from sagemaker.session import Session
 
     caught: list[dict[str, Any]] = []
-    session: Any = Session(
+    talk: Any = Session(
         boto3.Session("none", "none", region_name=asked["region"]),
         default_bucket=asked["bucket"],
     )
-    session._intercept_create_request = lambda request, *_: caught.append(request)  # noqa: SLF001
-    estimator: Any = PyTorch(sagemaker_session=session, **asked["estimator"])
-    # the bundle is uploaded by us; the SDK would drop the folder of the entry point
-    estimator._stage_user_code_in_s3 = lambda: UploadedCode(  # noqa: SLF001
-        s3_prefix=estimator.source_dir, script_name=estimator.entry_point
-    )
-    inputs = {name: TrainingInput(place) for name, place in (asked["inputs"] or {}).items()}
-    estimator.fit(inputs or None, wait=False, job_name=asked["run"])
+    talk._intercept_create_request = lambda request, *_: caught.append(request)  # noqa: SLF001
+    estimator(asked, talk, lambda: None).fit(wait=False)
     return caught[0]
 
 
@@ -145,7 +163,7 @@ def main(asked: Path, answer: Path) -> None:
     result: dict[str, Any]
     try:
         result = {"request": intercepted(json.loads(asked.read_text()))}
-    except ValueError as error:
+    except REFUSALS as error:
         result = {"refused": str(error)}
     answer.write_text(json.dumps(result))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import shell
-from deploykit.backends.sagemaker import aws, sdk, watching
+from deploykit.backends.sagemaker import aws, sdk, sdk_terms, watching
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, Uncertain
 from deploykit.model import Handle, Plan
@@ -98,7 +98,7 @@ def asked_sdk(plan: Plan, folder: Path) -> Any:
     home = folder / "sdk"
     home.mkdir(exist_ok=True)
     question, answer = home / "arguments.json", home / "request.json"
-    asked = sdk.arguments(plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash)
+    asked = sdk_terms.arguments(plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash)
     question.write_text(json.dumps(asked))
     answer.unlink(missing_ok=True)
     ran = shell.run(

@@ -32,11 +32,12 @@ class LauncherFailedError(AssertionError):
     """A host ended with an error, or not at all; the message holds its log."""
 
 
-def run_on_hosts(request, endpoint, hosts, folder, *, timeout=240):
+def run_on_hosts(request, endpoint, hosts, folder, *, timeout=240, image=None):
     """Run `request` unmodified on `hosts` hosts; the folders ``output/data`` of each, in order.
 
-    `endpoint` is the URL of a server that holds the source, `folder` an existing empty folder.
-    Hosts' logs are ``folder/host-N/log.txt``. Raises LauncherFailedError.
+    `endpoint` is the URL of a server that holds the source, `folder` an existing empty folder,
+    `image` are variables that the container's image sets. Hosts' logs are
+    ``folder/host-N/log.txt``. Raises LauncherFailedError.
     """
     assert hosts == request["ResourceConfig"]["InstanceCount"]
     assert (PROGRAMS / "train").exists(), "run tests/sagemaker/launcher/environment.sh first"
@@ -46,7 +47,9 @@ def run_on_hosts(request, endpoint, hosts, folder, *, timeout=240):
         _prepare(base, name, names, request, endpoint)
     with _alone(), contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(_container(base, _environment(base, request, endpoint)))
+            stack.enter_context(
+                _container(base, {**(image or {}), **_environment(base, request, endpoint)})
+            )
             for base in bases
         ]
         _wait(running, bases, timeout)
