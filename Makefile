@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test lint bench docs constraints clean
+.PHONY: run test test-frameworks lint bench docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
 
-test: .venv/.dev .venv-sagemaker/.ready
+test: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready
 	$(BIN)/python -m pytest
+
+# Minutes more: every example of examples/frameworks, in three places each.
+test-frameworks: .venv/.dev .venv-sagemaker/.ready .venv-frameworks/.ready
+	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -18,8 +22,10 @@ lint: .venv/.dev
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/shell_lint.py
 
-bench: .venv/.dev .venv-torchx/.ready
+bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/loop_overhead.py
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
@@ -42,6 +48,17 @@ LAUNCHER := tests/sagemaker/launcher
 	sh $(LAUNCHER)/environment.sh .venv-sagemaker
 	touch $@
 
+# The AWS CLI wants a botocore of its own.
+.venv-aws/.ready: tests/doctor/requirements.txt
+	$(PYTHON) -m venv .venv-aws
+	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
+	touch $@
+
+FRAMEWORKS := tests/frameworks
+.venv-frameworks/.ready: .venv/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
+	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
+	touch $@
+
 .venv-torchx/.ready: benchmarks/torchx.txt
 	$(PYTHON) -m venv .venv-torchx
 	.venv-torchx/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/torchx.txt
@@ -53,4 +70,4 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-torchx
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-torchx

@@ -15,7 +15,9 @@ from deploykit.errors import DeploykitError, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
+    "advise": "which parallel strategy to train with, what each needs, and why",
     "check": "find every problem of a job file, offline",
+    "doctor": "look at the place where a job will run, and say what is in its way",
     "submit": "run a job on a backend, or show exactly what would be sent",
     "status": "what a run is doing, and why",
     "list": "all runs",

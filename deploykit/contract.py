@@ -21,13 +21,18 @@ NODE_PLANE = (
     "launch.py",
     "local_nodes.py",
     "agent.py",
+    "beacon.py",
+    "checkpoints.py",
     "cluster.py",
     "command.py",
     "ends.py",
     "network.py",
     "rendezvous.py",
+    "restarts.py",
     "secret_refs.py",
     "signals.py",
+    "slurm_job.py",
+    "survival.py",
     "worker.py",
 )
 """Files of ``entrypoints/`` that travel in every bundle."""
@@ -38,7 +43,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_YOURS = ("DEPLOYKIT_GRACE",)
+_YOURS = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 
 def node_plane() -> dict[str, bytes]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+STOPPED = 75
+"""Exit code of a trainer that was told to stop, has saved a checkpoint, and can go on from it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,23 @@ def read(folder: Path) -> list[End]:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # written by something else; whoever asks falls back on the scheduler
     return sorted(found, key=lambda end: (end.exit_code == 0, end.finished))
+
+
+def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
+    """The reasons of the job's restarts, as far as they are known; with `upto`, of the first."""
+    found = {}
+    for path in folder.glob("ends/restart-*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found[int(path.stem.rpartition("-")[2])] = str(json.loads(path.read_text())["why"])
+    return [found[number] for number in sorted(found) if upto is None or number <= upto]
+
+
+def attempt(folder: Path) -> int | None:
+    """The number of the attempt that has begun last, from 0; None before the first."""
+    try:
+        return int(json.loads((folder / "ends" / "attempt.json").read_text())["attempt"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _end(data: dict[str, Any]) -> End:

@@ -29,8 +29,16 @@ class DeploykitError(Exception):
 
 
 class UsageError(DeploykitError):
+    """The command line is wrong: in one thing, or in all of `problems`."""
+
     exit_code = 64
     meaning = "the command line is wrong"
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, problems: Sequence[Problem] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
 
 
 class JobFileError(DeploykitError):

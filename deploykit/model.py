@@ -137,7 +137,8 @@ class Problem:
     """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
 
     `path` is the place in the job file (``resources.nodes``), empty for the file as a whole.
-    `line` counts from 1; None where unknown (TOML, --set, a missing key).
+    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is where the
+    fact behind it is written (a URL).
     """
 
     path: str
@@ -145,6 +146,7 @@ class Problem:
     hint: str | None = None
     line: int | None = None
     severity: Literal["error", "warning"] = "error"
+    source: str | None = None
 
 
 class State(enum.Enum):

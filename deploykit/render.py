@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deploykit import paths
@@ -14,12 +16,29 @@ def shell(template: str, **values: Any) -> str:
 
     Raises jinja2.UndefinedError for a name that is not among `values`.
     """
+    return _rendered(template, _quote, values)
+
+
+def data(template: str, **values: Any) -> str:
+    """Render a YAML or Terraform file; every ``{{ value }}`` comes out as JSON, which both read.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _hcl if template.endswith(".tf.j2") else _json, values)
+
+
+def _rendered(template: str, finalize: Callable[[Any], str], values: Mapping[str, Any]) -> str:
+    return str(_environment(finalize).get_template(template).render(values))
+
+
+@functools.cache
+def _environment(finalize: Callable[[Any], str]) -> Any:
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(paths.shipped("templates")),
         undefined=jinja2.StrictUndefined,
-        finalize=_quote,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -27,11 +46,11 @@ def shell(template: str, **values: Any) -> str:
     )
     environment.filters["words"] = _words
     environment.filters["verbatim"] = _Quoted
-    return environment.get_template(template).render(values)
+    return environment
 
 
 class _Quoted(str):
-    """Text that is shell already."""
+    """Text that is code already."""
 
     __slots__ = ()
 
@@ -44,3 +63,14 @@ def _words(argv: Sequence[str]) -> _Quoted:
 def _quote(value: object) -> str:
     # str() of an undefined name raises: StrictUndefined
     return value if isinstance(value, _Quoted) else shlex.quote(str(value))
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, _Quoted) else json.dumps(value, default=str)
+
+
+def _hcl(value: object) -> str:
+    """JSON in which Terraform finds nothing to fill in."""
+    if isinstance(value, _Quoted):
+        return value
+    return _json(value).replace("${", "$${").replace("%{", "%%{")

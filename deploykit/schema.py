@@ -16,6 +16,7 @@ _WIDTH = 96
 _SHOWN = {
     *("entrypoint.script", "entrypoint.args"),
     *("resources.nodes", "resources.processes_per_node"),
+    *("sagemaker.instance_type", "sagemaker.framework_version"),
 }
 """Optional keys that the commented file has switched on."""
 
@@ -117,9 +118,9 @@ def commented(sections: Mapping[str, type[Any]]) -> str:
 
 def _fields(cls: Any, path: str) -> Iterator[str]:
     """The lines of a section; those of the top level are set apart by empty ones."""
-    indent = "  " if path else ""
+    indent = "  " * path.count(".")
     for number, field in enumerate(dataclasses.fields(cls)):
-        kind, metadata, _ = split(hints(cls)[field.name])
+        kind, metadata, optional = split(hints(cls)[field.name])
         if not path and number:
             yield ""
         text = next(note.text for note in metadata if isinstance(note, Help))
@@ -127,11 +128,12 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
         yield from textwrap.wrap(
             text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
         )
+        inside = f"{path}{field.name}"
         if dataclasses.is_dataclass(kind):
-            yield f"{indent}{field.name}:"
-            yield from _fields(kind, f"{path}{field.name}.")
+            lines = [f"{indent}{field.name}:", *_fields(kind, f"{inside}.")]
+            yield from (f"{indent}# {line[len(indent) :]}" if optional else line for line in lines)
             continue
-        shown = is_required(field) or f"{path}{field.name}" in _SHOWN
+        shown = is_required(field) or inside in _SHOWN
         yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
 
 
@@ -147,4 +149,6 @@ def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:
             return note.example
     if isinstance(field.default, bool):
         return str(field.default).lower()
+    if field.default_factory is not dataclasses.MISSING:
+        return "{}"
     return "" if field.default in (None, dataclasses.MISSING, ()) else str(field.default)

@@ -19,8 +19,10 @@ from typing import Any, Literal, get_args, get_origin
 import words
 
 from deploykit import backend, cli, contract, errors, ignore, schema
-from deploykit.backends.sagemaker import request
-from deploykit.commands import diagnose, wait
+from deploykit.backends.sagemaker import images as sagemaker_images
+from deploykit.backends.sagemaker import oracle, request
+from deploykit.backends.sagemaker.oracle import rows
+from deploykit.commands import diagnose, doctor, wait
 from deploykit.decode import hints, split
 from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
 from deploykit.model import JobSpec, State
@@ -29,7 +31,9 @@ HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
 
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
-import cluster  # noqa: E402 - the node plane is no package
+import agent  # noqa: E402 - the node plane is no package
+import cluster  # noqa: E402
+import ends  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -40,6 +44,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "exit-codes.md": exit_codes(),
         "node.md": node(),
+        "sagemaker-oracle.md": sagemaker_oracle(),
     }
 
 
@@ -91,11 +96,20 @@ def sections(cls: Any, path: str) -> Iterator[str]:
     """The table of a dataclass, then those of the sections in it."""
     yield table(["key", "takes", "default", ""], (row(cls, field, path) for field in fields(cls)))
     for field in fields(cls):
-        kind = split(hints(cls)[field.name])[0]
+        kind, place = inner(split(hints(cls)[field.name])[0], f"{path}{field.name}")
         if dataclasses.is_dataclass(kind):
-            yield f"### Section `{path}{field.name}`"
+            yield f"### Section `{place}`"
             yield doc(kind)
-            yield from sections(kind, f"{path}{field.name}.")
+            yield from sections(kind, f"{place}.")
+
+
+def inner(kind: Any, place: str) -> tuple[Any, str]:
+    """The class of a section, and its place; of one in a list or under names, that of each."""
+    if get_origin(kind) is tuple:
+        return split(get_args(kind)[0])[0], f"{place}[]"
+    if get_args(kind) and get_origin(kind) is not Literal:
+        return split(get_args(kind)[1])[0], f"{place}.NAME"
+    return kind, place
 
 
 def fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -154,6 +168,49 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
     if SIZE in metadata:
         return f"`{value // 1024**2}MiB`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# What SageMaker does with a job
+
+
+def sagemaker_oracle() -> str:
+    parts = [words.ORACLE]
+    for heading, rules in oracle.RULES.items():
+        parts += [f"## {heading}", oracle_table(rules)]
+    parts += ["## Images and their patches", words.PATCHES, patches(), words.ORACLE_END]
+    return page("What SageMaker does with a job", *parts)
+
+
+def oracle_table(rules: Sequence[oracle.Rule]) -> str:
+    headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
+    shown = ((rule, row) for rule in rules for row in rule.rows)
+    return table(headings, (verdict(rule, row) for rule, row in shown))
+
+
+def verdict(rule: oracle.Rule, row: oracle.Row) -> list[str]:
+    """A row of the oracle's tables, in the words that `check` would use."""
+    job, options, problems = rows.job(row.given)
+    reason, nearest = rule.reason, rule.nearest
+    if job is not None and options is not None and not problems:
+        found = oracle.ask(job, options, words.TODAY)
+        finding = next(one for one in found if one.rule is rule)
+        reason, nearest = f"`{finding.path}`: {finding.reason}", finding.nearest
+    given = "<br>".join(f"`{line}`" for line in rows.shown(row)) or "nothing special"
+    why = f"{reason} ([source]({rule.source}))"
+    return [given, row.sdk.value, f"**{rule.verdict.value}**", why, nearest or ""]
+
+
+def patches() -> str:
+    found = sagemaker_images.PATCHED_UNTIL.items()
+    headings = ["PyTorch", "patches until", "reached by"]
+    return table(headings, ([minor, str(end), how(minor)] for minor, end in found))
+
+
+def how(minor: str) -> str:
+    full = [full for full in sagemaker_images.VERSIONS if sagemaker_images.minor(full) == minor]
+    if full:
+        return ", ".join(f"`framework_version: {one}`" for one in full)
+    return f"`image_uri: {sagemaker_images.later(minor, None, 'ml.g5.xlarge')}`"
 
 
 # The commands
@@ -220,6 +277,7 @@ def exit_codes() -> str:
         cli._INTERRUPTED: "interrupted with ^C; a run that was submitted goes on",  # noqa: SLF001
         cli._PIPE_CLOSED: "whoever read the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
+        doctor.FAULT_FOUND: "`doctor` found something that will stop the job, or could not look",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
     rows = [[str(code), found[code]] for code in sorted(found)]
@@ -238,7 +296,8 @@ def node() -> str:
             for variables in cluster.NODES.values()
             if variables
         ),
-        grace=30,
+        grace=f"{agent.GRACE:g}",
+        stopped=ends.STOPPED,
         argument=request.ARGUMENT,
     )
     return page(

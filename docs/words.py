@@ -2,6 +2,12 @@
 
 # ruff: noqa: INP001
 
+import datetime as dt
+
+SDK_VERSION = "2.257.7"
+TODAY = dt.date(2026, 11, 21)
+"""The day of which the oracle's tables speak."""
+
 MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/words.py. -->"
 
 JOB_FILE = """\
@@ -97,6 +103,7 @@ failed and nobody could tell a code, it is 1. These do not come from the trainer
 
 | code | meaning |
 |---|---|
+| 75 | the trainer was told to stop, has saved a checkpoint, and no other attempt follows |
 | 124 | the run reached its time limit (local, Slurm) |
 | 137 | a rank was killed (128 + 9); on Slurm also: a node ran out of memory |
 {launcher}
@@ -136,13 +143,25 @@ starts, nothing but the standard library (boto3 for secrets of AWS).
    itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
-6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks. After the first three the
-   ranks have {grace} seconds to end by themselves; then they are ended by force;
-7. writes down how the node ended, and ends with the exit code of the rank that failed first.
+6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks, and keeps them from
+   torchrun. After the first three the ranks have {grace} seconds to end by themselves, on Slurm as
+   long as Slurm lets them; then they are ended by force;
+7. on Slurm, sees to another attempt where one is [due](../guides/slurm.md#a-job-that-survives);
+8. writes down how the node ended, and ends with the exit code of the rank that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
 them. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
 one JSON list.
+
+## Stopping, and going on
+
+SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or the node goes to somebody
+else. One that saves a checkpoint into `DEPLOYKIT_CHECKPOINT_DIR` then and can go on from it ends,
+on every rank, with exit code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). Nobody takes
+that for a failure: torchrun neither starts the rank again nor stops the others, which may still be
+saving. Where nothing starts the job again, the run ends with {stopped} too, and says how to go on.
+
+A trainer that ends with 0 after such a signal is finished, and one that ends otherwise has failed.
 
 ## Variables of the trainer
 """
@@ -173,8 +192,9 @@ it is put back before the trainer starts.
 
 ## Variables of the launcher
 
-Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` can be set in `env`: torchrun's
-variables above, and other names that begin with `DEPLOYKIT_`, are refused there.
+Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` and `DEPLOYKIT_PORTS` can be set
+in `env`: torchrun's variables above, and other names that begin with `DEPLOYKIT_`, are refused
+there.
 """
 
 INTERNAL = {
@@ -183,7 +203,12 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
-    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM; 30 where `env` does not set it",
+    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; for a signal of "
+    "Slurm's, until Slurm ends them",
+    "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
+    "any free one from 10000 to 29999",
+    "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
+    "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be started again, by reason",
 }
 
 RUN_FOLDER = """\
@@ -199,6 +224,31 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `logs/node-N.log` | what node N printed |
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other places |
 | `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
+| `ends/restart-N.json` | on Slurm: why restart N happened |
+| `rendezvous.json` | the port at which the nodes meet |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
+"""
+
+ORACLE = """\
+Some settings do not do what they say: the SageMaker SDK takes a misspelt distribution, and the job
+trains on one process. `deploykit check` and `submit` consult these rules before anything is
+uploaded. **refused** is an error, and nothing is sent; **runs as something else** and **cannot
+know** are warnings, and so is the end of an image's patches.
+
+Each row is a job: two `ml.g5.12xlarge` with four ranks each in AWS's image of PyTorch 2.10, changed
+as the first column says (keys without a section are those of `sagemaker:`, but for `nodes` and the
+like, which stand with theirs). The second column says what the SDK itself does with it; a test asks
+the real one for every row, and for every row with the last column's advice. Nothing here was tried
+on the real service.
+"""
+
+PATCHES = """\
+The service runs an image whose patches have ended; `check` warns. These are AWS's own dates.
+"""
+
+ORACLE_END = """\
+The SDK's own list of versions ends at 2.8.0, so PyTorch 2.9 and later need `image_uri`. Of an image
+that is not AWS's own, nothing is known: the oracle then says that it cannot know, and not that all
+is well.
 """

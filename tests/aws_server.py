@@ -44,7 +44,10 @@ def moto():
 
 @pytest.fixture
 def aws(moto, monkeypatch, tmp_path):
-    """The moto server, emptied, as the AWS of this test; `.seen` holds each request."""
+    """The moto server, emptied, as the AWS of this test; `.seen` holds each request.
+
+    `.answers` takes a function from a request's body to an answer, by action, where moto has none.
+    """
     _ask(moto, "POST", "/moto-api/reset")
     proxy = _Recorder(moto)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -56,7 +59,9 @@ def aws(moto, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     _ask(moto, "PUT", "/my-bucket", {"Host": "s3.amazonaws.com"})
-    yield SimpleNamespace(endpoint=endpoint, port=proxy.server_port, seen=proxy.seen)
+    yield SimpleNamespace(
+        endpoint=endpoint, port=proxy.server_port, seen=proxy.seen, answers=proxy.answers
+    )
     proxy.shutdown()
     proxy.server_close()
 
@@ -68,7 +73,7 @@ class _Recorder(ThreadingHTTPServer):
 
     def __init__(self, target):
         super().__init__(("127.0.0.1", 0), _Passing)
-        self.target, self.seen = target, []
+        self.target, self.seen, self.answers = target, [], {}
 
 
 class _Passing(BaseHTTPRequestHandler):
@@ -79,6 +84,9 @@ class _Passing(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
         self.server.seen.append(SimpleNamespace(method=self.command, action=action, body=body))
+        if action in self.server.answers:
+            self._answer(json.dumps(self.server.answers[action](json.loads(body))).encode())
+            return
         with closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as moto:
             moto.request(self.command, self.path, body, dict(self.headers))
             answer = moto.getresponse()
@@ -88,6 +96,13 @@ class _Passing(BaseHTTPRequestHandler):
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
                 self.send_header(name, value)
         self.send_header("Content-Length", answer.getheader("Content-Length") or len(content))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _answer(self, content):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", len(content))
         self.end_headers()
         self.wfile.write(content)
 

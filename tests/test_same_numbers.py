@@ -18,7 +18,7 @@ from deploykit import cli
 
 ROOT = Path(__file__).parent.parent
 ARGUMENTS = "entrypoint.args=[--epochs, 2, --batch-size, 64, --log-every, 1, --seed, 0]"
-STEPS = 32
+STEPS = 34
 TOLERANCE = 1e-6
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("port-7777")]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from deploykit.errors import DeploykitError, JobFileError
+from deploykit.errors import DeploykitError, JobFileError, UsageError
 from deploykit.model import Problem, State
 from deploykit.runs import Run
 
@@ -29,8 +29,8 @@ def note(text: str) -> None:
 
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
-    """What went wrong and what to do; every problem of a job file."""
-    problems = error.problems if isinstance(error, JobFileError) else ()
+    """What went wrong and what to do; every problem of a job file or a command line."""
+    problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
     if as_json:
         data = {
             "message": str(error),
@@ -59,7 +59,8 @@ def _problem(problem: Problem) -> str:
     place = f"line {problem.line}: " if problem.line else ""
     path = f"{problem.path}: " if problem.path else ""
     hint = f" ({problem.hint})" if problem.hint else ""
-    return f"{place}{path}{problem.message}{hint}"
+    source = f"\n    see {problem.source}" if problem.source else ""
+    return f"{place}{path}{problem.message}{hint}{source}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
