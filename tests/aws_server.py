@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -30,16 +31,26 @@ sagemaker:
 
 @pytest.fixture(scope="session")
 def moto():
+    with moto_server() as port:
+        yield port
+
+
+@contextlib.contextmanager
+def moto_server(**environment):
     """The port of a moto server. A missing server is a failure, never a skip."""
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         _wait_for(port, server)
         yield port
     finally:
-        server.terminate()
-        server.wait(20)
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture
@@ -49,21 +60,32 @@ def aws(moto, monkeypatch, tmp_path):
     `.answers` takes a function from a request's body to an answer, by action, where moto has none.
     """
     _ask(moto, "POST", "/moto-api/reset")
-    proxy = _Recorder(moto)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
     for name in [name for name in os.environ if name.startswith(("AWS_", "SAGEMAKER_"))]:
         monkeypatch.delenv(name)
-    endpoint = f"http://127.0.0.1:{proxy.server_port}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     _ask(moto, "PUT", "/my-bucket", {"Host": "s3.amazonaws.com"})
-    yield SimpleNamespace(
-        endpoint=endpoint, port=proxy.server_port, seen=proxy.seen, answers=proxy.answers
-    )
-    proxy.shutdown()
-    proxy.server_close()
+    with recorder(moto) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+@contextlib.contextmanager
+def recorder(port, address="127.0.0.1"):
+    """What comes to `endpoint`, at `address`, is kept and goes on to a local port."""
+    proxy = _Recorder(port, address)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        yield SimpleNamespace(
+            endpoint=f"http://{address}:{proxy.server_port}",
+            port=proxy.server_port,
+            seen=proxy.seen,
+            answers=proxy.answers,
+        )
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 class _Recorder(ThreadingHTTPServer):
@@ -71,8 +93,8 @@ class _Recorder(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, target):
-        super().__init__(("127.0.0.1", 0), _Passing)
+    def __init__(self, target, address):
+        super().__init__((address, 0), _Passing)
         self.target, self.seen, self.answers = target, [], {}
 
 
