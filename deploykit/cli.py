@@ -15,6 +15,7 @@ from deploykit.errors import DeploykitError, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
+    "infra": "write what must exist on AWS before a job can run, from a few answers",
     "advise": "which parallel strategy to train with, what each needs, and why",
     "check": "find every problem of a job file, offline",
     "doctor": "look at the place where a job will run, and say what is in its way",

@@ -157,6 +157,10 @@ def test_first_steps_run(tmp_path, monkeypatch):
     play((DOCS / "first-steps.md").read_text(encoding="utf-8"), folder)
 
 
+def test_infra_guide_runs(tmp_path):
+    play((DOCS / "guides/infra.md").read_text(encoding="utf-8"), tmp_path)
+
+
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
