@@ -21,6 +21,7 @@ VERBS = {
     "doctor": "look at the place where a job will run, and say what is in its way",
     "submit": "run a job on a backend, or show exactly what would be sent",
     "status": "what a run is doing, and why",
+    "attach": "take up a job that was sent from another machine",
     "list": "all runs",
     "logs": "what the ranks print, merged",
     "wait": "wait for a run and end with its exit code",
