@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import jobfile
+from deploykit.backends.sagemaker.sections import BUCKET, REGION
 from deploykit.decode import decode
 from deploykit.errors import JobFileError
 from deploykit.fields import Bounds, Help, Pattern
 from deploykit.infra import checks
 
 NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "small letters, digits and hyphens, at most 40")
-BUCKET = Pattern(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "an S3 bucket's name, without s3://")
-REGION = Pattern(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}", "a region such as us-east-1")
-ZONE = Pattern(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}[a-z]", "an availability zone such as us-east-1a")
+ZONE = Pattern(REGION.regex + "[a-z]", "an availability zone such as us-east-1a")
 BLOCK = Pattern(r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "a block such as 10.0.0.0/16")
 MAIL = Pattern(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")
 SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as subnet-0123456789abcdef0")

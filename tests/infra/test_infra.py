@@ -11,6 +11,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+import yaml
 from infra_answers import GIVEN
 
 from deploykit import cli
@@ -184,8 +185,8 @@ def test_the_stack_on_moto(stack):
 
 
 def _statements(document):
-    """moto gives some documents as text."""
-    return (json.loads(document) if isinstance(document, str) else document)["Statement"]
+    """moto gives some documents as text: Python's, which YAML is too."""
+    return (yaml.safe_load(document) if isinstance(document, str) else document)["Statement"]
 
 
 def _list(value):
