@@ -20,9 +20,12 @@ from trainer_losses import losses
 from deploykit.backends.sagemaker.launchers import PROCESSES
 from deploykit.model import Entrypoint
 
+PATIENCE = 600
+"""Seconds; the launcher itself sleeps for 30 of them at the end."""
 pytestmark = [
     pytest.mark.aws,
     pytest.mark.torch,
+    pytest.mark.timeout(PATIENCE + 300),
     pytest.mark.xdist_group("port-7777"),
     pytest.mark.skipif(bool(missing()), reason=f"needs {', '.join(missing())}"),
 ]
@@ -42,8 +45,6 @@ SEEN = textwrap.dedent(
     """
 )
 """Writes down what it was given, then is the trainer."""
-WRONG = {"SM_CURRENT_HOST": "algo-1"}
-"""On every host: why nothing of ours reads it here."""
 CHOSEN = {"NCCL_DEBUG": "VERSION", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "1"}
 
 
@@ -63,14 +64,14 @@ def test_pytorchddp_on_two_hosts(captured, two, tmp_path):
     machine = {"framework_version": "2.2.0", "instance_type": "ml.p4d.24xlarge"}
     request = captured(source, entrypoint=entrypoint, env=env, distribution="pytorchddp", **machine)
     hosts, endpoint = two
-    outputs = run_on_hosts(request, endpoint, hosts)
+    outputs = run_on_hosts(request, endpoint, hosts, timeout=PATIENCE)
     assert losses(outputs[0]) == pytest.approx(on_one_machine(tmp_path / "alone"), rel=0, abs=1e-6)
     for rank in range(4):
         seen = json.loads((outputs[rank // 2] / f"rank-{rank}.json").read_text())
         assert tuple(seen["argv"]) == ARGUMENTS
         world = {"WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}
         network = {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
-        wanted = env | world | network | WRONG
+        wanted = env | world | network
         assert {name: seen["env"].get(name) for name in wanted} == wanted
 
 
@@ -83,7 +84,7 @@ def test_a_world_smaller_than_asked_is_stopped(captured, two, program):
     request = captured(program("print('trained')"), halved, distribution="mpi")
     hosts, endpoint = two
     with pytest.raises(LauncherFailedError, match="4 ranks, but mpirun started 2: training"):
-        run_on_hosts(request, endpoint, hosts)
+        run_on_hosts(request, endpoint, hosts, timeout=PATIENCE)
     assert "trained" not in (hosts[0].folder / "log.txt").read_text()
 
 
