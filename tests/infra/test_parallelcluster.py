@@ -17,7 +17,6 @@ from deploykit.infra import rendering
 
 PCLUSTER = Path(__file__).parents[2] / ".venv-pcluster/bin/pcluster"
 REGION = "us-east-1"
-BLOCK = "172.31.200.0/24"
 AMI = {
     "ami_id": "ami-0123456789abcdef0",
     "name": "aws-parallelcluster-3.16.1-ubuntu-2204-lts-hvm-x86_64-202601010000",
@@ -46,19 +45,35 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A moto server with ParallelCluster's own image."""
+def place(tmp_path_factory):
+    """A moto server with ParallelCluster's own image, and two of its subnets."""
     amis = tmp_path_factory.mktemp("moto") / "amis.json"
     amis.write_text(json.dumps([AMI]))
-    policies = {"MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
-    with moto_server(MOTO_AMIS_PATH=str(amis), **policies) as port:
-        yield f"http://127.0.0.1:{port}"
+    knows = {"MOTO_AMIS_PATH": str(amis), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
+    with moto_server(**knows) as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        network = boto3.client("ec2", REGION, endpoint_url=endpoint, **_keys("aws_{}"))
+        yield endpoint, *_subnets(network)
+
+
+def _subnets(network):
+    """A public one, as moto has it, and a private one: p4d has more than one network interface."""
+    public = network.describe_subnets()["Subnets"][0]
+    vpc = public["VpcId"]
+    network.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+    private = network.create_subnet(VpcId=vpc, CidrBlock="172.31.200.0/24")["Subnet"]
+    return public["SubnetId"], private["SubnetId"]
+
+
+def _keys(form):
+    names = ("access_key_id", "secret_access_key")
+    return {form.format(name if form.islower() else name.upper()): "testing" for name in names}
 
 
 @pytest.fixture
-def dry_run(server, answers, tmp_path):
+def dry_run(place, answers, tmp_path):
     """Ask ParallelCluster about the rendered file with some text in it replaced."""
-    head, compute = _subnets(boto3.client("ec2", REGION, endpoint_url=server, **_keys("aws_{}")))
+    endpoint, head, compute = place
 
     def ask(replace=()):
         given = {"cluster.head_subnet": head, "cluster.subnet": compute}
@@ -74,7 +89,7 @@ def dry_run(server, answers, tmp_path):
             [PCLUSTER, *asked, "-c", file, "-r", REGION, "--suppress-validators", *silenced],
             env={
                 **_keys("AWS_{}"),
-                "AWS_ENDPOINT_URL": server,
+                "AWS_ENDPOINT_URL": endpoint,
                 "HOME": str(tmp_path),
                 "PATH": os.environ["PATH"],
             },
@@ -87,22 +102,6 @@ def dry_run(server, answers, tmp_path):
         raise AssertionError(done.stdout + done.stderr)
 
     return ask
-
-
-def _subnets(network):
-    """A public one, as moto has it, and a private one: p4d has more than one network interface."""
-    vpc = network.describe_vpcs()["Vpcs"][0]["VpcId"]
-    network.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
-    found = network.describe_subnets(Filters=[{"Name": "cidr-block", "Values": [BLOCK]}])["Subnets"]
-    if not found:
-        found = [network.create_subnet(VpcId=vpc, CidrBlock=BLOCK)["Subnet"]]
-    public = network.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])
-    return public["Subnets"][0]["SubnetId"], found[0]["SubnetId"]
-
-
-def _keys(form):
-    names = ("access_key_id", "secret_access_key")
-    return {form.format(name if form.islower() else name.upper()): "testing" for name in names}
 
 
 def _errors(said):
@@ -126,5 +125,5 @@ WRONG = {
 
 @pytest.mark.parametrize("replaced", WRONG, ids=lambda pair: pair[1])
 def test_what_it_refuses(dry_run, replaced):
-    (error, *_) = _errors(dry_run(replaced))
-    assert WRONG[replaced] in error
+    errors = _errors(dry_run(replaced))
+    assert any(WRONG[replaced] in error for error in errors), errors
