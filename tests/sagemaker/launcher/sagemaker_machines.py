@@ -56,7 +56,9 @@ def machines(folder, count):
     _share(shared, names)
     with contextlib.ExitStack() as stack:
         for made in _FOLDERS:
-            made.mkdir(parents=True, exist_ok=True)
+            if not made.exists():
+                made.mkdir(parents=True)
+                stack.callback(made.rmdir)
         stack.callback(_DONE.unlink, missing_ok=True)
         bridge = f"dk{os.getpid()}"
         _ip("link", "add", bridge, "type", "bridge")
