@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -78,10 +78,10 @@ def _device() -> tuple[torch.device, str]:
     return device, "nccl"
 
 
-def totals(place: Place, values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
+def totals(place: Place, values: Sequence[float]) -> list[float]:
     """Each value summed over the ranks, in double precision."""
     tensor = torch.tensor(values, dtype=torch.float64, device=place.device)
-    distributed.all_reduce(tensor, group=group)
+    distributed.all_reduce(tensor)
     return tensor.tolist()
 
 
