@@ -24,6 +24,7 @@ lint: .venv/.dev
 
 bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 
