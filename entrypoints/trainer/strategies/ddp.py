@@ -50,7 +50,8 @@ class DDP(Averaged):
             self.replica.register_comm_hook(None, hook)
 
     def synchronize(self, *, last: bool) -> None:
-        self.replica.require_backward_grad_sync = last
+        if self.replica.require_backward_grad_sync != last:  # a module's attributes are slow to set
+            self.replica.require_backward_grad_sync = last
 
     def forward(self, inputs: Tensor) -> Tensor:
         with self.autocast():
