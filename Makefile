@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
 
-test: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready
+test: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready
 	$(BIN)/python -m pytest
 
 # Minutes more: every example of examples/frameworks, in three places each.
@@ -55,6 +55,12 @@ LAUNCHER := tests/sagemaker/launcher
 	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
 	touch $@
 
+# AWS ParallelCluster has its own wishes too.
+.venv-pcluster/.ready: tests/infra/requirements.txt
+	$(PYTHON) -m venv .venv-pcluster
+	.venv-pcluster/bin/python -m pip --disable-pip-version-check install -q -r tests/infra/requirements.txt
+	touch $@
+
 FRAMEWORKS := tests/frameworks
 .venv-frameworks/.ready: .venv/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
 	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
@@ -71,4 +77,4 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-torchx
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx

@@ -15,11 +15,13 @@ from deploykit.errors import DeploykitError, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
+    "infra": "write what must exist on AWS before a job can run, from a few answers",
     "advise": "which parallel strategy to train with, what each needs, and why",
     "check": "find every problem of a job file, offline",
     "doctor": "look at the place where a job will run, and say what is in its way",
     "submit": "run a job on a backend, or show exactly what would be sent",
     "status": "what a run is doing, and why",
+    "attach": "take up a job that was sent from another machine",
     "list": "all runs",
     "logs": "what the ranks print, merged",
     "wait": "wait for a run and end with its exit code",

@@ -39,7 +39,7 @@ class JobFile:
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
         """The warnings among `problems`; raises JobFileError with all when one is an error."""
-        found = _located(problems, self.lines)
+        found = located(problems, self.lines)
         if any(problem.severity == "error" for problem in found):
             raise JobFileError(str(self.path), found)
         return found
@@ -77,7 +77,7 @@ def load(
         job = _absolute(job, path.absolute().parent)
         problems += [*_check(job), *contract.check(job)]
     if problems or job is None:
-        raise JobFileError(str(path), _located(problems, lines))
+        raise JobFileError(str(path), located(problems, lines))
     return JobFile(path, job, sections, lines)
 
 
@@ -223,7 +223,7 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
     )
 
 
-def _located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
+def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
     """The problems with their lines, in the order of the file."""
     found = [
         dataclasses.replace(problem, line=problem.line or lines.get(problem.path))

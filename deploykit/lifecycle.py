@@ -113,6 +113,19 @@ def _claim(plan: Plan, folder: Path) -> Run:
     return _known(plan.run)
 
 
+def attach(run: str, name: str, place: str) -> Run:
+    """The run, which need not be in the registry yet. Raises NotFound where there is none."""
+    if runs.lookup(run) is None:
+        folder = paths.run_folder(_checked_id(run))
+        handle = backend.find(name).find(run, folder, place)
+        if handle is None:
+            raise NotFound(f"{name} has no job {run} in {place}", hint="is it another region?")
+        folder.mkdir(parents=True, exist_ok=True)
+        runs.add(Run(run, run, name, place, str(folder), "", "", None, runs.now(), ""))
+        runs.confirm(run, handle.id)
+    return refresh([_known(run)])[0]
+
+
 def _send(plan: Plan, folder: Path) -> None:
     try:
         handle = backend.find(plan.backend).submit(plan, folder)

@@ -25,6 +25,7 @@ from deploykit.backends.sagemaker.oracle import rows
 from deploykit.commands import diagnose, doctor, wait
 from deploykit.decode import hints, split
 from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
+from deploykit.infra.answers import Answers
 from deploykit.model import JobSpec, State
 
 HERE = Path(__file__).resolve().parent
@@ -45,6 +46,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_codes(),
         "node.md": node(),
         "sagemaker-oracle.md": sagemaker_oracle(),
+        "infra.md": infra(),
     }
 
 
@@ -168,6 +170,13 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
     if SIZE in metadata:
         return f"`{value // 1024**2}MiB`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+# The answers for `infra`
+
+
+def infra() -> str:
+    return page("Answers for deploykit infra", words.INFRA, *sections(Answers, ""))
 
 
 # What SageMaker does with a job

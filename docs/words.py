@@ -252,3 +252,8 @@ The SDK's own list of versions ends at 2.8.0, so PyTorch 2.9 and later need `ima
 that is not AWS's own, nothing is known: the oracle then says that it cannot know, and not that all
 is well.
 """
+
+INFRA = """\
+The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` writes what must exist
+on AWS: see [the guide](../guides/infra.md). All problems are reported at once.
+"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -30,16 +31,26 @@ sagemaker:
 
 @pytest.fixture(scope="session")
 def moto():
+    with moto_server() as port:
+        yield port
+
+
+@contextlib.contextmanager
+def moto_server(**environment):
     """The port of a moto server. A missing server is a failure, never a skip."""
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         _wait_for(port, server)
         yield port
     finally:
-        server.terminate()
-        server.wait(20)
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture
@@ -49,31 +60,43 @@ def aws(moto, monkeypatch, tmp_path):
     `.answers` takes a function from a request's body to an answer, by action, where moto has none.
     """
     _ask(moto, "POST", "/moto-api/reset")
-    proxy = _Recorder(moto)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
     for name in [name for name in os.environ if name.startswith(("AWS_", "SAGEMAKER_"))]:
         monkeypatch.delenv(name)
-    endpoint = f"http://127.0.0.1:{proxy.server_port}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     _ask(moto, "PUT", "/my-bucket", {"Host": "s3.amazonaws.com"})
-    yield SimpleNamespace(
-        endpoint=endpoint, port=proxy.server_port, seen=proxy.seen, answers=proxy.answers
-    )
-    proxy.shutdown()
-    proxy.server_close()
+    with recorder(moto) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+@contextlib.contextmanager
+def recorder(port, address="127.0.0.1"):
+    """What comes to `endpoint`, at `address`, is kept and goes on to a local port."""
+    proxy = _Recorder(port, address)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 class _Recorder(ThreadingHTTPServer):
-    """Passes requests on to a local port, and keeps them."""
+    """Passes requests on to a local port, and keeps them.
+
+    `mood` may answer in the place of that port: it gets the request and a function that passes it
+    on, and returns status, headers and content.
+    """
 
     daemon_threads = True
 
-    def __init__(self, target):
-        super().__init__(("127.0.0.1", 0), _Passing)
+    def __init__(self, target, address):
+        super().__init__((address, 0), _Passing)
         self.target, self.seen, self.answers = target, [], {}
+        self.port, self.endpoint = self.server_port, f"http://{address}:{self.server_port}"
+        self.mood = lambda _, forward: forward()
 
 
 class _Passing(BaseHTTPRequestHandler):
@@ -83,33 +106,35 @@ class _Passing(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
-        self.server.seen.append(SimpleNamespace(method=self.command, action=action, body=body))
-        if action in self.server.answers:
-            self._answer(json.dumps(self.server.answers[action](json.loads(body))).encode())
-            return
-        with closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as moto:
-            moto.request(self.command, self.path, body, dict(self.headers))
-            answer = moto.getresponse()
-            content = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        one = SimpleNamespace(method=self.command, action=action, body=body)
+        self.server.seen.append(one)
+        status, headers, content = self.server.mood(one, lambda: self._forward(one))
+        self.send_response(status)
+        for name, value in headers:
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
                 self.send_header(name, value)
-        self.send_header("Content-Length", answer.getheader("Content-Length") or len(content))
+        length = dict(headers).get("Content-Length") if one.method == "HEAD" else None
+        self.send_header("Content-Length", length or len(content))
         self.end_headers()
         self.wfile.write(content)
 
-    def _answer(self, content):
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-amz-json-1.1")
-        self.send_header("Content-Length", len(content))
-        self.end_headers()
-        self.wfile.write(content)
+    def _forward(self, one):
+        if one.action in self.server.answers:
+            return as_json(200, self.server.answers[one.action](json.loads(one.body)))
+        with closing(http.client.HTTPConnection("127.0.0.1", self.server.target)) as moto:
+            moto.request(one.method, self.path, one.body, dict(self.headers))
+            answer = moto.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass  # noqa: N815
 
     def log_message(self, *_):
         pass
+
+
+def as_json(status, data):
+    """An answer of the services that speak JSON: status, headers and content."""
+    return status, [("Content-Type", "application/x-amz-json-1.1")], json.dumps(data).encode()
 
 
 def sent_requests(aws):

@@ -165,6 +165,10 @@ def test_trainer_guide_runs(tmp_path):
     play((DOCS / "guides/trainer.md").read_text(encoding="utf-8"), tmp_path)
 
 
+def test_infra_guide_runs(tmp_path):
+    play((DOCS / "guides/infra.md").read_text(encoding="utf-8"), tmp_path)
+
+
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")

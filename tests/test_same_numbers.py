@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from aws_server import sent_requests
-from sagemaker_hosts import run_on_hosts
+from sagemaker_hosts import on_loopback, run_on_hosts
 from slurm_helpers import output
+from trainer_losses import losses
 
 from deploykit import cli
 
@@ -29,11 +30,6 @@ def argv(backend, run, nodes, processes, *more):
     overrides = [word for text in layout for word in ("--set", text)]
     job = str(ROOT / "job.yaml")
     return ["submit", job, "--backend", backend, "--run", run, *overrides, *more]
-
-
-def losses(folder):
-    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
 @pytest.fixture
@@ -83,5 +79,5 @@ def test_sagemaker(aws, reference, capsys, tmp_path):
     (request,) = sent_requests(aws)
     assert request == json.loads(shown)
     (tmp_path / "hosts").mkdir()
-    first, _ = run_on_hosts(request, aws.endpoint, 2, tmp_path / "hosts")
+    first, _ = run_on_hosts(request, aws.endpoint, on_loopback(tmp_path / "hosts", 2))
     assert losses(first) == pytest.approx(reference, rel=0, abs=TOLERANCE)

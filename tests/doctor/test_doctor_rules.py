@@ -7,8 +7,10 @@ import ipaddress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sagemaker_jobs import vary
 
-from deploykit.doctor.aws import facts, policies, rules
+from deploykit.backends.sagemaker.sections import InstanceGroup
+from deploykit.doctor.aws import facts, needs, policies, rules
 from deploykit.doctor.aws.facts import Entry, Rule
 from deploykit.doctor.aws.needs import Flow
 
@@ -108,3 +110,11 @@ def test_the_service_of_an_endpoint(service, named):
     raw = {"VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "ServiceName": service}
     answers = {"describe-vpc-endpoints": {"VpcEndpoints": [raw]}}
     assert [one.service for one in facts.read(answers, "g5.xlarge").endpoints] == [named]
+
+
+def test_a_job_of_several_groups_needs_the_type_that_trains():
+    groups = (InstanceGroup("cpu", "ml.c5.xlarge", 1), InstanceGroup("gpu", "ml.p4d.24xlarge", 2))
+    changes = {"instance_type": None, "instance_groups": groups, "distribution_group": "gpu"}
+    found = needs.of(*vary(distribution="mpi", **changes), "us-east-1")
+    assert (found.instance_type, found.nodes) == ("p4d.24xlarge", 2)
+    assert found.quota == "ml.p4d.24xlarge for training job usage"

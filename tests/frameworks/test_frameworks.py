@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from aws_server import sent_requests
-from sagemaker_hosts import run_on_hosts
+from sagemaker_hosts import on_loopback, run_on_hosts
 
 from deploykit import cli
 
@@ -76,7 +76,7 @@ def on_sagemaker(aws, capsys, tmp_path):
             [PYTHON, "-c", site], check=True, capture_output=True, text=True
         ).stdout.strip()
         image = {"PYTHONPATH": frameworks}
-        run_on_hosts(request, aws.endpoint, 1, folder, timeout=400, image=image)
+        run_on_hosts(request, aws.endpoint, on_loopback(folder, 1), timeout=400, image=image)
         return (folder / "host-0/log.txt").read_text()
 
     return run

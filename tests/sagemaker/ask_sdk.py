@@ -16,6 +16,7 @@ def main(module, questions, answers):
     intercepted = ours["intercepted"]
     ours["cut_off"]()
     _keep_clients()
+    _keep_files()
     asked = json.loads(Path(questions).read_text())
     requests = [_or_refusal(intercepted, one, ours["REFUSALS"]) for one in asked["jobs"]]
     result = {"requests": requests, "images": [_image(*one) for one in asked["images"]]}
@@ -36,6 +37,21 @@ def _keep_clients():
         return clients[key]
 
     boto3.Session.client = client
+
+
+def _keep_files():
+    """Botocore reads its descriptions of services and regions anew for each session."""
+    from botocore.loaders import JSONFileLoader
+
+    read = JSONFileLoader.load_file
+    files = {}
+
+    def load_file(self, path):
+        if path not in files:
+            files[path] = read(self, path)
+        return files[path]
+
+    JSONFileLoader.load_file = load_file
 
 
 def _or_refusal(intercepted, asked, refusals):

@@ -1,12 +1,16 @@
-"""A job for SageMaker to vary."""
+"""A job for SageMaker to vary, and logs of one."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+import boto3
 import pytest
 from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import watching
 
 
 @pytest.fixture(name="vary")
@@ -38,3 +42,26 @@ def planned(bundle):
         return sagemaker.plan(job, options, run=run, bundle=bundle)
 
     return plan
+
+
+@pytest.fixture
+def streams(aws):
+    """Write events into the job's log stream of a machine."""
+    logs = boto3.client("logs", "us-east-1")
+    logs.create_log_group(logGroupName=watching.LOG_GROUP)
+    now = int(datetime.now(UTC).timestamp() * 1000) - 60_000
+
+    def write(stream, events):
+        logs.create_log_stream(logGroupName=watching.LOG_GROUP, logStreamName=stream)
+        for at in range(0, len(events), 1000):
+            logs.put_log_events(
+                logGroupName=watching.LOG_GROUP,
+                logStreamName=stream,
+                logEvents=[
+                    {"timestamp": now + moment, "message": text}
+                    for moment, text in events[at : at + 1000]
+                ],
+            )
+        return now
+
+    return write

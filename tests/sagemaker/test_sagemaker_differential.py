@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import sdk_child
 from sagemaker_jobs import vary
 
 from deploykit.backends import sagemaker
@@ -177,21 +175,10 @@ def every_image():
 
 @pytest.fixture(scope="module")
 def answers(jobs, every_image, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sdk")
     asked = [
         sdk_terms.arguments(*pair, run=f"digits-{n}", bundle=HASH) for n, pair in enumerate(jobs)
     ]
-    question, answer = folder / "questions.json", folder / "answers.json"
-    question.write_text(json.dumps({"jobs": asked, "images": every_image}))
-    script = Path(__file__).with_name("ask_sdk.py")
-    subprocess.run(
-        [sys.executable, "-P", script, sdk.__file__, question, answer],
-        env=sdk.surroundings(folder),
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    return json.loads(answer.read_text())
+    return sdk_child.ask(tmp_path_factory.mktemp("sdk"), asked, every_image)
 
 
 def leaves(value):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import sdk_child
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import oracle, sdk, sdk_terms
+from deploykit.backends.sagemaker import oracle, sdk_terms
 from deploykit.backends.sagemaker.oracle import Sdk, Verdict, rows
 
 TODAY = dt.date(2026, 11, 21)
@@ -97,24 +94,14 @@ def question(*changes, raw=None):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """The SDK's answer to each row, and to each cured one, from one process."""
-    folder = tmp_path_factory.mktemp("oracle")
     asked = {}
     for name, (_, row) in ROWS.items():
         if row.sdk is not Sdk.UNASKED:
             asked[name] = question(row.given, raw=row.raw)
         if row.cure is not None:
             asked[f"cured {name}"] = question(row.given, row.cure)
-    questions, found = folder / "questions.json", folder / "answers.json"
-    questions.write_text(json.dumps({"jobs": list(asked.values()), "images": []}))
-    script = Path(__file__).with_name("ask_sdk.py")
-    subprocess.run(
-        [sys.executable, "-P", script, sdk.__file__, questions, found],
-        env=sdk.surroundings(folder),
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    return dict(zip(asked, json.loads(found.read_text())["requests"], strict=True))
+    found = sdk_child.ask(tmp_path_factory.mktemp("oracle"), list(asked.values()))
+    return dict(zip(asked, found["requests"], strict=True))
 
 
 @each_row

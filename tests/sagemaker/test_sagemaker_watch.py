@@ -86,6 +86,20 @@ def test_state_and_sentence(stubbed, native, expected):
     assert found.native == "/".join(native)
 
 
+MONEY = {
+    (3600, 3600): "completed; 3600 s of 3600 s are billed",
+    (3600, 1080): "completed; 1080 s of 3600 s are billed, 70% less than on demand",
+}
+
+
+@pytest.mark.parametrize("seconds", MONEY)
+def test_what_it_costs(stubbed, seconds):
+    trained, billed = seconds
+    counted = {"TrainingTimeInSeconds": trained, "BillableTimeInSeconds": billed}
+    stubbed.add_response("describe_training_job", answer("Completed", "Completed", **counted))
+    assert sagemaker.status([HANDLE])[HANDLE].reason == MONEY[seconds]
+
+
 REASONS = {
     "AlgorithmError: ExecuteUserScriptError:\nExitCode 137\nErrorMessage ...": 137,
     'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "exit 5"': 1,
@@ -133,29 +147,6 @@ def test_cancel_of_no_job(stubbed):
         sagemaker.cancel(HANDLE)
 
 
-@pytest.fixture
-def streams(aws):
-    """Write events into the job's log stream of a machine."""
-    logs = boto3.client("logs", "us-east-1")
-    logs.create_log_group(logGroupName=watching.LOG_GROUP)
-    now = int(datetime.now(UTC).timestamp() * 1000) - 60_000
-
-    def write(stream, events):
-        logs.create_log_stream(logGroupName=watching.LOG_GROUP, logStreamName=stream)
-        for at in range(0, len(events), 1000):
-            logs.put_log_events(
-                logGroupName=watching.LOG_GROUP,
-                logStreamName=stream,
-                logEvents=[
-                    {"timestamp": now + moment, "message": text}
-                    for moment, text in events[at : at + 1000]
-                ],
-            )
-        return now
-
-    return write
-
-
 def test_logs_before_the_first_machine(aws):
     assert list(sagemaker.logs(HANDLE, follow=False)) == []
 
@@ -173,16 +164,6 @@ def test_logs_of_two_machines_by_time(streams):
     ]
     assert lines[0].time == datetime.fromtimestamp(now / 1000, UTC)
     assert lines[1].time == datetime(2026, 11, 21, 1, 46, 8, 123000, tzinfo=UTC)
-
-
-def test_long_logs_are_whole(streams):
-    for node in (1, 2):
-        streams(f"digits-1/algo-{node}-1", [(n // 100, f"{node}:{n}") for n in range(5000)])
-    texts = [line.text for line in sagemaker.logs(HANDLE, follow=False)]
-    assert len(texts) == 10_000
-    for node in ("1", "2"):
-        own = [text for text in texts if text.startswith(f"{node}:")]
-        assert own == [f"{node}:{n}" for n in range(5000)]
 
 
 def test_followed_logs_end_with_the_job(aws, planned, tmp_path, streams, monkeypatch):

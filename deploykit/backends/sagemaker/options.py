@@ -210,6 +210,14 @@ class Options:
         ),
     ] = "auto"
 
+    @property
+    def training_type(self) -> str:
+        """The type of the machines that train; empty where it cannot be told."""
+        for group in self.instance_groups:
+            if group.name == self.distribution_group:
+                return group.instance_type
+        return self.instance_type or ""
+
 
 def region(options: Options) -> str | None:
     """The region the job goes to: the job file's, else the environment's."""

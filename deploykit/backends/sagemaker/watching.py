@@ -137,11 +137,20 @@ def _status(job: Any) -> Status:
     return Status(
         state,
         native=f"{primary}/{secondary}" if secondary else primary,
-        reason=reason,
+        reason=f"{reason}{_money(job)}",
         exit_code=_exit_code(state, reason),
         started=job.get("TrainingStartTime"),
         finished=job.get("TrainingEndTime"),
     )
+
+
+def _money(job: Any) -> str:
+    """Seconds that are paid for, and what spot machines saved."""
+    trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
+    if not trained or billed is None:
+        return ""
+    saved = f", {100 - 100 * billed // trained}% less than on demand" if billed < trained else ""
+    return f"; {billed} s of {trained} s are billed{saved}"
 
 
 def _exit_code(state: State, reason: str) -> int | None:

@@ -1,11 +1,12 @@
 """A CreateTrainingJob request, run by the real launcher that AWS's PyTorch images start.
 
-Each host is a folder in the place of /opt/ml (the toolkit reads ``SAGEMAKER_BASE_DIR``) and an
-address of this machine, 127.0.0.1, 127.0.0.2 and so on. What the service does before it starts a
-container is done here: write the configuration files, download the channels, set the request's
-environment. The source is fetched by the toolkit itself, from the S3 at `endpoint`.
+What the service does before it starts a container is done here: write the configuration files,
+download the channels, set the request's environment. The source is fetched by the toolkit itself,
+from the S3 at `endpoint`. Not done: checkpoints and results are not copied to S3.
 
-Not done: checkpoints and results are not copied to S3.
+By default each host is a folder in the place of /opt/ml (the toolkit reads
+``SAGEMAKER_BASE_DIR``) and an address of this machine, 127.0.0.1, 127.0.0.2 and so on. mpirun needs
+hosts that are more than that: see `sagemaker_machines.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ROOT / ".venv-sagemaker" / "bin"
-_BASE = "/opt/ml"
+BASE = "/opt/ml"
 _TAIL = 4000
 
 
@@ -32,40 +34,65 @@ class LauncherFailedError(AssertionError):
     """A host ended with an error, or not at all; the message holds its log."""
 
 
-def run_on_hosts(request, endpoint, hosts, folder, *, timeout=240, image=None):
-    """Run `request` unmodified on `hosts` hosts; the folders ``output/data`` of each, in order.
+@dataclass(frozen=True)
+class Host:
+    """Where a container runs. `folder` is what the container sees as `base`."""
 
-    `endpoint` is the URL of a server that holds the source, `folder` an existing empty folder,
-    `image` are variables that the container's image sets. Hosts' logs are
-    ``folder/host-N/log.txt``. Raises LauncherFailedError.
+    name: str
+    folder: Path
+    base: str
+    interface: str = "lo"
+    enter: tuple[str, ...] = ()
+    """What makes a program run inside."""
+
+
+def on_loopback(folder, count):
+    """Hosts that are addresses of this machine, with folders in `folder`."""
+    places = [folder / f"host-{number}" for number in range(count)]
+    return [Host(f"127.0.0.{at}", place, str(place)) for at, place in enumerate(places, start=1)]
+
+
+def run_on_hosts(request, endpoint, hosts, *, timeout=240, image=None):
+    """Run `request` unmodified on `hosts`; the folders ``output/data`` of each, in order.
+
+    `endpoint` is the URL of a server that holds the source, `image` are variables that the
+    container's image sets. Hosts' logs are ``log.txt`` in their folders. Raises
+    LauncherFailedError.
     """
-    assert hosts == request["ResourceConfig"]["InstanceCount"]
+    groups = _groups(request)
+    assert len(hosts) == len(groups)
     assert (PROGRAMS / "train").exists(), "run tests/sagemaker/launcher/environment.sh first"
-    names = [f"127.0.0.{number + 1}" for number in range(hosts)]
-    bases = [folder / f"host-{number}" for number in range(hosts)]
-    for base, name in zip(bases, names, strict=True):
-        _prepare(base, name, names, request, endpoint)
+    for host in hosts:
+        _prepare(host, hosts, groups, request, endpoint)
     with _alone(), contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
-                _container(base, {**(image or {}), **_environment(base, request, endpoint)})
+                _container(host, {**(image or {}), **_environment(host, request, endpoint)})
             )
-            for base in bases
+            for host in hosts
         ]
-        _wait(running, bases, timeout)
-    return [base / "output" / "data" for base in bases]
+        _wait(running, hosts, timeout)
+    return [host.folder / "output" / "data" for host in hosts]
 
 
-def _prepare(base, name, names, request, endpoint):
+def _groups(request):
+    """The instance group of each host, by name and type."""
+    resources = request["ResourceConfig"]
+    if "InstanceGroups" not in resources:
+        one = ("homogeneousCluster", resources["InstanceType"])
+        return [one] * resources["InstanceCount"]
+    return [
+        (group["InstanceGroupName"], group["InstanceType"])
+        for group in resources["InstanceGroups"]
+        for _ in range(group["InstanceCount"])
+    ]
+
+
+def _prepare(host, hosts, groups, request, endpoint):
     """What the service leaves in /opt/ml before a container starts."""
     for part in ("input/config", "input/data", "output/data", "model", "code", "checkpoints"):
-        (base / part).mkdir(parents=True)
+        (host.folder / part).mkdir(parents=True)
     channels = request.get("InputDataConfig", [])
-    group = {
-        "instance_group_name": "homogeneousCluster",
-        "instance_type": request["ResourceConfig"]["InstanceType"],
-        "hosts": names,
-    }
     configuration = {
         "hyperparameters": request["HyperParameters"],
         "inputdataconfig": {
@@ -76,20 +103,34 @@ def _prepare(base, name, names, request, endpoint):
             }
             for channel in channels
         },
-        "resourceconfig": {
-            "current_host": name,
-            "hosts": names,
-            "current_instance_type": group["instance_type"],
-            "current_group_name": group["instance_group_name"],
-            "instance_groups": [group],
-            "network_interface_name": "lo",
-        },
+        "resourceconfig": _resources(host, hosts, groups),
     }
     for file, content in configuration.items():
-        (base / "input" / "config" / f"{file}.json").write_text(json.dumps(content))
+        (host.folder / "input" / "config" / f"{file}.json").write_text(json.dumps(content))
     for channel in channels:
         place = channel["DataSource"]["S3DataSource"]["S3Uri"]
-        _download(place, base / "input" / "data" / channel["ChannelName"], endpoint)
+        _download(place, host.folder / "input" / "data" / channel["ChannelName"], endpoint)
+
+
+def _resources(host, hosts, groups):
+    group, kind = groups[hosts.index(host)]
+    return {
+        "current_host": host.name,
+        "hosts": [one.name for one in hosts],
+        "current_instance_type": kind,
+        "current_group_name": group,
+        "instance_groups": [
+            {
+                "instance_group_name": name,
+                "instance_type": kind,
+                "hosts": [
+                    one.name for one, own in zip(hosts, groups, strict=True) if own[0] == name
+                ],
+            }
+            for name, kind in dict.fromkeys(groups)
+        ],
+        "network_interface_name": host.interface,
+    }
 
 
 def _download(place, folder, endpoint):
@@ -106,10 +147,10 @@ def _keys(first):
     return {first: "testing", "aws_secret_access_key": "testing"}
 
 
-def _environment(base, request, endpoint):
-    """The container's environment. A bind mount of /opt/ml is played by changing its name."""
+def _environment(host, request, endpoint):
+    """The container's environment. Where /opt/ml has another name, values have it too."""
     chosen = {
-        name: value.replace(_BASE, str(base), 1) if value.startswith(f"{_BASE}/") else value
+        name: value.replace(BASE, host.base, 1) if value.startswith(f"{BASE}/") else value
         for name, value in request["Environment"].items()
     }
     return {
@@ -118,22 +159,22 @@ def _environment(base, request, endpoint):
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_REGION": json.loads(request["HyperParameters"]["sagemaker_region"]),
         "AWS_SECRET_ACCESS_KEY": "testing",
-        "HOME": str(base),
+        "HOME": host.base,
         "PATH": f"{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin",
         "S3_ENDPOINT_URL": endpoint,
-        "SAGEMAKER_BASE_DIR": str(base),
+        "SAGEMAKER_BASE_DIR": host.base,
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "TRAINING_JOB_NAME": request["TrainingJobName"],
     }
 
 
 @contextlib.contextmanager
-def _container(base, environment):
+def _container(host, environment):
     """The launcher in a session of its own, which ends with the block at the latest."""
-    with (base / "log.txt").open("wb") as log:
+    with (host.folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [PROGRAMS / "train"],
-            cwd=base,
+            [*host.enter, PROGRAMS / "train"],
+            cwd=host.folder,
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -147,7 +188,7 @@ def _container(base, environment):
             process.wait()
 
 
-def _wait(running, bases, timeout):
+def _wait(running, hosts, timeout):
     """Return when every host has ended well. Raises LauncherFailedError with the logs."""
     end = time.monotonic() + timeout
     while True:
@@ -156,7 +197,9 @@ def _wait(running, bases, timeout):
             return
         if any(codes) or time.monotonic() > end:
             time.sleep(1)  # the other hosts' last words
-            logs = [f"--- {base.name}\n{(base / 'log.txt').read_text()[-_TAIL:]}" for base in bases]
+            logs = [
+                f"--- {one.name}\n{(one.folder / 'log.txt').read_text()[-_TAIL:]}" for one in hosts
+            ]
             raise LauncherFailedError(f"the hosts' exit codes are {codes}\n" + "\n".join(logs))
         time.sleep(0.2)
 

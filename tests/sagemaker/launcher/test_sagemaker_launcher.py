@@ -6,11 +6,7 @@ import json
 import textwrap
 
 import pytest
-from sagemaker_hosts import LauncherFailedError, run_on_hosts
-from sagemaker_jobs import vary
-
-from deploykit import bundle as bundles
-from deploykit.backends import sagemaker
+from sagemaker_hosts import LauncherFailedError, on_loopback, run_on_hosts
 
 pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
 
@@ -37,33 +33,16 @@ ARGUMENTS = (
 
 
 @pytest.fixture
-def captured(aws, tmp_path, source):
-    """Submit a job with this program; the request as the server received it."""
-
-    def submit(program, **changes):
-        (source / "train.py").write_text(program)
-        job, options = vary(sender="boto3", **changes)
-        plan = sagemaker.plan(
-            job, options, run="digits-1", bundle=bundles.scan(source, job.max_bundle)
-        )
-        sagemaker.submit(plan, tmp_path)
-        (body,) = [one.body for one in aws.seen if one.action == "CreateTrainingJob"]
-        return json.loads(body)
-
-    return submit
-
-
-@pytest.fixture
 def hosts(tmp_path):
     folder = tmp_path / "hosts"
     folder.mkdir()
     return folder
 
 
-def test_four_ranks_on_two_hosts(aws, captured, hosts):
+def test_four_ranks_on_two_hosts(aws, captured, program, hosts):
     env = {"NCCL_DEBUG": "INFO", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "3"}
-    request = captured(PROGRAM, args=ARGUMENTS, env={**env, "PLAIN": "ü 'x'\n$y"})
-    outputs = run_on_hosts(request, aws.endpoint, 2, hosts)
+    request = captured(program(PROGRAM), args=ARGUMENTS, env={**env, "PLAIN": "ü 'x'\n$y"})
+    outputs = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))
     found = {
         int(file.stem.removeprefix("rank-")): json.loads(file.read_text())
         for output in outputs
@@ -83,24 +62,36 @@ def test_four_ranks_on_two_hosts(aws, captured, hosts):
         assert f"Z [rank {rank}] said by rank {rank}\n" in said
 
 
-def test_data_of_a_channel(aws, captured, hosts):
+def test_data_of_a_channel(aws, captured, program, hosts):
     import boto3
 
     boto3.client("s3", "us-east-1").put_object(Bucket="my-bucket", Key="set/a/b.txt", Body=b"42")
-    program = (
+    copy = (
         "import os, shutil\n"
         "from pathlib import Path\n"
         "data = Path(os.environ['DEPLOYKIT_DATA_TRAIN'])\n"
         "shutil.copy(data / 'a/b.txt', os.environ['DEPLOYKIT_OUTPUT_DIR'])\n"
     )
     alone = {"nodes": 1, "processes_per_node": 1, "distribution": "none"}
-    request = captured(program, data={"train": "s3://my-bucket/set"}, **alone)
-    (output,) = run_on_hosts(request, aws.endpoint, 1, hosts)
+    request = captured(program(copy), data={"train": "s3://my-bucket/set"}, **alone)
+    (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert (output / "b.txt").read_text() == "42"
 
 
-def test_failure_of_the_program_is_the_launchers(aws, captured, hosts):
-    request = captured("import sys; sys.exit(7)", nodes=1)
+def test_failure_of_the_program_is_the_launchers(aws, captured, program, hosts):
+    request = captured(program("import sys; sys.exit(7)"), nodes=1)
     with pytest.raises(LauncherFailedError, match=r"exit codes are \[[1-9]"):
-        run_on_hosts(request, aws.endpoint, 1, hosts)
+        run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert "ExecuteUserScriptError" in (hosts / "host-0/output/failure").read_text()
+
+
+def test_groups_that_each_train_alone_are_stopped(aws, captured, program, hosts):
+    """The SDK takes such a job, and each group would start a world of its own, unseen."""
+    groups = [
+        {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": 1}
+        for name, kind in (("a", "ml.g5.12xlarge"), ("b", "ml.g5.24xlarge"))
+    ]
+    resources = {"InstanceGroups": groups, "VolumeSizeInGB": 30}
+    request = captured(program(PROGRAM), lambda it: {**it, "ResourceConfig": resources})
+    with pytest.raises(LauncherFailedError, match="4 ranks, but torchrun started 2: training"):
+        run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))

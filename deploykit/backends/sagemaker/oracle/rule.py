@@ -107,10 +107,7 @@ class Case:
     @property
     def type(self) -> str:
         """The instance type of the machines that train; empty where it cannot be told."""
-        for group in self.options.instance_groups:
-            if group.name == self.options.distribution_group:
-                return group.instance_type
-        return self.options.instance_type or ""
+        return self.options.training_type
 
     @property
     def gpus(self) -> int | None:

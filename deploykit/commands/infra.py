@@ -1,0 +1,87 @@
+"""Write what must exist on AWS before a job can run, from a few answers; or check the answers.
+
+`render` writes a CloudFormation stack, a container recipe and, where the answers have a section
+`cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it reads the answers,
+and has cfn-lint read the stack where it is installed. Neither talks to AWS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from deploykit import shell
+from deploykit.commands import output
+from deploykit.errors import JobFileError, UsageError
+from deploykit.infra import answers as asking
+from deploykit.infra import rendering
+from deploykit.model import Problem
+
+_LINTER = "cfn-lint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("render", "check"), help="what to do")
+    parser.add_argument(
+        "answers",
+        nargs="?",
+        type=Path,
+        default=Path("infra.yaml"),
+        metavar="FILE",
+        help="the answers, YAML or TOML (default: infra.yaml)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
+    )
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = asking.load(args.answers)
+    files = dict(rendering.files(found))
+    if args.action == "check":
+        linted = _lint(files["stack.yaml"])
+        _tell(args, f"{args.answers}: no errors", {"files": list(files), "linted": linted})
+        if not linted:
+            output.note(f"note: {_LINTER} is not installed; it would check the stack further")
+        return 0
+    _write(args.out, files, force=args.force)
+    steps = rendering.after(found)
+    text = "\n".join([f"wrote {', '.join(files)} in {args.out}; next, there:", *steps])
+    _tell(args, text, {"folder": str(args.out), "files": list(files), "next": steps})
+    return 0
+
+
+def _tell(args: argparse.Namespace, text: str, data: dict[str, object]) -> None:
+    if args.json:
+        output.emit(data)
+    else:
+        output.say(text)
+
+
+def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
+    there = [name for name in files if (folder / name).exists()]
+    if there and not force:
+        raise UsageError(f"{folder} has {', '.join(there)} already", hint="--force replaces them")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from error
+
+
+def _lint(stack: str) -> bool:
+    """Whether cfn-lint is here. Raises JobFileError with what it finds."""
+    if shutil.which(_LINTER) is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stack.yaml")
+        path.write_text(stack, encoding="utf-8")
+        done = shell.run([_LINTER, "--format", "parseable", str(path)])
+    if done.code:
+        lines = (line.partition(":")[2] for line in done.out.splitlines() if line)
+        raise JobFileError("the stack", [Problem("", f"{_LINTER}: {line}") for line in lines])
+    return True
