@@ -27,6 +27,12 @@ NODE_PLANE = (
     "command.py",
     "ends.py",
     "network.py",
+    "preflight.py",
+    "preflight_group.py",
+    "preflight_node.py",
+    "preflight_pairs.py",
+    "preflight_ranks.py",
+    "preflight_words.py",
     "rendezvous.py",
     "restarts.py",
     "secret_refs.py",
@@ -36,6 +42,9 @@ NODE_PLANE = (
     "worker.py",
 )
 """Files of ``entrypoints/`` that travel in every bundle."""
+
+PREFLIGHT = 30
+"""Seconds that the test of the network before the trainer may take."""
 
 SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
 
@@ -81,6 +90,8 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
         ours["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         ours["DEPLOYKIT_RUN_DIR"] = folder
+    if job.preflight:
+        ours["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
     return dict(sorted({**plain, **ours}.items()))
 
 

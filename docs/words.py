@@ -207,6 +207,8 @@ INTERNAL = {
     "Slurm's, until Slurm ends them",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
     "any free one from 10000 to 29999",
+    "DEPLOYKIT_PREFLIGHT": "seconds for the test of the network before the trainer; no test where "
+    "it is not set",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
     "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be started again, by reason",
 }

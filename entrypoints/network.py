@@ -19,6 +19,7 @@ GLOO = "GLOO_SOCKET_IFNAME"
 
 _SIOCGIFCONF = 0x8912
 _SIOCGIFFLAGS = 0x8913
+_SIOCGIFMTU = 0x8921
 _UP_AND_RUNNING = 0x1 | 0x40
 _NAME = 16
 _ENTRY = 40  # struct ifreq on 64 bits: the name, then a sockaddr_in
@@ -56,13 +57,13 @@ def route(peer: str) -> Route | None:
 
 
 def route_to_any(peers: Iterable[str]) -> Route | None:
-    """The route to the first of `peers` that is not this node; to itself if none is another."""
-    way = None
-    for peer in peers:
-        way = route(peer)
-        if way is not None and way.source != peer:
-            return way
-    return way
+    """The route to the first of `peers` that leads to another machine and can be trusted.
+
+    Where there is none, any route to a peer, be it this machine.
+    """
+    ways = [way for way in map(route, peers) if way is not None]
+    good = [way for way in ways if way.source != way.peer and _doubt(way) is None]
+    return next(iter([*good, *ways]), None)
 
 
 def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
@@ -89,14 +90,27 @@ def interface_of(address: str) -> str | None:
 
 def is_up(interface: str) -> bool:
     """Whether `interface` exists, is up, and has a carrier."""
+    answer = _ask(_SIOCGIFFLAGS, interface)
+    if answer is None:
+        return False
+    (flags,) = struct.unpack_from("H", answer, _NAME)
+    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+
+
+def mtu(interface: str) -> int | None:
+    """Largest packet that `interface` sends, in bytes; None where there is no such interface."""
+    answer = _ask(_SIOCGIFMTU, interface)
+    return struct.unpack_from("i", answer, _NAME)[0] if answer else None
+
+
+def _ask(question: int, interface: str) -> bytes | None:
+    """The kernel's struct ifreq for `interface`; None where there is no such interface."""
     request = struct.pack("16s24x", interface.encode()[: _NAME - 1])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
+            return fcntl.ioctl(probe, question, request)
         except OSError:
-            return False
-    (flags,) = struct.unpack_from("H", answer, _NAME)
-    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+            return None
 
 
 def _doubt(way: Route | None) -> str | None:
