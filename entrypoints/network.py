@@ -76,6 +76,13 @@ def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
         return Choice({}, f"network: no interface is set, since {doubt}")
     ours = {NCCL: f"={way.interface}", GLOO: str(way.interface)}
     why = f"{way.interface} ({way.source}) is the route to another node ({way.peer})"
+    if (first := _first(way)) != way.source:
+        why += f"; WARNING: NCCL takes {first}, the first address of {way.interface}"
+        if _own_name() == way.source:
+            del ours[GLOO]
+            why += f", and Gloo is left to this machine's name, which means {way.source}"
+        else:
+            why += ", and so does Gloo"
     kept = f"; {_said(user)} is kept, as you chose{_absent(user)}" if user else ""
     added = {name: value for name, value in ours.items() if name not in user}
     return Choice({**added, **user}, f"network: {why}: {_said(added)}{kept}")
@@ -125,6 +132,24 @@ def _doubt(way: Route | None) -> str | None:
     if name.startswith(_VIRTUAL):
         return f"the route to {way.peer} leads to {name}, a bridge inside this machine"
     return None if is_up(name) else f"{name}, on the route to {way.peer}, is down"
+
+
+def _first(way: Route) -> str:
+    """The address that NCCL and Gloo take for the interface's name: its first one, IPv4 first."""
+    held = [address for address, name in _interfaces_v4().items() if name == way.interface]
+    return held[0] if held else way.source
+
+
+def _own_name() -> str | None:
+    """The address that Gloo takes where no interface is named.
+
+    https://github.com/pytorch/pytorch/blob/v2.9.0/torch/csrc/distributed/c10d/GlooDeviceFactory.cpp
+    """
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    return str(found[0][4][0])
 
 
 def _is_loopback(address: str) -> bool:

@@ -113,8 +113,9 @@ class Server:
         return await self._answer(question)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say how many bytes came in how many seconds."""
+        """Echo a line, then say how many bytes came in how many seconds."""
         try:
+            await _write(writer, await _read(reader))
             await _write(writer, await _count(reader))
         except (OSError, ValueError, EOFError):
             pass
@@ -248,6 +249,8 @@ async def _bulk(
 ) -> Record:
     if deadline - time.monotonic() < _PATIENCE:
         return {}
+    await _write(writer, {"bytes": _BULK})
+    await _within(3 * _PATIENCE, _read(reader))
     writer.write(bytes(_BULK))
     told = await _within(3 * _PATIENCE, _read(reader))
     if told["bytes"] < _LEAST:

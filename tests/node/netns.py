@@ -87,6 +87,10 @@ class Lab:
         path.write_text(hosts)
         self._hosts[machine] = hostname, path
 
+    def hosts(self, machine: str) -> str:
+        """The place of the machine's /etc/hosts."""
+        return str(self._hosts[machine][1])
+
     @staticmethod
     def firewall(machine: str, *rules: str) -> None:
         """Rules of nftables for what comes in."""
