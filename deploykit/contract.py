@@ -36,6 +36,7 @@ NODE_PLANE = (
     "rendezvous.py",
     "restarts.py",
     "secret_refs.py",
+    "settings.py",
     "signals.py",
     "slurm_job.py",
     "survival.py",
@@ -90,6 +91,8 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
         ours["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         ours["DEPLOYKIT_RUN_DIR"] = folder
+    if job.debug:
+        ours["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
         ours["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
     return dict(sorted({**plain, **ours}.items()))

@@ -31,6 +31,7 @@ import ends
 import network
 import rendezvous
 import secret_refs
+import settings
 import signals
 import worker
 from cluster import BadEnvironment
@@ -84,6 +85,7 @@ def _torchrun(words: Command, env: Environ, here: cluster.Cluster, life: Surviva
     _check_torch()
     _prepare(env)
     meeting = _connect(env, here)
+    _set(env, env, here.node)
     _preflight(env, here, (meeting.name, meeting.port), words.processes())
     workers = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_WORKERS"] = str(workers)
@@ -129,6 +131,7 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
         words.check_world(me)
         chosen = _prepare(env)
         _choose_network(env, me, chosen)
+        _set(env, chosen, me.rank)
     env.update(me.variables())
     _check_master(env, me)
     if not workers and "SM_HOSTS" in env and me.local_rank == 0:
@@ -245,6 +248,17 @@ def _preflight_below(env: Environ, me: cluster.Rank) -> None:
         return  # only a group of the machines trains
     place = rendezvous.name(env), int(env["MASTER_PORT"]) + 1
     _preflight(env, here, place, me.local_world_size)
+
+
+def _set(env: Environ, chosen: Environ, number: int) -> None:
+    """Variables for NCCL and PyTorch, but those that were `chosen`. The first of all says which."""
+    found = settings.choose(settings.machine(), env, chosen)
+    if found:
+        settings.prepare(env)
+    for name, value, why in found:
+        env[name] = value
+        if number == 0:
+            _say(0, f"setting {name}={value}: {why}")
 
 
 def _check_torch() -> None:

@@ -26,7 +26,8 @@ except cluster.LaunchError as error:
 """
 SYN = "tcp flags & (syn|ack) == syn"
 SUBNET = "10.77.0"
-PORTS = "port 20123 passes, and port"
+BRIEF = 16
+"""Seconds, for the faults that are only seen by waiting: under half of them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def test_four_healthy_nodes_pass(lab):
 def test_ports_that_the_trainer_needs_are_closed(lab):
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[2], f"ip saddr 10.77.0.2 tcp dport 32768-60999 {SYN} drop")
-    found = stopped(nodes.run())
+    found = stopped(nodes.run(budget=BRIEF))
     assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): port 20123 passes, and port")
     assert "(pairs: 1 to 2)" in found
     assert "is dropped" in found
@@ -123,7 +124,7 @@ def test_ports_that_the_trainer_needs_are_closed(lab):
 def test_one_direction_is_blocked(lab):
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[2], f"ip saddr 10.77.0.2 {SYN} drop")
-    found = stopped(nodes.run())
+    found = stopped(nodes.run(budget=BRIEF))
     assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): node 1 gets no answer from")
     assert "The other direction works: look at the inbound rules of node 2" in found
 
@@ -132,7 +133,7 @@ def test_nothing_passes_between_two_nodes(lab):
     """Node 1 is cut off from node 0 too, and its word goes there through node 2."""
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[0], "ip saddr 10.77.0.2 drop")
-    report = nodes.run()
+    report = nodes.run(budget=BRIEF)
     found = stopped(report)
     assert found.startswith("node 0 (10.77.0.1) to node 1 (10.77.0.2): node 0 gets no answer from")
     assert "neither does node 1 reach node 0" in found
@@ -146,7 +147,7 @@ def test_a_dead_node(lab, unplugged, how):
     nodes = Nodes(lab, 3)
     if unplugged:
         netns.ip("-n", nodes.names[1], "link", "set", "eth0", "down")
-    found = stopped(nodes.run(without=[1]))
+    found = stopped(nodes.run(without=[1], budget=BRIEF))
     assert found.startswith("node 1 (10.77.0.2) cannot be reached: each of the other nodes that")
     assert how in found
 
