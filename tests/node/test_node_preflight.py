@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import preflight
 import preflight_words
 from cluster import BadEnvironment, Cluster
+from deploykit import cli
+from deploykit.commands.diagnose import CAUSE_FOUND
 from preflight_pairs import Course
 
 HELLO = 'print("trained")\n'
@@ -190,3 +193,37 @@ def test_many_nodes_are_no_matrix():
     lines = preflight_words.report(plan, {"pairs": rows, "group": {}}, [], 2.0)
     assert len(lines) == count + 2
     assert "dropped" in lines[-2]
+
+
+@pytest.mark.parametrize(
+    ("link", "cause"),
+    [
+        ({"state": "dropped"}, "net_blocked"),
+        ({"state": "unreachable"}, "net_blocked"),
+        ({"state": "ports", "how": "dropped"}, "net_blocked"),
+        ({"state": "stalled"}, "net_blocked"),
+        ({"state": "refused"}, "net_unreachable"),
+        ({"state": "closed"}, "net_unreachable"),
+    ],
+)
+def test_diagnose_knows_the_sentences(link, cause, tmp_path, capsys):
+    (found,) = fatal(told(l12=link))
+    assert diagnosed(found, tmp_path, capsys) == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("NCCL", "nccl_version_mismatch"), ("driver", "lib_incompatible")]
+)
+def test_diagnose_knows_unlike_versions(name, cause, tmp_path, capsys):
+    rows = told()
+    rows[2]["versions"][name] = "1"
+    (found,) = fatal(rows)
+    assert diagnosed(found, tmp_path, capsys) == cause
+
+
+def diagnosed(text, tmp_path, capsys):
+    """The first cause that `diagnose` gives for a log that holds the sentence."""
+    line = f"2026-11-21T17:22:52.123Z [node 0] preflight: FAILED: {text}"
+    (tmp_path / "a.log").write_text(f"{line}\n")
+    assert cli.main(["diagnose", str(tmp_path / "a.log"), "--json"]) == CAUSE_FOUND
+    return json.loads(capsys.readouterr().out)["findings"][0]["cause"]
