@@ -205,9 +205,10 @@ class _Test:
 
     async def _ask(self, node: int, question: Record) -> Record:
         """Put a question to a node, with patience until it must have an answer."""
-        port = self._links.get(node, {}).get("port", self._plan.port)
+        known = self._links.get(node, {"port": self._plan.port})  # one that hands on may still test
         patience = self._left(question["part"], 1) + self._seconds * 0.02
-        return await preflight_pairs.ask(self._plan.addresses[node], port, question, patience)
+        address, port = self._plan.addresses[node], known["port"]
+        return await preflight_pairs.ask(address, port, question, patience)
 
     def lines(self, seconds: float) -> Sequence[str]:
         """The report: on node 0 of all nodes, elsewhere of what was found."""

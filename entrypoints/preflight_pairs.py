@@ -32,7 +32,7 @@ _LONGEST = 1 << 24
 _SEGMENT = 536
 """Bytes of a TCP segment that any network carries: RFC 9293, section 3.7.1."""
 _PORTS = 3
-"""Ports that a node may listen on, from the rendezvous's up: one may be taken on some node."""
+"""Ports that a node may listen on: one may be taken there."""
 _TRIES = 2
 _PATIENCE = 2.5
 """Seconds that a peer waits for more of a transfer before it says what has come."""
@@ -58,6 +58,11 @@ class Course:
         count = len(self.hosts)
         return [(self.node + step) % count for step in range(1, count)]
 
+    def ports(self, node: int) -> range:
+        """Where `node` may listen: others of its own machine take those below."""
+        first = self.port + self.addresses[:node].count(self.addresses[node])
+        return range(first, first + _PORTS)
+
     def question(self, ask: str, **more: Any) -> Record:
         return {"run": self.name, "ask": ask, "node": self.node, **more}
 
@@ -79,12 +84,13 @@ class Server:
         self._servers = [data, await self._listen(where)]
 
     async def _listen(self, where: str) -> asyncio.Server:
-        for port in range(self._course.port, self._course.port + _PORTS):
+        ports = self._course.ports(self._course.node)
+        for port in ports:
             with contextlib.suppress(OSError):
                 return await asyncio.start_server(
                     self._hear, where, port, limit=_LONGEST, backlog=1024, reuse_address=True
                 )
-        raise OSError(errno.EADDRINUSE, f"TCP ports {self._course.port} and above are taken")
+        raise OSError(errno.EADDRINUSE, f"TCP ports {ports[0]} to {ports[-1]} are taken")
 
     async def stop(self, patience: float) -> None:
         """Finish the answers that are under way, within `patience` seconds, and listen no more."""
@@ -188,15 +194,16 @@ async def _greeted(course: Course, node: int, deadline: float) -> Record:
     """Greet `node` until it answers: it may still be starting."""
     if not course.addresses[node]:
         return {"state": "unknown"}
-    last, attempt = {"state": "dropped", "port": course.port}, 0
+    ports = course.ports(node)
+    last, attempt = {"state": "dropped", "port": ports[0]}, 0
     while (left := deadline - time.monotonic()) > 0:
-        port = course.port + attempt % _PORTS
+        port = ports[attempt % _PORTS]
         asked, question = time.time(), course.question("hello")
         try:
             told = await ask(course.addresses[node], port, question, left)
         except (OSError, EOFError, ValueError) as error:
             state = _state(error)
-            if port == course.port and state != "dropped":  # which we begin with, and end with
+            if port == ports[0] and state != "dropped":  # which we begin with, and end with
                 last = {"state": state, "port": port}
         else:
             if told.get("node") == node:

@@ -194,7 +194,7 @@ def _transfers(course: Course, told: Told) -> Iterator[Finding]:
     rates = {(s, n): link["rate"] for s, n, link in links if "rate" in link}
     fastest = max(rates.values(), default=0.0)
     slow = [(s, n) for s, n, link in links if link["state"] == "slow"]
-    for source, node in slow:
+    for source, node in sorted(slow, key=rates.__getitem__):
         rate = _speed(rates[source, node])
         text = f"{_name(course, source)} to {_name(course, node)} is slow, {rate}"
         ill = rates[source, node] < fastest * _SMALL
