@@ -29,7 +29,8 @@ def main() -> None:
     gpu = torch.cuda.device_count() >= processes
     # a store of its own: below torchrun, init_process_group would look for the agent's
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if not rank else None
-    _say({"torch": torch.__version__, "NCCL": _nccl(), "port": store.port if store else None})
+    versions = {"torch": torch.__version__, "NCCL": _nccl(), "backend": "nccl" if gpu else "gloo"}
+    _say({**versions, "port": store.port if store else None})
     line = sys.stdin.readline()
     if line:
         _say(_reduce(json.loads(line), store, rank, local if gpu else None))

@@ -34,6 +34,8 @@ _SEGMENT = 536
 _PORTS = 3
 """Ports that a node may listen on: one may be taken there."""
 _TRIES = 2
+_GONE = (OSError, ValueError, EOFError, asyncio.CancelledError)
+"""The other end has gone, or is none of us; or this test is over."""
 _PATIENCE = 2.5
 """Seconds that a peer waits for more of a transfer before it says what has come."""
 _PAUSE = 0.2
@@ -107,8 +109,8 @@ class Server:
             question = await _read(reader)
             if question.get("run") == self._course.name:
                 await _write(writer, await self._reply(question))
-        except (OSError, ValueError, EOFError):
-            pass  # the other end has gone, or is none of us
+        except _GONE:
+            pass
         finally:
             self._open.discard(task)
             writer.close()
@@ -123,7 +125,7 @@ class Server:
         try:
             await _write(writer, await _read(reader))
             await _write(writer, await _count(reader))
-        except (OSError, ValueError, EOFError):
+        except _GONE:
             pass
         finally:
             writer.close()

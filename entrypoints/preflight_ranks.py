@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 _PROGRAM = Path(__file__).with_name("preflight_group.py")
 _MARK = "preflight "
-_OURS = ("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+_LAUNCHERS = ("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 _LAST = 3
 """Lines of a rank's own words that are kept for the report."""
 
@@ -28,7 +28,7 @@ class Ranks:
 
     def __init__(self, node: int, processes: int, env: Mapping[str, str]) -> None:
         self._numbers = range(node * processes, (node + 1) * processes)
-        self._env = {name: value for name, value in env.items() if not name.startswith(_OURS)}
+        self._env = {name: value for name, value in env.items() if not name.startswith(_LAUNCHERS)}
         self._env.setdefault("NCCL_DEBUG", "WARN")
         self._env.setdefault("OMP_NUM_THREADS", "1")
         self._running: list[asyncio.subprocess.Process] = []

@@ -77,7 +77,7 @@ def judge_versions(course: Course, told: Told) -> list[Finding]:
             took = f"in {record['seconds']:.0f} s; slow storage? The process group was not tried"
             found.append(Finding(f"{_name(course, node)} did not import PyTorch {took}", False))
     alike = {
-        node: {name: record[name] for name in ("torch", "NCCL")}
+        node: {name: record[name] for name in ("torch", "NCCL", "backend")}
         for node, record in told.items()
         if "torch" in record
     }

@@ -130,6 +130,8 @@ def main():
 
 def _start(case):
     """The processes of a case: each with its node, and with those that belong together."""
+    for node in case:
+        Path(node["log"]).touch()  # one that is ended early has written nothing
     pids = [os.fork() or _child(node) for node in case]
     return {pid: (node, set(pids)) for pid, node in zip(pids, case, strict=True)}
 

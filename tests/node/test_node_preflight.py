@@ -176,13 +176,22 @@ def test_a_group_that_fails_names_the_rank_that_ended():
 
 
 def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
-    well = {"torch": "2.9.0", "NCCL": "2.27.5", "port": 1}
+    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
     late = {"rank": 3, "ended": False, "seconds": 20.0, "said": []}
     broken = {"rank": 2, "ended": True, "seconds": 20.0, "said": ["OSError: libcudart.so.12"]}
     found = preflight_words.judge_versions(PLAN, {0: well, 1: well, 2: broken, 3: late})
     assert [finding.fatal for finding in found] == [True, False]
     assert "node 2 (c, 10.0.0.2): OSError: libcudart.so.12" in found[0].text
     assert "node 3 (d, 10.0.0.3) did not import PyTorch in 20 s" in found[1].text
+
+
+def test_a_node_without_its_gpus_is_told_before_the_group_hangs():
+    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
+    rows = {**dict.fromkeys(NODES, well), 2: {**well, "NCCL": None, "backend": "gloo"}}
+    texts = [finding.text for finding in preflight_words.judge_versions(PLAN, rows)]
+    assert texts[1].startswith(
+        "backend is not the same on all nodes: nccl on node 0, 1, 3; gloo on"
+    )
 
 
 def test_many_nodes_are_no_matrix():

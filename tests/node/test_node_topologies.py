@@ -139,3 +139,43 @@ def _cell(nodes):
 
 
 NO_INTERFACE = re.compile("no socket interface found|Unable to find (address|interface) for")
+
+
+def test_the_whole_command_in_one_of_them(bundle, tmp_path):
+    """launch.py, the torchrun that it starts, and a program of the user's."""
+    netns.needed()
+    bundle.write("add.py", ADD)
+    (bundle.run_dir / "rendezvous.json").touch()
+    lab = netns.Lab(tmp_path)
+    try:
+        pair = topologies.named_after_docker(lab)
+        lab.ready()
+        started = [_launch(lab, bundle, machine, rank) for rank, machine in enumerate(pair)]
+        logs = [process.communicate(timeout=250)[0] for process in started]
+    finally:
+        lab.remove()
+    assert [process.returncode for process in started] == [0, 0], logs
+    assert all("the sum is 2.0" in log for log in logs)
+
+
+ADD = """\
+    import torch
+    from torch import distributed
+    distributed.init_process_group("gloo")
+    ones = torch.ones(1)
+    distributed.all_reduce(ones)
+    print("the sum is", ones.item(), flush=True)
+    distributed.destroy_process_group()
+"""
+
+
+def _launch(lab, bundle, machine, rank):
+    torchrun = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--", "add.py"]
+    return lab.start(
+        machine,
+        *("sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(bundle.source)),
+        *(sys.executable, ".deploykit/launch.py", *torchrun),
+        SM_HOSTS='["n0", "n1"]',
+        SM_CURRENT_HOST=f"n{rank}",
+        DEPLOYKIT_RUN_DIR=str(bundle.run_dir),
+    )
