@@ -32,6 +32,7 @@ NODE_PLANE = (
     "preflight_node.py",
     "preflight_pairs.py",
     "preflight_ranks.py",
+    "preflight_report.py",
     "preflight_words.py",
     "rendezvous.py",
     "restarts.py",

@@ -17,6 +17,7 @@ from typing import Any
 import network
 import preflight_node
 import preflight_pairs
+import preflight_report
 import preflight_words
 import rendezvous
 from cluster import BadEnvironment, Cluster
@@ -213,4 +214,4 @@ class _Test:
     def lines(self, seconds: float) -> Sequence[str]:
         """The report: on node 0 of all nodes, elsewhere of what was found."""
         rounds: dict[str, Any] = {part: now.told for part, now in self._rounds.items()}
-        return preflight_words.report(self._plan, rounds, self.findings, seconds)
+        return preflight_report.lines(self._plan, rounds, self.findings, seconds)

@@ -60,6 +60,12 @@ class Course:
         count = len(self.hosts)
         return [(self.node + step) % count for step in range(1, count)]
 
+    def who(self, node: int) -> str:
+        """``node 2 (host, address)``."""
+        host, address = self.hosts[node], self.addresses[node]
+        where = host if host == address or not address else f"{host}, {address}"
+        return f"node {node} ({where})"
+
     def ports(self, node: int) -> range:
         """Where `node` may listen: others of its own machine take those below."""
         first = self.port + self.addresses[:node].count(self.addresses[node])

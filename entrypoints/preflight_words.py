@@ -1,4 +1,4 @@
-"""What the nodes told, as findings and a report: which pair, what is wrong, why probably.
+"""What the nodes told, as findings: which pair, what is wrong, and why probably.
 
 Pure: everything comes in, and sentences go out.
 """
@@ -14,7 +14,7 @@ from preflight_pairs import Course, Record
 Told = Mapping[int, Record]
 
 _MANY = 16
-"""Nodes above which the matrix would be wider than a screen."""
+"""Names and pairs that one sentence holds at most."""
 _CLOCK = 2.0
 _SMALL = 0.05
 """A link below this share of the fastest is ill; where all are slow, the network is slow."""
@@ -71,11 +71,11 @@ def judge_versions(course: Course, told: Told) -> list[Finding]:
             continue
         said = "; ".join(record["said"])
         if record["ended"]:
-            text = f"PyTorch cannot be imported on {_name(course, node)}: {said}"
+            text = f"PyTorch cannot be imported on {course.who(node)}: {said}"
             found.append(Finding(text, fatal=True))
         else:
             took = f"in {record['seconds']:.0f} s; slow storage? The process group was not tried"
-            found.append(Finding(f"{_name(course, node)} did not import PyTorch {took}", False))
+            found.append(Finding(f"{course.who(node)} did not import PyTorch {took}", False))
     alike = {
         node: {name: record[name] for name in ("torch", "NCCL", "backend")}
         for node, record in told.items()
@@ -91,12 +91,12 @@ def judge_group(course: Course, told: Told) -> list[Finding]:
     ended = {node: record for node, record in bad.items() if record.get("ended")}
     for node, record in sorted((ended or bad).items()):
         if "rank" not in record:
-            text = f"all_reduce gave a wrong sum on {_name(course, node)}: bad memory, GPU or NIC"
+            text = f"all_reduce gave a wrong sum on {course.who(node)}: bad memory, GPU or NIC"
         else:
             how = "failed" if record["ended"] else f"was not done in {record['seconds']:.0f} s"
             said = "; ".join(record["said"]) or "it said nothing"
             text = (
-                f"every pair passes TCP, but the process group {how} on {_name(course, node)}, "
+                f"every pair passes TCP, but the process group {how} on {course.who(node)}, "
                 f"rank {record['rank']}: {said}. Compare the interface that it uses with the table"
             )
         found.append(Finding(text, fatal=True))
@@ -113,7 +113,7 @@ JUDGES: dict[str, Callable[[Course, Told], list[Finding]]] = {
 def alone(course: Course, part: str, told: Told) -> list[Finding]:
     """The findings of a node that node 0 did not answer."""
     found = [finding for finding in JUDGES[part](course, told) if finding.fatal]
-    text = f"node 0 gave {_name(course, course.node)} no verdict on the {part}: see its log"
+    text = f"node 0 gave {course.who(course.node)} no verdict on the {part}: see its log"
     return found or [Finding(text, fatal=True)]
 
 
@@ -141,17 +141,17 @@ def _broken(course: Course, told: Told) -> Iterator[Finding]:
 
 def _nobody(course: Course, node: int, links: Told, *, spoke: bool) -> str:
     source, link = min(links.items())
-    who = _name(course, source)
+    who = course.who(source)
     if len(links) > 1:
         who = f"each of the other nodes that spoke ({_numbers(links)})"
-    what = f"{_name(course, node)} cannot be reached: {who} {_how(course, node, link)}"
+    what = f"{course.who(node)} cannot be reached: {who} {_how(course, node, link)}"
     if spoke:
         return f"{what}. Its own connections work, so its inbound rules keep the others out"
     return f"{what}. {_DEAD.get(link['state'], _DEAD['dropped'])}"
 
 
 def _pair(course: Course, source: int, node: int, link: Record, back: Record | None) -> str:
-    pair = f"{_name(course, source)} to {_name(course, node)}"
+    pair = f"{course.who(source)} to {course.who(node)}"
     what = f"{pair}: node {source} {_how(course, node, link)}"
     if link["state"] in {"unknown", "other"}:
         return f"{what}. Make DNS or /etc/hosts the same on all nodes"
@@ -176,7 +176,7 @@ def _silent(course: Course, told: Told) -> Iterator[Finding]:
     for node in range(len(course.hosts)):
         if node not in told:
             text = (
-                f"{_name(course, node)} said nothing in time: its own connections to the others "
+                f"{course.who(node)} said nothing in time: its own connections to the others "
                 "fail, or its launcher has ended: see its log"
             )
             yield Finding(text, fatal=True)
@@ -184,19 +184,19 @@ def _silent(course: Course, told: Told) -> Iterator[Finding]:
 
 def _transfers(course: Course, told: Told) -> Iterator[Finding]:
     """Pairs that meet and yet cannot move data as a trainer does."""
-    links = list(_links(told))
-    ports = [(s, n, link) for s, n, link in links if link["state"] == "ports"]
+    every = list(all_links(told))
+    ports = [(s, n, link) for s, n, link in every if link["state"] == "ports"]
     if ports:
         yield Finding(_closed_ports(course, ports), fatal=True)
-    for source, node, link in links:
+    for source, node, link in every:
         if link["state"] == "stalled":
             yield Finding(_stalled(course, told, source, node), fatal=True)
-    rates = {(s, n): link["rate"] for s, n, link in links if "rate" in link}
+    rates = {(s, n): link["rate"] for s, n, link in every if "rate" in link}
     fastest = max(rates.values(), default=0.0)
-    slow = [(s, n) for s, n, link in links if link["state"] == "slow"]
+    slow = [(s, n) for s, n, link in every if link["state"] == "slow"]
     for source, node in sorted(slow, key=rates.__getitem__):
         rate = _speed(rates[source, node])
-        text = f"{_name(course, source)} to {_name(course, node)} is slow, {rate}"
+        text = f"{course.who(source)} to {course.who(node)} is slow, {rate}"
         ill = rates[source, node] < fastest * _SMALL
         more = f"while the fastest pair has {_speed(fastest)}. "
         advice = "Look at the cable, the speed of the port (ethtool), and limits on that machine"
@@ -208,7 +208,7 @@ def _closed_ports(course: Course, ports: list[tuple[int, int, Record]]) -> str:
     more = f" and {len(ports) - 1} more pairs" if len(ports) > 1 else ""
     pairs = ", ".join(f"{s} to {n}" for s, n, _ in ports[:_MANY])
     return (
-        f"{_name(course, source)} to {_name(course, node)}{more}: port {course.port} passes, and "
+        f"{course.who(source)} to {course.who(node)}{more}: port {course.port} passes, and "
         f"port {link['bulk']} is {link['how']} (pairs: {pairs}). {_PORTS}"
     )
 
@@ -217,7 +217,7 @@ def _stalled(course: Course, told: Told, source: int, node: int) -> str:
     sizes = {number: told[number].get("mtu") for number in (source, node) if number in told}
     known = ", ".join(f"{size} on node {number}" for number, size in sizes.items())
     return (
-        f"{_name(course, source)} to {_name(course, node)}: small packets pass and large ones are "
+        f"{course.who(source)} to {course.who(node)}: small packets pass and large ones are "
         f"lost. Probably the MTU ({known}) is larger than what the network between them carries. "
         "Make it the same on all nodes and switches, or smaller"
     )
@@ -232,7 +232,7 @@ def _versions(course: Course, told: Mapping[int, Mapping[str, str | None]]) -> I
             having[versions[name]].append(node)
         if len(having) > 1:
             usual = max(having.values(), key=len)
-            odd = [_name(course, node) for node in sorted(told) if node not in usual]
+            odd = [course.who(node) for node in sorted(told) if node not in usual]
             each = "; ".join(f"{it or 'none'} on node {_numbers(on)}" for it, on in having.items())
             text = f"{name} is not the same on all nodes: {each}. Mend {', '.join(odd[:_MANY])}"
             yield Finding(text, fatal=True)
@@ -245,7 +245,7 @@ def _clocks(course: Course, told: Told) -> Iterator[Finding]:
         if abs(ahead) > _CLOCK + link.get("seconds", 0.0):
             side = "ahead of" if ahead > 0 else "behind"
             text = (
-                f"the clock of {_name(course, int(node))} is {abs(ahead):.1f} s {side} node 0's: "
+                f"the clock of {course.who(int(node))} is {abs(ahead):.1f} s {side} node 0's: "
                 "logs will be out of order; from 5 minutes on AWS refuses requests. Start chrony"
             )
             yield Finding(text, fatal=False)
@@ -257,83 +257,16 @@ def _space(course: Course, told: Told) -> Iterator[Finding]:
         spaces += [("disk", folder, space) for folder, space in record["disks"].items()]
         for kind, folder, space in spaces:
             if space and space[0] < _LITTLE[kind]:
-                text = f"{folder} of {_name(course, node)} has only {_size(space[0])} free"
+                text = f"{folder} of {course.who(node)} has only {human_size(space[0])} free"
                 more = " (a container: --shm-size, --ipc=host)" if kind == "shm" else ""
                 yield Finding(text + more, fatal=space[0] < _LEAST[kind])
 
 
-def report(
-    course: Course, told: Mapping[str, Told], findings: Iterable[Finding], seconds: float
-) -> list[str]:
-    """Lines for the log: on node 0 the table of nodes and the matrix of pairs."""
-    count = len(course.hosts)
-    rows, lines = told["pairs"], []
-    if course.node == 0:
-        lines += [_row(course, node, rows.get(node), rows[0]) for node in range(count)]
-        lines += _matrix(course, rows) if count > 1 else []
-    lines += [f"{'FAILED' if f.fatal else 'warning'}: {f.text}" for f in findings]
-    sums = told["group"].get(0, {})
-    if sums.get("right"):
-        took = f"{sums['seconds']:.1f} s"
-        lines.append(f"all_reduce over {sums['backend']}, all ranks of {count} nodes: {took}")
-    well = "stopped" if any(finding.fatal for finding in findings) else "passed"
-    return [*lines, f"{well}, {count} node{'' if count == 1 else 's'} in {seconds:.1f} s"]
-
-
-def _row(course: Course, node: int, record: Record | None, first: Record) -> str:
-    if record is None:
-        return f"{_name(course, node)}: said nothing"
-    versions = ", ".join(f"{name} {it or 'none'}" for name, it in record["versions"].items())
-    free = [f"{folder} {_size(space[0])}" for folder, space in record["disks"].items()]
-    shm = _size(record["shm"][0]) if record["shm"] else "none"
-    clock = first["links"].get(str(node), {}).get("clock", 0.0)
-    way = (
-        f"{record['interface']} {record['address']} mtu {record['mtu']}, "
-        if node or record["interface"]
-        else ""
-    )
-    return (
-        f"{_name(course, node)}: {way}{versions}, clock {clock:+.2f} s, "
-        f"free: shm {shm}, {', '.join(free)}"
-    )
-
-
-def _matrix(course: Course, rows: Told) -> list[str]:
-    """MB/s from each node (row) to each other one (column), or what was in the way."""
-    nodes = range(len(course.hosts))
-    if len(nodes) > _MANY:
-        ill = sorted({s for s, _, link in _links(rows) if link["state"] != "ok"})
-        summary = f"{len(nodes)} nodes, every pair"
-        return [f"{summary}: {_cells(nodes, rows[node], node)}" for node in ill] or [
-            f"{summary}: ok"
-        ]
-    head = "from".rjust(12) + "".join(f"{f'to {node}':>12}" for node in nodes) + "  (MB/s)"
-    return [head, *(f"{node:>12}" + _cells(nodes, rows.get(node), node) for node in nodes)]
-
-
-def _cells(nodes: Iterable[int], record: Record | None, own: int) -> str:
-    links = record["links"] if record else {}
-    return "".join(f"{'-' if node == own else _cell(links.get(str(node))):>12}" for node in nodes)
-
-
-def _cell(link: Record | None) -> str:
-    if link is None:
-        return "?"
-    if link["state"] == "slow":
-        return f"slow {link['rate'] / 1e6:.1f}"
-    return f"{link['rate'] / 1e6:.0f}" if "rate" in link else str(link["state"])
-
-
-def _links(told: Told) -> Iterator[tuple[int, int, Record]]:
+def all_links(told: Told) -> Iterator[tuple[int, int, Record]]:
+    """From, to, and the state of each link that somebody told of."""
     for source, record in sorted(told.items()):
         for node, link in sorted(record["links"].items(), key=lambda item: int(item[0])):
             yield source, int(node), link
-
-
-def _name(course: Course, node: int) -> str:
-    host, address = course.hosts[node], course.addresses[node]
-    where = host if host == address or not address else f"{host}, {address}"
-    return f"node {node} ({where})"
 
 
 def _numbers(nodes: Iterable[int]) -> str:
@@ -344,7 +277,8 @@ def _speed(rate: float) -> str:
     return f"{rate / 1e6:.1f} MB/s"
 
 
-def _size(count: float) -> str:
+def human_size(count: float) -> str:
+    """``8 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:  # noqa: PLR2004 - binary units
             return f"{count:.0f} {unit}"

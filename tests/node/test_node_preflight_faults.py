@@ -25,7 +25,6 @@ except cluster.LaunchError as error:
     sys.exit(error.exit_code)
 """
 SYN = "tcp flags & (syn|ack) == syn"
-SUBNET = "10.77.0"
 BRIEF = 16
 """Seconds, for the faults that are only seen by waiting: under half of them."""
 
@@ -51,18 +50,21 @@ class Report:
 
 
 class Nodes:
-    """Nodes 10.77.0.1, 10.77.0.2, ... on one switch."""
+    """Nodes 10.77.0.1, 10.77.0.2, ... (or as `subnet` says) on one switch."""
 
-    def __init__(self, lab: netns.Lab, count: int) -> None:
-        self.lab = lab
+    def __init__(self, lab: netns.Lab, count: int, subnet: str = "10.77.0.{}") -> None:
+        self.lab, self._subnet = lab, subnet
         self.switch = lab.switch()
         self.names = [lab.machine(f"n{number}") for number in range(count)]
         for number, name in enumerate(self.names, start=1):
-            lab.plug(name, "eth0", self.switch, f"{SUBNET}.{number}/24")
+            lab.plug(
+                name, "eth0", self.switch, f"{subnet.format(number)}/{64 if ':' in subnet else 24}"
+            )
         lab.ready()
 
     def run(self, *, without=(), env=None, budget=contract.PREFLIGHT) -> Report:
-        hosts = ",".join(f"{SUBNET}.{number + 1}" for number in range(len(self.names)))
+        numbers = range(1, len(self.names) + 1)
+        hosts = ",".join(self._subnet.format(number) for number in numbers)
         started = [
             self.lab.start(
                 name,
@@ -176,10 +178,11 @@ def test_a_slow_link(lab):
     assert slow == ["0", "1"]
 
 
-def test_versions_that_differ(lab, tmp_path):
+@pytest.mark.parametrize("subnet", ["10.77.0.{}", "fd77::{}"])
+def test_versions_that_differ(lab, tmp_path, subnet):
     (tmp_path / "torch-1.2.3.dist-info").mkdir()
     (tmp_path / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
-    found = stopped(Nodes(lab, 3).run(env={1: [str(tmp_path)]}))
+    found = stopped(Nodes(lab, 3, subnet).run(env={1: [str(tmp_path)]}))
     assert found.startswith("torch is not the same on all nodes: ")
     assert "1.2.3 on node 1" in found
-    assert found.endswith("Mend node 1 (10.77.0.2)")
+    assert found.endswith(f"Mend node 1 ({subnet.format(2)})")
