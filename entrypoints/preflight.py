@@ -174,7 +174,7 @@ class _Test:
         self._store(part, 0, told)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(now.full.wait(), self._left(part, 1))
-        findings = preflight_words.JUDGES[part](self._plan, now.told)
+        findings = preflight_words.judge(part, self._plan, now.told)
         complete = len(now.told) == len(self._plan.hosts) and not findings
         now.answer = {"findings": findings, "port": told.get("port") if complete else None}
         now.verdict.set()

@@ -14,7 +14,7 @@ from preflight_pairs import Course, Record
 Told = Mapping[int, Record]
 
 _MANY = 16
-"""Names and pairs that one sentence holds at most."""
+"""Findings of a report, and names and pairs of one sentence, at most."""
 _CLOCK = 2.0
 _SMALL = 0.05
 """A link below this share of the fastest is ill; where all are slow, the network is slow."""
@@ -103,16 +103,25 @@ def judge_group(course: Course, told: Told) -> list[Finding]:
     return found
 
 
-JUDGES: dict[str, Callable[[Course, Told], list[Finding]]] = {
+_JUDGES: dict[str, Callable[[Course, Told], list[Finding]]] = {
     "pairs": judge_pairs,
     "versions": judge_versions,
     "group": judge_group,
 }
 
 
+def judge(part: str, course: Course, told: Told) -> list[Finding]:
+    """The findings of one part of the test, the fatal ones first, and not more than can be read."""
+    found = sorted(_JUDGES[part](course, told), key=lambda finding: not finding.fatal)
+    if len(found) <= _MANY:
+        return found
+    more = Finding(f"and {len(found) - _MANY} more", fatal=found[_MANY].fatal)
+    return [*found[:_MANY], more]
+
+
 def alone(course: Course, part: str, told: Told) -> list[Finding]:
     """The findings of a node that node 0 did not answer."""
-    found = [finding for finding in JUDGES[part](course, told) if finding.fatal]
+    found = [finding for finding in judge(part, course, told) if finding.fatal]
     text = f"node 0 gave {course.who(course.node)} no verdict on the {part}: see its log"
     return found or [Finding(text, fatal=True)]
 

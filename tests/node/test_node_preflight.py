@@ -149,6 +149,20 @@ def test_several_faults_are_all_told():
     assert found[3] == "/out of node 2 (c, 10.0.0.2) has only 5 MiB free"
 
 
+def test_a_broken_switch_does_not_fill_the_log():
+    dropped = {"state": "dropped"}
+    plan = Course("run.0", 0, tuple("abcdefgh"), tuple(f"10.0.0.{n}" for n in range(8)), 20000)
+    facts = told()[0]
+    rows = {}
+    for node in range(8):
+        links = {str(n): dropped if n // 4 != node // 4 else OK for n in range(8) if n != node}
+        rows[node] = {**facts, "links": links}
+    found = preflight_words.judge("pairs", plan, rows)
+    assert len(found) == 16
+    rows[0]["links"]["1"] = dropped
+    assert preflight_words.judge("pairs", plan, rows)[16:] == [("and 1 more", True)]
+
+
 def test_what_may_go_well_is_a_warning():
     rows = told(l02={"clock": -400.0}, l13={"state": "slow", "rate": 9e6})
     for row in rows.values():
