@@ -131,10 +131,10 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
         words.check_world(me)
         chosen = _prepare(env)
         _choose_network(env, me, chosen)
-        _set(env, chosen, me.rank)
+        _set(env, _own(env, chosen), me.rank)
     env.update(me.variables())
     _check_master(env, me)
-    if not workers and "SM_HOSTS" in env and me.local_rank == 0:
+    if not workers and env.get("DEPLOYKIT_PREFLIGHT"):
         _preflight_below(env, me)
     env["DEPLOYKIT_RESTART_COUNT"] = str(ends.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
@@ -243,11 +243,19 @@ def _preflight_below(env: Environ, me: cluster.Rank) -> None:
 
     The others wait for it where the ranks meet.
     """
+    if "SM_HOSTS" not in env or me.local_rank:
+        return
     here = cluster.find(env)
     if len(here.hosts) * me.local_world_size != me.world_size:
         return  # only a group of the machines trains
     place = rendezvous.name(env), int(env["MASTER_PORT"]) + 1
     _preflight(env, here, place, me.local_world_size)
+
+
+def _own(env: Environ, chosen: Environ) -> Environ:
+    """What the user or the site has set, without what SageMaker's toolkit puts in its place."""
+    toolkit = {"NCCL_DEBUG"} if "SM_HOSTS" in env else set()
+    return {name: value for name, value in env.items() if name not in toolkit} | chosen
 
 
 def _set(env: Environ, chosen: Environ, number: int) -> None:

@@ -61,9 +61,12 @@ def route_to_any(peers: Iterable[str]) -> Route | None:
 
     Where there is none, any route to a peer, be it this machine.
     """
-    ways = [way for way in map(route, peers) if way is not None]
-    good = [way for way in ways if way.source != way.peer and _doubt(way) is None]
-    return next(iter([*good, *ways]), None)
+    other = None
+    for way in map(route, peers):
+        if way is not None and way.source != way.peer and _doubt(way) is None:
+            return way
+        other = other or way
+    return other
 
 
 def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
