@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -116,6 +117,20 @@ def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path)
     assert data["artifact"] == text
     assert data["bundle"]["files"][-2:] == ["job.yaml", "train.py"]
     assert not (tmp_path / "state folder").exists()
+
+
+def test_switches_of_submit_are_in_the_dry_run_of_every_backend(project, capsys):
+    place = "region: eu-west-1, bucket: my-bucket, role: arn:aws:iam::123456789012:role/r"
+    image = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
+    sagemaker = f"sagemaker={{{place}, image_uri: '{image}', instance_type: ml.g5.xlarge}}"
+    for backend in ("local", "slurm", "sagemaker"):
+        argv = ["submit", "--backend", backend, "--dry-run", "--run", "one", "--set", sagemaker]
+        assert run(*argv) == 0
+        assert "DEPLOYKIT_PREFLIGHT" not in capsys.readouterr().out
+        assert run(*argv, "--preflight", "--debug") == 0
+        text = capsys.readouterr().out
+        for name, value in (("PREFLIGHT", "30"), ("DEBUG", "1")):
+            assert re.search(rf'DEPLOYKIT_{name}(=|": "){value}\b', text), text
 
 
 def test_unexpected_errors_name_a_log_and_show_no_traceback(project, capsys, monkeypatch, tmp_path):

@@ -41,6 +41,17 @@ def stored(handle):
     ).stdout
 
 
+def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_path):
+    patient = {"DEPLOYKIT_PREFLIGHT": "200"}
+    handle = send(make_plan("print('trained')", nodes=3, env=patient))
+    status = ended(handle)
+    logs = folder_of("one-1", tmp_path) / "logs"
+    text = (logs / "node-0.log").read_text()
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), text
+    assert "preflight: passed, 3 nodes in " in text
+    assert "preflight: FAILED" not in text
+
+
 def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
     plan = make_plan(
         REPORT,
