@@ -45,7 +45,7 @@ SBIN = "/usr/sbin:/sbin"
 PORTS = range(20000, 32000)
 LONGEST_SOCKET = 107
 ATTEMPTS = 3
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
 
@@ -315,7 +315,7 @@ def _end(folder: Path, record: dict[str, Any]) -> None:
     jobs = processes.of_jobs(_conf(folder))
     for pid in jobs:
         processes.send(pid, signal.SIGKILL)
-    if not processes.gone([*pids, *jobs], 5):
+    if not processes.gone([*pids, *jobs], PATIENCE):
         raise ClusterError(f"these processes do not end: {[*pids, *jobs]}")
     (folder / "cluster.json").unlink(missing_ok=True)
     _socket(folder).unlink(missing_ok=True)

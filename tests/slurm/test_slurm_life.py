@@ -86,9 +86,10 @@ def test_the_trainers_own_exit_code(cluster, make_plan, send, nodes):
 
 
 def test_queued_running_cancelled(cluster, make_plan, send, tmp_path):
-    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+2"})))
+    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+1hour"})))
     assert state_of(handle).state is State.QUEUED
     assert "start time" in wait_for(lambda: state_of(handle).reason)
+    output("scontrol", "update", f"JobId={handle.id}", "StartTime=now")
     log = folder_of("one-1", tmp_path) / "logs/node-0.log"
     wait_for(lambda: log.exists() and "up" in log.read_text())
     status = state_of(handle)
@@ -132,8 +133,9 @@ def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
 
 def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
     count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
-    plan = make_plan(count, options=Options(extra={"begin": "now+1"}))
+    plan = make_plan(count, options=Options(extra={"hold": ""}))
     handles = [send(plan), send(plan)]
+    output("scontrol", "release", *(handle.id for handle in handles))
     assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
     assert (tmp_path / "starts").read_text() == "x"
     folder = folder_of(plan.run, tmp_path)
@@ -164,7 +166,7 @@ def test_one_question_for_many_runs(cluster, make_plan, send):
         ({"gpus_per_node": 9}, "per node"),
         ({"gpus_per_node": 9, "options": Options(gres_style="gres")}, "per node"),
         ({"memory": 1024**4}, "resources.memory"),
-        ({"options": Options(extra={"mail-type": "NOPE"})}, "slurm.extra"),
+        ({"options": Options(mail_type="NOPE")}, "slurm.mail_type"),
         ({"options": Options(extra={"no-such-option": ""})}, "slurm.extra"),
     ],
 )
@@ -255,8 +257,9 @@ def test_setup_runs_first_and_is_no_directive(cluster, make_plan, send, tmp_path
 
 def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
     """A checkout that changes after the submit changes nothing."""
-    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"begin": "now+2"}))
+    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"hold": ""}))
     handle = send(plan)
     Path(plan.bundle.source, "train.py").write_text("raise SystemExit(9)")
+    output("scontrol", "release", handle.id)
     assert ended(handle).state is State.SUCCEEDED
     assert "as submitted" in [line.text for line in slurm.logs(handle, follow=False)]

@@ -19,8 +19,8 @@ import pytest
 
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options
-from deploykit.backends.slurm.options import Restarts
+from deploykit.backends.slurm import Options, sent
+from deploykit.backends.slurm.options import Container, Restarts
 from deploykit.model import Entrypoint, JobSpec, Resources
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -65,11 +65,23 @@ CASES = {
             exclude="node07",
             exclusive=True,
             python=PYTHON,
-            setup=("module purge", "module load cuda/12.8"),
+            licenses="matlab:2",
+            mail_type="END,FAIL",
+            mail_user="ada@example.org",
+            modules=("cuda/12.8", "it's"),
+            setup=("ulimit -c 0",),
             signal_seconds=300,
             restarts=Restarts(time_limit=5, error=2),
-            extra={"mail-type": "END,FAIL", "contiguous": "", "comment": 'a\\b "c"'},
+            extra={"nice": "7", "contiguous": "", "comment": 'a\\b "c"'},
         ),
+    ),
+    "pyxis": (
+        job(resources={"nodes": 2, "cpus_per_node": 4}, data={"train": "/shared/data"}),
+        Options(container=Container("nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/a b:/b",))),
+    ),
+    "apptainer": (
+        job(resources={"gpus_per_node": 1}, output="/shared/out"),
+        Options(container=Container("/shared/my image.sif", "apptainer", ("/scratch",))),
     ),
     "gres": (
         job(resources={"gpus_per_node": 4, "memory": 1024**2 + 1, "time_limit": 60}),
@@ -287,7 +299,9 @@ def test_extra_cannot_take_over_an_option_of_deploykit(name):
     assert "is set by deploykit" in found[f"slurm.extra.{name}"].message
 
 
-@pytest.mark.parametrize("name", ["nice", "mem-per-cpu", "time-min", "gres", "no-kill", "licenses"])
+@pytest.mark.parametrize(
+    "name", ["nice", "mem-per-cpu", "time-min", "gres", "no-kill", "dependency"]
+)
 def test_extra_takes_everything_else(home, name):
     options = Options(extra={name: "x"}, python=PYTHON)
     assert problems(options=options) == {}
@@ -326,6 +340,31 @@ def test_variables_that_bash_keeps_for_itself():
         "env.UID",
         "env.RANDOM",
     }
+
+
+@pytest.mark.parametrize("mount", ["relative", "/a,b", "/a:/b:ro", ""])
+def test_mounts_that_are_none(mount):
+    found = problems(options=Options(container=Container("x.sif", mounts=(mount,))))
+    assert "slurm.container.mounts[0]" in found
+
+
+def test_a_folder_that_a_container_cannot_be_given():
+    found = problems(job(output="/a,b"), Options(container=Container("-x.sif")))
+    assert set(found) == {"output", "slurm.container.image"}
+
+
+def test_a_run_that_another_waits_for(home, tmp_path, monkeypatch):
+    """Its job's id is in the plan, so it must have been sent."""
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path))
+    options = Options(python=PYTHON, after={"prepare-1": "succeeded", "clean-1": "ended"})
+    assert set(problems(options=options)) == {"slurm.after.prepare-1", "slurm.after.clean-1"}
+    for run, number in (("prepare-1", "41"), ("clean-1", "42")):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        sent.record(tmp_path / "runs" / run, number)
+    assert problems(options=options) == {}
+    found = directives(script(options=options))
+    assert found["dependency"] == "afterok:41,afterany:42"
+    assert found["kill-on-invalid-dep"] == "yes"
 
 
 def test_odd_options(home):

@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from deploykit.backends.slurm import sending, states, watching
+from deploykit.backends.slurm import sending, states, turns, watching
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
 
 SQUEUE = """\
-37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|Dependency|run-d|/runs/run-d/source
-35|PENDING|N/A|N/A|PartitionConfig|run-b|/runs/run-b/source
-36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-c|/runs/run-c/source
-34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-a|/runs/run-a/source
-38_[0-7]|PENDING|N/A|N/A|Resources|a|name|/x|y
-39|PENDING|N/A|N/A|ReqNodeNotAvail, UnavailableNodes:n1|run-e|/a|b/source
+37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|1|main|9|Dependency|run-d|/runs/run-d/source
+35|PENDING|N/A|N/A|1|main|9|PartitionConfig|run-b|/runs/run-b/source
+36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|1|main|9|None|run-c|/runs/run-c/source
+34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|1|main|9|None|run-a|/runs/run-a/source
+38_[0-7]|PENDING|N/A|N/A|1|main|9|Resources|a|name|/x|y
+39|PENDING|N/A|N/A|1|main|9|ReqNodeNotAvail, UnavailableNodes:n1|run-e|/a|b/source
 """
 
 SCONTROL = (
@@ -72,7 +72,7 @@ def test_squeue():
 
 def test_commands():
     assert states.squeue_argv() == [
-        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%r|%j|%Z")
+        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z")
     ]
     assert "--states=all" in states.squeue_argv("run-a")
     assert states.scontrol_argv(["4"]) == ["scontrol", "--oneliner", "show", "job", "4"]
@@ -154,6 +154,57 @@ def test_a_failed_launch_says_what_to_look_at():
     status = one(scontrol("FAILED", code="0:53", reason="JobLaunchFailure"))
     assert status.exit_code is None
     assert "logs" in status.reason
+
+
+def test_a_job_that_can_never_start_was_not_cancelled_by_anybody():
+    status = one(scontrol("CANCELLED", reason="DependencyNeverSatisfied"))
+    assert status.state is State.CANCELLED
+    assert status.reason.startswith("the job that it depends on ended otherwise")
+
+
+QUEUE = """\
+30|main|12
+35_[1-9%2]|main,other|9
+36|other|99
+40|main|9
+50|main|10
+nonsense
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "37|PENDING|2026-11-21T03:15:17|N/A|2|main|9|Resources|a|/a",
+            (
+                "waits for 2 nodes of partition main; 3 jobs ahead; "
+                "Slurm expects to start it at 2026-11-21 03:15 UTC"
+            ),
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|big,other|9|Priority|a|/a",
+            "waits for 1 node of partition big,other; 2 jobs ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|11|Priority|a|/a",
+            "waits for 1 node of partition main; 1 job ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|13|Priority|a|/a",
+            "waits for 1 node of partition main; no jobs ahead",
+        ),
+    ],
+)
+def test_the_place_in_the_queue(line, sentence):
+    (row,) = states.parse_squeue(line)
+    assert turns.in_line(row)
+    assert turns.words(row, list(turns.parse(QUEUE))) == sentence
+
+
+def test_a_held_job_has_no_place_in_the_queue():
+    (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
+    assert not turns.in_line(row)
 
 
 def test_sacct():
@@ -290,7 +341,7 @@ def test_a_silent_controller_is_no_verdict(answers, tmp_path):
 
 def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
     answers["squeue"] = "".join(
-        f"{number}|RUNNING|N/A|N/A|None|{name}|{folder}/source\n"
+        f"{number}|RUNNING|N/A|N/A|1|main|9|None|{name}|{folder}/source\n"
         for number, name, folder in [
             (9, "run-b", tmp_path),
             (10, "run-a", "/somebody/elses"),
@@ -360,7 +411,7 @@ def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
             "unrecognized option '--nope'",
             "slurm.extra",
         ),
-        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.extra"),
+        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
     ],
 )
 def test_refusals_name_what_to_change(said, sentence, hint):

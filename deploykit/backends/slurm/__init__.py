@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import paths
-from deploykit.backends.slurm import options as sections
+from deploykit.backends.slurm import checks
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import render_script
 from deploykit.errors import NotFound
@@ -23,7 +23,7 @@ MODULES = ("submitit",)
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem that can be seen without asking the cluster; a site profile is a file."""
-    yield from sections.check(job, options)
+    yield from checks.check(job, options)
     if options.site is not None:
         yield from _check_site(job, options, options.site)
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import contract, paths, render
-from deploykit.backends.slurm.options import Options
+from deploykit.backends.slurm import sent
+from deploykit.backends.slurm.options import Container, Options
 from deploykit.model import JobSpec
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "output": str(folder / "logs" / "slurm.log"),
         "requeue" if comes_back(options) else "no-requeue": True,
         "reservation": options.reservation,
+        "licenses": options.licenses,
+        **_after(options),
     }
     chosen = {
         **_resources(job, options),
@@ -93,6 +96,8 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "nodelist": options.nodelist,
         "exclude": options.exclude,
         "exclusive": options.exclusive or None,
+        "mail_type": options.mail_type,
+        "mail_user": options.mail_user,
     }
     return {
         **_escaped(chosen),
@@ -102,6 +107,17 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "use_srun": False,
     }
+
+
+_AFTER = {"succeeded": "afterok", "failed": "afternotok", "ended": "afterany"}
+
+
+def _after(options: Options) -> dict[str, Any]:
+    """Slurm would let a job wait for ever for one that ended otherwise."""
+    jobs = [
+        f"{_AFTER[how]}:{sent.job(paths.run_folder(run))}" for run, how in options.after.items()
+    ]
+    return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
 
 
 def comes_back(options: Options) -> bool:
@@ -160,17 +176,44 @@ def command(job: JobSpec, options: Options, *, run: str) -> str:
     text = render.shell(
         "slurm.sh.j2",
         folder=folder,
+        modules=options.modules,
         setup=options.setup,
         environment=_environment(job, options, run),
-        cpus=job.resources.cpus_per_node,
-        command=_words(options.python or sys.executable, job),
+        srun=_srun(job, options, folder),
+        command=_words(job, options, folder),
     )
     # sbatch refuses a script with a DOS line end, even inside a quoted value
     return text.rstrip("\n").replace("\r", "'$'\\r''")
 
 
-def _words(python: str, job: JobSpec) -> list[str]:
+def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
+    """Options of srun that not every job has. It does not inherit the CPUs from sbatch."""
+    cpus, container = job.resources.cpus_per_node, options.container
+    found = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    if container is not None and container.runtime == "pyxis":
+        found += [
+            f"--container-image={container.image}",
+            f"--container-mounts={','.join(_mounts(job, container, folder))}",
+            f"--container-workdir={folder}/source",
+        ]
+    return found
+
+
+def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
+    """``FOLDER:INSIDE`` of all that the launcher, the job and the user want to see."""
+    wanted = [str(folder), *contract.places(job).values(), *container.mounts]
+    return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in wanted))
+
+
+def _words(job: JobSpec, options: Options, folder: Path) -> list[str]:
+    container = options.container
+    python = options.python or ("python3" if container else sys.executable)
     words = [python, contract.LAUNCH, *contract.command(job)]
+    if container is not None and container.runtime == "apptainer":
+        gpus = ["--nv"] if job.resources.gpus_per_node else []
+        binds = f"--bind={','.join(_mounts(job, container, folder))}"
+        place = f"--pwd={folder}/source"
+        words = ["apptainer", "exec", *gpus, binds, place, container.image, *words]
     if ":" in words:  # to srun this word alone means that another component of the job follows
         return ["bash", "-c", f"exec {shlex.join(words)}"]
     return words

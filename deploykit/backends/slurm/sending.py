@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import bundle as bundles
-from deploykit.backends.slurm import script, watching
+from deploykit.backends.slurm import script, sent, watching
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 from deploykit.model import Handle, Plan
 
@@ -36,6 +36,9 @@ _HINTS = {
     "memory specification": "lower resources.memory; `sinfo -N -o '%N %m'` lists MiB per node",
     "node configuration": "ask for less per node; see `sinfo -N -o '%N %c %m %G'`",
     "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
+    "dependency problem": "a run of slurm.after is forgotten by Slurm; leave it out if it did well",
+    "mail-type": "correct slurm.mail_type; `man sbatch` lists the events",
+    "license": "correct slurm.licenses; `scontrol show licenses` lists them",
     "node name": "correct slurm.nodelist and slurm.exclude; `sinfo -N` lists the nodes",
     "reservation": "correct slurm.reservation; `scontrol show reservation` lists them",
     "(gres)": "lower resources.gpus_per_node, or try the other slurm.gres_style",
@@ -78,6 +81,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     (folder / _PORT_FILE).touch()
     (folder / watching.CLUSTER).write_text(watching.cluster() + "\n")
     job = _sbatch(plan, folder)
+    sent.record(folder, job)
     return Handle("slurm", plan.place, job, plan.run, str(folder))
 
 

@@ -25,6 +25,13 @@ class Row:
     """Exit code and signal, ``1:0``."""
     folder: str = ""
     """Its working folder, where squeue was asked."""
+    nodes: str = ""
+    """How many it wants, as squeue prints it."""
+    partition: str = ""
+    """Its partition, or the ones that it may run in, with commas between."""
+    priority: int = 0
+    turn: str = ""
+    """What is known of its turn, where it waits for that alone."""
     requeued: bool = False
     """Whether Slurm starts it again by itself after a preemption or a failed node."""
 
@@ -127,7 +134,7 @@ _QUIET = {"", "None", "NonZeroExitCode"}
 
 _LAST_SIGNAL = 31
 
-_SQUEUE = "%i|%T|%S|%e|%r|%j|%Z"
+_SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
     r"JobId=(?P<id>\d+) .*?JobName=(?P<name>\S+) UserId=.*?"
@@ -149,9 +156,19 @@ def parse_squeue(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         parts = line.split("|", count)
         if len(parts) > count:
-            job, native, started, finished, reason, name, folder = parts
-            times = _time(started), _time(finished)
-            yield Row(job, name, native, reason, *times, folder=folder)
+            job, native, started, finished, nodes, where, priority, reason, name, folder = parts
+            yield Row(
+                job,
+                name,
+                native,
+                reason,
+                _time(started),
+                _time(finished),
+                folder=folder,
+                nodes=nodes,
+                partition=where,
+                priority=int(priority),
+            )
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -198,7 +215,7 @@ def status(row: Row) -> Status:
     state = _STATES.get(row.native, State.UNKNOWN)
     if row.native in _RETURNING and row.requeued:
         return Status(State.QUEUED, row.native, f"{_WORDS[row.native]}; Slurm starts it again")
-    reason = _WORDS.get(row.native) or _sentence(row.reason)
+    reason = row.turn or _why_cancelled(row) or _WORDS.get(row.native) or _sentence(row.reason)
     if state is State.UNKNOWN:
         return Status(state, row.native, f"Slurm calls it {row.native}")
     if not state.final:
@@ -221,6 +238,12 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     if state.final:
         return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
     return f"restart {number}{'' if state is State.RUNNING else ' to come'} ({listed})"
+
+
+def _why_cancelled(row: Row) -> str:
+    """Slurm itself cancels a job that can never start."""
+    never = row.native == "CANCELLED" and row.reason.startswith("Depend")
+    return _REASONS["DependencyNeverSatisfied"] if never else ""
 
 
 def _sentence(reason: str) -> str:

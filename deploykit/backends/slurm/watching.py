@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit import ends, logfiles, shell
-from deploykit.backends.slurm import states
+from deploykit.backends.slurm import states, turns
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
@@ -19,8 +20,11 @@ from deploykit.model import Handle, LogLine, State, Status
 CLUSTER = "cluster"
 """File in the run's folder: the name of the cluster that it was sent to."""
 
-_ASK_AGAIN = 1.0
-"""Seconds between two questions while a log is followed."""
+_ASK_AGAIN = (1.0, 15.0)
+"""Seconds between two questions while a log is followed: at first, and in the end."""
+
+_QUEUE_AGE = 60
+"""Seconds for which the queue of all users is remembered: it may be long."""
 
 _UNKNOWN_JOB = "Invalid job id specified"
 
@@ -48,9 +52,12 @@ def claimed(folder: Path) -> str | None:
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """One squeue for all; for those that have ended scontrol, sacct, and what they left behind."""
+    """One squeue for all; for those that have ended scontrol, sacct, and what they left behind.
+
+    Another squeue, once in a while, where one waits for its turn.
+    """
     try:
-        rows = _rows({handle.id: handle for handle in handles})
+        rows = _with_turns(_rows({handle.id: handle for handle in handles}))
         answer = None
     except BackendUnavailable as error:
         rows, answer = {}, str(error)
@@ -94,6 +101,22 @@ def _rows(wanted: Mapping[str, Handle]) -> dict[str, Row]:
             rows = ask(list(missing))
             found |= {row.id: row for row in rows if missing.get(row.id) == row.name}
     return found
+
+
+def _with_turns(rows: dict[str, Row]) -> dict[str, Row]:
+    """The rows; those that wait for their turn with what is known of it."""
+    if not any(map(turns.in_line, rows.values())):
+        return rows
+    queue = _queue(int(time.monotonic() / _QUEUE_AGE), os.environ.get("SLURM_CONF"))
+    return {
+        job: replace(row, turn=turns.words(row, queue)) if turns.in_line(row) else row
+        for job, row in rows.items()
+    }
+
+
+@functools.lru_cache(1)
+def _queue(_age: int, _conf: str | None) -> list[turns.Waiting]:
+    return list(turns.parse(asked(turns.argv())))
 
 
 def _queued(_: Sequence[str]) -> Iterable[Row]:
@@ -177,14 +200,19 @@ def _elsewhere(folder: Path) -> str | None:
 
 
 def _ended(handle: Handle) -> Callable[[], bool]:
-    """Whether the job has ended; asks Slurm once in a while only."""
-    last, final = 0.0, False
+    """Whether the job has ended; asks Slurm ever more rarely, and when a node has left a word."""
+    final, due, words = False, 0.0, 0
+    pause, longest = _ASK_AGAIN
 
     def ended() -> bool:
-        nonlocal last, final
-        if not final and time.monotonic() - last > _ASK_AGAIN:
+        nonlocal final, due, words, pause
+        left, now = len(ends.read(Path(handle.folder))), time.monotonic()
+        if left > words:
+            pause = _ASK_AGAIN[0]
+        if not final and (now >= due or left > words):
             final = status([handle])[handle].state.final
-            last = time.monotonic()
+            pause = min(pause * 1.3, longest)
+            due, words = now + pause, left
         return final
 
     return ended
