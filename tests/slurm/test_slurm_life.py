@@ -201,7 +201,7 @@ def test_a_controller_too_busy_to_answer_has_taken_the_job_all_the_same(
 ):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(watching, "cluster", lambda: "box")  # asked before it freezes
+    monkeypatch.setattr(watching, "cluster", lambda _host: "box")  # asked before it freezes
     os.kill(controller, signal.SIGSTOP)
     thaw = threading.Timer(11, os.kill, (controller, signal.SIGCONT))
     thaw.start()

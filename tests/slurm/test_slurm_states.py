@@ -231,7 +231,7 @@ def answers(monkeypatch):
             super().__init__()
             self.asked = []
 
-        def run(self, argv):
+        def run(self, argv, _host=None):
             self.asked.append(argv[0])
             answer = self.get(argv[0], "")
             if isinstance(answer, Exception):

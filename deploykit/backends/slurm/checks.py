@@ -57,7 +57,7 @@ _UNFIT = re.compile(r"[%\\]")
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem that can be seen without asking the cluster."""
-    yield from _check_state()
+    yield from _check_home(options)
     yield from _check_places(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
@@ -68,14 +68,26 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem(f"env.{name}", "bash keeps this variable for itself", "choose another name")
 
 
-def _check_state() -> Iterator[Problem]:
-    folder = str(paths.state())
+def _check_home(options: Options) -> Iterator[Problem]:
+    folder, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
     if _controls(folder) or _UNFIT.search(folder):
         yield Problem(
-            "",
+            "slurm.folder" if options.host else "",
             f"deploykit's folder {folder!r} holds a control character, % or \\, which Slurm "
             "cannot have in a path",
-            "set DEPLOYKIT_HOME to a plain folder that every node sees",
+            f"set {name} to a plain folder that every node sees",
+        )
+    if options.host is None:
+        if options.folder is not None:
+            yield Problem("slurm.folder", "is for a host", "set slurm.host, or DEPLOYKIT_HOME")
+        return
+    if options.host.startswith("-"):
+        yield Problem("slurm.host", "begins with a hyphen, like an option of ssh")
+    if options.folder is None or not options.folder.startswith("/"):
+        yield Problem(
+            "slurm.folder",
+            f"must be a whole path on {options.host}, for runs and bundles",
+            f"for example what `ssh {options.host} 'echo ~/.local/state/deploykit'` prints",
         )
 
 
@@ -159,7 +171,7 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
-    for path, place in {"": str(paths.state()), **contract.places(job)}.items():
+    for path, place in {"": str(options.home), **contract.places(job)}.items():
         if re.search("[,:]", place) and "://" not in place:
             message = f"a container cannot be given the folder {place}, with a comma or a colon"
             yield Problem(path, message, "choose another folder")

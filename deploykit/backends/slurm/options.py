@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
+from deploykit import paths
 from deploykit.fields import NOT_EMPTY, Bounds, Help, Pattern
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
@@ -55,6 +57,20 @@ class Container:
 class Options:
     """The `slurm` section of a job file."""
 
+    host: Annotated[
+        str | None,
+        Help(
+            "Login node to work from over OpenSSH, as `ssh` knows it. Default: this machine.",
+            example="login1",
+        ),
+    ] = None
+    folder: Annotated[
+        str | None,
+        Help(
+            "With `host`: folder there for runs and bundles, which every node sees.",
+            example="/shared/ada/deploykit",
+        ),
+    ] = None
     partition: Annotated[str | None, Help("Partition. Default: the site's.", example="gpu")] = None
     account: Annotated[str | None, Help("Account that pays. Default: yours.")] = None
     qos: Annotated[str | None, Help("Quality of service. Default: the site's.")] = None
@@ -88,7 +104,7 @@ class Options:
         str | None,
         Help(
             "Python on the nodes that runs the trainer. Default: the one that runs deploykit; "
-            "in a container `python3`.",
+            "with `host` or in a container `python3`.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -129,3 +145,12 @@ class Options:
             example='{nice: "100", contiguous: ""}',
         ),
     ] = field(default_factory=dict)
+
+    def run_folder(self, run: str) -> Path:
+        """The run's folder, as the nodes see it."""
+        return self.home / "runs" / run
+
+    @property
+    def home(self) -> Path:
+        """The folder of all runs, as the nodes see it."""
+        return Path(self.folder) if self.host and self.folder else paths.state()

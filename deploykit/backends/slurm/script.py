@@ -74,7 +74,7 @@ def offline(folder: Path) -> SlurmExecutor:
 
 def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
     """What submitit's renderer is told: its own parameters, and sbatch's by their own names."""
-    folder = paths.run_folder(run)
+    folder = options.run_folder(run)
     more: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
@@ -136,7 +136,7 @@ def _notice(job: JobSpec, options: Options) -> int:
 
 def _environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
     """The contract's variables, and what the launchers must know to start the job again."""
-    plain = contract.in_folder(job, "slurm", run)
+    plain = contract.in_folder(job, "slurm", run, options.run_folder(run))
     if not comes_back(options):
         return plain
     ours = {
@@ -172,7 +172,7 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
 
 def command(job: JobSpec, options: Options, *, run: str) -> str:
     """What the script does below its directives."""
-    folder = paths.run_folder(run)
+    folder = options.run_folder(run)
     text = render.shell(
         "slurm.sh.j2",
         folder=folder,
@@ -207,7 +207,7 @@ def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
 
 def _words(job: JobSpec, options: Options, folder: Path) -> list[str]:
     container = options.container
-    python = options.python or ("python3" if container else sys.executable)
+    python = options.python or ("python3" if container or options.host else sys.executable)
     words = [python, contract.LAUNCH, *contract.command(job)]
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []

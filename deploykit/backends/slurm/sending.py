@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import bundle as bundles
-from deploykit.backends.slurm import script, sent, watching
+from deploykit.backends.slurm import machine, remote, script, sent, watching
+from deploykit.backends.slurm.sent import Place
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 from deploykit.model import Handle, Plan
 
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
-
-_FOLDERS = ("logs", "output", "checkpoints", "ends", "sbatch")
 
 _PORT_FILE = "rendezvous.json"
 """Where the first node tells the others the port; one that exists shows its changes at once."""
@@ -60,11 +59,7 @@ _AWAY = (
 _UNSURE = ("socket timed out", "zero bytes were transmitted", "timed out", "connection reset")
 _BUSY = ("temporarily unable", "try again", "resource temporarily unavailable")
 
-_SITE_DEFAULTS = {
-    f"SBATCH_{name}": name.lower()
-    for name in ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "CONSTRAINT")
-}
-"""Variables by which a site sets what a job file leaves open, and the options they stand for."""
+_SITE_DEFAULTS = {f"SBATCH_{name.upper()}": name for name in remote.SITE_DEFAULTS}
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
 _LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
 _RANKS = {
@@ -74,12 +69,18 @@ _RANKS = {
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    _check_here(plan)
-    bundles.unpack(plan.bundle.store(), folder / "source")
-    for name in _FOLDERS:
-        (folder / name).mkdir(exist_ok=True)
-    (folder / _PORT_FILE).touch()
-    (folder / watching.CLUSTER).write_text(watching.cluster() + "\n")
+    (folder / "sbatch").mkdir(exist_ok=True)
+    if plan.options.host is None:
+        _check_here(plan)
+        bundles.unpack(plan.bundle.store(), folder / "source")
+        for name in remote.FOLDERS:
+            (folder / name).mkdir(exist_ok=True)
+        (folder / _PORT_FILE).touch()
+    else:
+        place = Place(plan.options.host, str(plan.options.run_folder(plan.run)))
+        sent.record_place(folder, place)
+        remote.deliver(plan, place)
+    (folder / watching.CLUSTER).write_text(watching.cluster(plan.options.host) + "\n")
     job = _sbatch(plan, folder)
     sent.record(folder, job)
     return Handle("slurm", plan.place, job, plan.run, str(folder))
@@ -143,7 +144,8 @@ def _sbatch(plan: Plan, folder: Path) -> str:
             return str(executor._submit_command(text).job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
         said = str(error)
-        if not unsure(said):
+        # where ssh itself failed, sbatch said nothing
+        if not unsure(said) and (plan.options.host is None or "sbatch: " in said):
             raise refusal(said) from error
         return _found(plan, folder, said)
 
@@ -179,9 +181,18 @@ def _executor(plan: Plan, folder: Path) -> SlurmExecutor:
             return text
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            if (place := sent.place(folder)) is not None:
+                return remote.sbatch(plan, place)
             argv = super()._make_submission_command(submission_file_path)
             drop = unwanted(os.environ, plan.text)
             return ["env", *(word for name in drop for word in ("-u", name)), *argv]
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            said = string.encode() if isinstance(string, str) else string
+            answer = machine.after_mark(said) if plan.options.host else said
+            found = super(Exactly, Exactly)._get_job_id_from_submission_command(answer.decode())
+            return str(found)
 
     executor = Exactly(folder / "sbatch")
     executor.update_parameters(**script.parameters(plan.job, plan.options, run=plan.run))

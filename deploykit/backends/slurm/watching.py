@@ -7,12 +7,14 @@ import functools
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deploykit import ends, logfiles, shell
-from deploykit.backends.slurm import states, turns
+from deploykit.backends.slurm import machine, remote, sent, states, turns
+from deploykit.backends.slurm.sent import Place
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
@@ -34,12 +36,17 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
 
     A job that Slurm has forgotten and that left no claim never ran.
     """
+    there = sent.place(folder)
+    if there is None and place != machine.HERE:
+        return None  # it broke off before anything was sent
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
-    found = list(states.parse_squeue(asked(states.squeue_argv(run))))
-    work = str(folder / "source")
-    ids = sorted((row.id for row in found if (row.name, row.folder) == (run, work)), key=int)
-    first = claimed(folder) or next(iter(ids), None)
+    first = claimed(folder) if there is None else remote.job(there)
+    if first is None:
+        host, work = (there.host, there.folder) if there else (None, str(folder))
+        found = list(states.parse_squeue(asked(states.squeue_argv(run), host)))
+        ids = (row.id for row in found if (row.name, row.folder) == (run, f"{work}/source"))
+        first = min(ids, key=int, default=None)
     return None if first is None else Handle("slurm", place, first, run, str(folder))
 
 
@@ -56,21 +63,64 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
     Another squeue, once in a while, where one waits for its turn.
     """
+    groups: dict[str | None, list[Handle]] = defaultdict(list)
+    for handle in handles:
+        groups[_host(handle)].append(handle)
+    found: dict[Handle, Status] = {}
+    for host, group in groups.items():
+        found |= _status_at(host, group)
+    return found
+
+
+def _status_at(host: str | None, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     try:
-        rows = _with_turns(_rows({handle.id: handle for handle in handles}))
+        rows = _with_turns(_rows({handle.id: handle for handle in handles}, host), host)
+        if host is not None:
+            remote.fetch_ends(host, [(handle, _there(handle)) for handle in handles])
         answer = None
     except BackendUnavailable as error:
         rows, answer = {}, str(error)
     return {handle: _status(handle, rows.get(handle.id), answer) for handle in handles}
 
 
+def _there(handle: Handle) -> Place:
+    place = sent.place(Path(handle.folder))
+    if place is None:
+        raise BackendUnavailable(f"{handle.folder} does not say any more where the run lies")
+    return place
+
+
+def _host(handle: Handle) -> str | None:
+    """The machine from which its cluster is asked; None: this one."""
+    return None if handle.place == machine.HERE else handle.place
+
+
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    return logfiles.read(Path(handle.folder) / "logs", follow=follow, ended=_ended(handle))
+    folder, ended = Path(handle.folder), _ended(handle)
+    if _host(handle) is not None:
+        ended = _fetching(handle, ended)
+        ended()
+    return logfiles.read(folder / "logs", follow=follow, ended=ended)
+
+
+def _fetching(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
+    """The same question; the logs here are then as new as the answer, or some seconds old."""
+    due = 0.0
+
+    def fetched() -> bool:
+        nonlocal due
+        over = ended()
+        if over or time.monotonic() >= due:
+            remote.fetch_logs(_there(handle), Path(handle.folder))
+            due = time.monotonic() + _ASK_AGAIN[0]
+        return over
+
+    return fetched
 
 
 def cancel(handle: Handle) -> None:
     """Both the id and the name must fit: an id alone may have become another job's."""
-    done = _run(["scancel", f"--name={handle.run}", handle.id])
+    done = _run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
     if done.code == 0 or _UNKNOWN_JOB in done.err:
         return
     said = spoken(done.err)
@@ -79,9 +129,9 @@ def cancel(handle: Handle) -> None:
     raise TryAgain(f"scancel: {said}", hint="try again")
 
 
-def cluster() -> str:
-    """The name of the cluster that the commands here talk to."""
-    settings = asked(["scontrol", "show", "config"])
+def cluster(host: str | None = None) -> str:
+    """The name of the cluster that the commands here, or on `host`, talk to."""
+    settings = asked(["scontrol", "show", "config"], host)
     match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
     return match[1] if match else ""
 
@@ -92,22 +142,22 @@ def spoken(err: str) -> str:
     return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
 
 
-def _rows(wanted: Mapping[str, Handle]) -> dict[str, Row]:
+def _rows(wanted: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
     """What Slurm knows of the jobs, most lively source first."""
     found: dict[str, Row] = {}
     for ask in (_queued, _remembered, _recorded):
         missing = {job: handle.run for job, handle in wanted.items() if job not in found}
         if missing:
-            rows = ask(list(missing))
+            rows = ask(list(missing), host)
             found |= {row.id: row for row in rows if missing.get(row.id) == row.name}
     return found
 
 
-def _with_turns(rows: dict[str, Row]) -> dict[str, Row]:
+def _with_turns(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
     """The rows; those that wait for their turn with what is known of it."""
     if not any(map(turns.in_line, rows.values())):
         return rows
-    queue = _queue(int(time.monotonic() / _QUEUE_AGE), os.environ.get("SLURM_CONF"))
+    queue = _queue(int(time.monotonic() / _QUEUE_AGE), host, os.environ.get("SLURM_CONF"))
     return {
         job: replace(row, turn=turns.words(row, queue)) if turns.in_line(row) else row
         for job, row in rows.items()
@@ -115,21 +165,21 @@ def _with_turns(rows: dict[str, Row]) -> dict[str, Row]:
 
 
 @functools.lru_cache(1)
-def _queue(_age: int, _conf: str | None) -> list[turns.Waiting]:
-    return list(turns.parse(asked(turns.argv())))
+def _queue(_age: int, host: str | None, _conf: str | None) -> list[turns.Waiting]:
+    return list(turns.parse(asked(turns.argv(), host)))
 
 
-def _queued(_: Sequence[str]) -> Iterable[Row]:
-    return states.parse_squeue(asked(states.squeue_argv()))
+def _queued(_: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_squeue(asked(states.squeue_argv(), host))
 
 
-def _remembered(ids: Sequence[str]) -> Iterable[Row]:
-    return states.parse_scontrol(asked(states.scontrol_argv(ids)))
+def _remembered(ids: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_scontrol(asked(states.scontrol_argv(ids), host))
 
 
-def _recorded(ids: Sequence[str]) -> Iterable[Row]:
+def _recorded(ids: Sequence[str], host: str | None) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):
-        return states.parse_sacct(asked(states.sacct_argv(ids)))
+        return states.parse_sacct(asked(states.sacct_argv(ids), host))
     return ()
 
 
@@ -189,7 +239,8 @@ def _elsewhere(folder: Path) -> str | None:
     """Why this is not the cluster that the run was sent to; None where it is."""
     try:
         sent_to = (folder / CLUSTER).read_text().strip()
-        here = cluster()
+        place = sent.place(folder)
+        here = cluster(place.host if place else None)
     except FileNotFoundError:
         return None
     except BackendUnavailable as error:
@@ -218,12 +269,12 @@ def _ended(handle: Handle) -> Callable[[], bool]:
     return ended
 
 
-def asked(argv: Sequence[str]) -> str:
+def asked(argv: Sequence[str], host: str | None = None) -> str:
     """What a command answered; nothing where the one job that it asked for is unknown.
 
     Raises BackendUnavailable when Slurm does not answer.
     """
-    done = _run(argv)
+    done = _run(argv, host)
     if done.code == 0 or _UNKNOWN_JOB in done.err:
         return done.out
     raise BackendUnavailable(
@@ -231,5 +282,7 @@ def asked(argv: Sequence[str]) -> str:
     )
 
 
-def _run(argv: Sequence[str]) -> shell.Result:
+def _run(argv: Sequence[str], host: str | None = None) -> shell.Result:
+    if host is not None:
+        return machine.ask(host, argv)
     return shell.run(argv, env=states.environment(os.environ))
