@@ -11,7 +11,7 @@ from deploykit.backends import slurm
 
 CLUSTER = Path(__file__).parents[2] / "infra" / "slurm" / "cluster.py"
 
-PATIENCE = 240
+PATIENCE = 600
 """Seconds to wait for anything: a slow machine needs them, and nobody else waits for long."""
 
 

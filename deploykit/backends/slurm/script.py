@@ -120,6 +120,29 @@ def _after(options: Options) -> dict[str, Any]:
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
 
 
+def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
+    """What submitit is told where it sends a Python function: the command is its own."""
+    values = parameters(job, options, run=job.name)
+    for ours in ("chdir", "output"):
+        del values["additional_parameters"][ours]
+    cpus, processes = job.resources.cpus_per_node, job.resources.processes
+    tasks = {"ntasks_per_node": processes, "cpus_per_task": cpus and max(1, cpus // processes)}
+    text = render.shell(
+        "slurm-setup.sh.j2",
+        modules=options.modules,
+        setup=options.setup,
+        environment=dict(sorted(job.env.items())),
+    )
+    srun = ["--export=ALL", "--kill-on-bad-exit=1"]
+    srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
+    more = {"setup": [*values["setup"], *text.splitlines()], "use_srun": True, "srun_args": srun}
+    return {
+        name: value
+        for name, value in {**values, **tasks, **more}.items()
+        if value is not None or name == "wckey"
+    }
+
+
 def comes_back(options: Options) -> bool:
     """Whether Slurm may start the job again at all."""
     return any(dataclasses.astuple(options.restarts))

@@ -210,6 +210,11 @@ def parse_sacct(text: str) -> Iterator[Row]:
             yield Row(job, name, word, "", _time(started), _time(finished), code)
 
 
+def is_final(native: str) -> bool:
+    """Whether a job in that state has ended."""
+    return _STATES.get(native, State.UNKNOWN).final
+
+
 def status(row: Row) -> Status:
     """A job's status in deploykit's words."""
     state = _STATES.get(row.native, State.UNKNOWN)

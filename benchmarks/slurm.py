@@ -1,0 +1,171 @@
+"""Slurm at size, on a real cluster on this machine: a long queue, a long array, long logs.
+
+    python benchmarks/slurm.py [queue | array | logs]...
+
+Each figure stands beside its peer, in the same run. It needs Debian's Slurm (see README.md), ends
+with 1 when a target is missed, and prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
+MANY = 1000
+RANKS, LINES = 8, 50_000
+REPEATS = 7
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", choices=[[], *FIGURES], default=[])
+    chosen = parser.parse_args().what or list(FIGURES)
+    with cluster() as box:
+        folder = box / "work"
+        folder.mkdir()
+        os.environ["DEPLOYKIT_HOME"] = str(box / "deploykit")
+        with contextlib.chdir(folder):
+            figures = {name: FIGURES[name](folder) for name in chosen}
+    print(json.dumps(figures, indent=1))
+    return 0 if all(figure["met"] for figure in figures.values()) else 1
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Path]:
+    """A cluster of four nodes, and a folder to work in."""
+    with tempfile.TemporaryDirectory(prefix="box-") as name:
+        folder = Path(name)
+        subprocess.run([sys.executable, CLUSTER, "start", folder], check=True, stdout=sys.stderr)
+        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+        try:
+            yield folder
+        finally:
+            subprocess.run([sys.executable, CLUSTER, "stop", folder], check=True, stdout=sys.stderr)
+
+
+def queue(folder: Path) -> dict[str, object]:
+    """One `status` of 1,000 queued jobs, and one `squeue`."""
+    from deploykit.backends import slurm
+    from deploykit.model import Handle
+
+    script = "#!/bin/sh\n#SBATCH --hold\n#SBATCH --output=/dev/null\ntrue\n"
+    handles = []
+    for number in range(MANY):
+        argv = ["sbatch", "--parsable", f"--job-name=run-{number}"]
+        sent = subprocess.run(argv, input=script, capture_output=True, text=True, check=True)
+        job = sent.stdout.strip()
+        handles.append(Handle("slurm", "localhost", job, f"run-{number}", str(folder)))
+    ours, theirs = interleaved(
+        lambda: slurm.status(handles),
+        lambda: subprocess.run(["squeue"], check=True, stdout=subprocess.DEVNULL),
+    )
+    found = Counter(status.state.value for status in slurm.status(handles).values())
+    subprocess.run(["scancel", "--me"], check=True)
+    return {
+        "status_of_1000_s": ours,
+        "squeue_s": theirs,
+        "ratio": ours / theirs,
+        "states": found,
+        "met": ours <= 5 * theirs and found == {"queued": MANY},
+    }
+
+
+def array(folder: Path) -> dict[str, object]:
+    """`map_array` of 1,000 functions: deploykit's executor, and submitit's own."""
+    import submitit
+
+    from deploykit.slurm import executor
+
+    (folder / "job.yaml").write_text(
+        "name: many\nentrypoint: {module: none}\nresources: {time_limit: 5m}\n"
+        "slurm: {extra: {hold: ''}}\n"
+    )
+    mine = executor(folder=folder / "ours")
+    peer = submitit.SlurmExecutor(folder=folder / "theirs")
+    peer.update_parameters(time=5, additional_parameters={"hold": True})
+    ours, theirs = interleaved(
+        lambda: mine.map_array(abs, range(MANY)), lambda: peer.map_array(abs, range(MANY))
+    )
+    subprocess.run(["scancel", "--me"], check=True)
+    return {"ours_s": ours, "submitit_s": theirs, "ratio": ours / theirs, "met": ours <= theirs}
+
+
+WRITER = """
+import os, time
+rank, attempt = os.environ["RANK"], int(os.environ["DEPLOYKIT_RESTART_COUNT"])
+for number in range(attempt * {half}, (attempt + 1) * {half}):
+    print("line", rank, number, flush=number % 1000 == 0)
+if attempt == 0:
+    print("half", flush=True)
+    time.sleep(600)
+"""
+
+
+def logs(folder: Path) -> dict[str, object]:
+    """8 ranks x 50,000 lines with a requeue in the middle, followed live."""
+    from deploykit import paths
+
+    (folder / "train.py").write_text(WRITER.format(half=LINES // 2))
+    (folder / "job.yaml").write_text(
+        "name: logs\nentrypoint: {script: train.py}\n"
+        "resources: {time_limit: 20m, nodes: 2, processes_per_node: 4}\n"
+    )
+    command = [sys.executable, "-m", "deploykit"]
+    begun = time.monotonic()
+    submit = [*command, "submit", "--backend", "slurm", "--run", "logs"]
+    subprocess.run(submit, check=True, stdout=subprocess.DEVNULL)
+    follower = subprocess.Popen([*command, "logs", "-f", "logs"], stdout=subprocess.PIPE, text=True)
+    seen: dict[str, list[int]] = {str(rank): [] for rank in range(RANKS)}
+    halves = 0
+    with follower:
+        for line in follower.stdout or ():
+            if match := re.match(r"\[rank \d+\] line (\d+) (\d+)$", line):
+                seen[match[1]].append(int(match[2]))
+            elif line.endswith("] half\n"):
+                halves += 1
+                if halves == RANKS:
+                    job = paths.run_folder("logs") / "claim"
+                    subprocess.run(["scontrol", "requeue", str(job.readlink())], check=True)
+    whole = sum(numbers == list(range(LINES)) for numbers in seen.values())
+    code = subprocess.run([*command, "wait", "logs"], stdout=subprocess.DEVNULL, check=False)
+    return {
+        "lines": sum(map(len, seen.values())),
+        "ranks_with_every_line_once_in_order": whole,
+        "exit_code": code.returncode,
+        "seconds": time.monotonic() - begun,
+        "met": whole == RANKS and code.returncode == 0,
+    }
+
+
+def interleaved(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
+    """Median wall times in seconds, measured in turn."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(REPEATS):
+        for call, found in zip((ours, theirs), times, strict=True):
+            begun = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - begun)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
+    "queue": queue,
+    "array": array,
+    "logs": logs,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
