@@ -308,6 +308,19 @@ def test_extra_takes_everything_else(home, name):
     assert directives(script(options=options))[name] == "x"
 
 
+@pytest.mark.parametrize("name", ["comment", "comm", "begin", "mem-per-cpu"])
+def test_an_option_without_its_value_would_take_the_next_line(name):
+    assert (
+        "needs a value"
+        in problems(options=Options(extra={name: ""}))[f"slurm.extra.{name}"].message
+    )
+
+
+@pytest.mark.parametrize("name", ["contiguous", "hold", "nice", "of-a-plugin"])
+def test_an_option_may_take_none(name):
+    assert problems(options=Options(extra={name: ""})) == {}
+
+
 def test_gres_is_taken_where_gpus_are_asked_for_by_it():
     options = Options(gres_style="gres", extra={"gres": "nvme:1"})
     assert problems(options=options) == {}

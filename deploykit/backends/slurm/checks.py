@@ -41,6 +41,22 @@ _OWN = {
 }
 """Options of sbatch that `extra` may not name, and what stands for them."""
 
+_WITH_VALUE = (
+    *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
+    *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
+    *("delay-boot", "dependency", "distribution", "export", "export-file", "extra"),
+    *("extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "gpus-per-task"),
+    *("gres", "gres-flags", "hint", "input", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu"),
+    *("mincpus", "network", "nodefile", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"),
+    *("oom-kill-step", "power", "prefer", "priority", "profile", "segment", "sockets-per-node"),
+    *("switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind"),
+    *("tres-per-task", "uid", "wait-all-nodes", "wckey"),
+)
+"""Options that need a value: without one they take the next line for it (sbatch 22.05).
+
+https://slurm.schedmd.com/sbatch.html
+"""
+
 _BASH_OWN = frozenset(
     {
         *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
@@ -141,7 +157,10 @@ def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
         own["gres"] = "`resources.gpus_per_node`"
     if options.after:
         own["dependency"] = "`slurm.after`"
-    for name in options.extra:
+    for name, value in options.extra.items():
+        if not value and (longer := next((o for o in _WITH_VALUE if o.startswith(name)), None)):
+            what = f"sbatch's --{longer} needs a value, or it would take the next option for one"
+            yield Problem(f"slurm.extra.{name}", what, "give it a value, or leave it out")
         # sbatch takes the beginning of an option's name for the option
         taken = name if name in own else next((o for o in own if o.startswith(name)), None)
         if taken is not None:
