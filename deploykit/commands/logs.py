@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.one_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
+    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
     parser.add_argument("--node", type=int, metavar="N", help="only this node, from 0")
     parser.add_argument(
         "--attempt",
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
+    if args.task is not None:
+        lines = (line for line in lines if line.task == args.task)
     if args.attempt is not None:
         lines = _attempt(lines, args.attempt)
     if args.rank is not None:
@@ -80,11 +83,11 @@ def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
 
 def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
     """Lines of one attempt. Each node's launcher begins those after the first by counting them."""
-    reached: dict[int | None, int] = {}
+    reached: dict[tuple[int | None, int | None], int] = {}
     for line in lines:
         if line.rank is None and (again := _AGAIN.match(line.text)):
-            reached[line.node] = int(again[1])
-        if reached.get(line.node, 0) == number:
+            reached[line.task, line.node] = int(again[1])
+        if reached.get((line.task, line.node), 0) == number:
             yield line
 
 
@@ -94,7 +97,7 @@ def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     for line in lines:
         if first is None and line.rank is not None and _ERROR.match(line.text):
             first = line
-        if first is None or line.rank != first.rank:
+        if first is None or (line.task, line.rank) != (first.task, first.rank):
             continue
         yield line
         if line is not first and not line.text.startswith(" "):
@@ -105,7 +108,7 @@ def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 def _wanted(args: argparse.Namespace) -> str:
     """What was asked for, where nothing of it was found."""
-    chosen = {"rank": args.rank, "node": args.node, "attempt": args.attempt}
+    chosen = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
     parts = [f"of {name} {value}" for name, value in chosen.items() if value is not None]
     return " ".join(["no error" if args.first_error else "no line", *(parts or ["yet"])])
 
@@ -122,7 +125,8 @@ def _noting_silence(lines: Iterable[LogLine], silence: str) -> Iterator[LogLine]
 def print_lines(lines: Iterable[LogLine] | Iterator[LogLine], out: TextIO) -> None:
     """Lines with the rank, or the node where no rank wrote them, in front."""
     for line in lines:
-        place = f"[rank {line.rank}] " if line.rank is not None else _node(line)
+        task = f"[task {line.task}] " if line.task is not None else ""
+        place = task + (f"[rank {line.rank}] " if line.rank is not None else _node(line))
         out.write(f"{place}{line.text}\n")
         out.flush()
 

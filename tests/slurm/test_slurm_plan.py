@@ -83,6 +83,10 @@ CASES = {
         job(resources={"gpus_per_node": 1}, output="/shared/out"),
         Options(container=Container("/shared/my image.sif", "apptainer", ("/scratch",))),
     ),
+    "array": (
+        job(output="/shared/out"),
+        Options(python=PYTHON, array=1000, at_once=8),
+    ),
     "gres": (
         job(resources={"gpus_per_node": 4, "memory": 1024**2 + 1, "time_limit": 60}),
         Options(python=PYTHON, gres_style="gres", restarts=NEVER),
@@ -378,6 +382,17 @@ def test_a_run_that_another_waits_for(home, tmp_path, monkeypatch):
     found = directives(script(options=options))
     assert found["dependency"] == "afterok:41,afterany:42"
     assert found["kill-on-invalid-dep"] == "yes"
+
+
+def test_arrays_that_cannot_be():
+    assert set(problems(options=Options(at_once=2))) == {"slurm.at_once"}
+    far = Options(array=2, host="login1", folder="/shared/ada")
+    assert set(problems(options=far)) == {"slurm.array"}
+
+
+def test_a_host_needs_a_folder_there():
+    assert set(problems(options=Options(host="-login1"))) == {"slurm.host", "slurm.folder"}
+    assert set(problems(options=Options(folder="/shared"))) == {"slurm.folder"}
 
 
 def test_odd_options(home):

@@ -82,7 +82,7 @@ def test_commands():
 
 def test_environment_has_none_of_the_users_filters():
     kept = states.environment({"SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "SLURM_CONF": "/x"})
-    assert kept == {"SLURM_CONF": "/x", "TZ": "UTC"}
+    assert kept == {"SLURM_CONF": "/x", "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
 
 
 @pytest.mark.parametrize(

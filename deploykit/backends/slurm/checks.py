@@ -30,11 +30,12 @@ _OWN = {
             *("nodelist", "exclude", "exclusive", "licenses"),
         )
     },
+    "array": "`slurm.array`",
     "mail-type": "`slurm.mail_type`",
     "mail-user": "`slurm.mail_user`",
     "kill-on-invalid-dep": "`slurm.after`",
     **dict.fromkeys(
-        ("array", "clusters", "help", "parsable", "quiet", "test-only", "usage", "version"),
+        ("clusters", "help", "parsable", "quiet", "test-only", "usage", "version"),
         "not possible",
     ),
     **dict.fromkeys(("wait", "wrap"), "not possible"),
@@ -78,6 +79,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_values(options)
     yield from _check_extra(job, options)
     yield from _check_after(options)
+    yield from _check_array(options)
     yield from _check_container(job, options)
     yield from _check_numbers(job, options)
     for name in sorted(_BASH_OWN.intersection(job.env)):
@@ -178,6 +180,13 @@ def _check_after(options: Options) -> Iterator[Problem]:
                 "no run of that id was sent to Slurm from here",
                 "`deploykit list` shows the runs",
             )
+
+
+def _check_array(options: Options) -> Iterator[Problem]:
+    if options.array is None and options.at_once is not None:
+        yield Problem("slurm.at_once", "is for an array", "set slurm.array")
+    if options.array is not None and options.host is not None:
+        yield Problem("slurm.array", "cannot be sent from another machine", "leave out slurm.host")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:

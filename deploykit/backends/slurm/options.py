@@ -100,6 +100,17 @@ class Options:
             example="{prepare-1: succeeded}",
         ),
     ] = field(default_factory=dict)
+    array: Annotated[
+        int | None,
+        Help(
+            "Tasks of a job array, all sent by one call. Each has its number in "
+            "`SLURM_ARRAY_TASK_ID`, from 0, and a folder of that name below output and checkpoints."
+        ),
+        Bounds(1, 1_000_000),
+    ] = None
+    at_once: Annotated[
+        int | None, Help("Tasks of the array that may run at a time."), Bounds(1)
+    ] = None
     python: Annotated[
         str | None,
         Help(

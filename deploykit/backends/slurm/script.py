@@ -78,11 +78,12 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
     more: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
-        "output": str(folder / "logs" / "slurm.log"),
+        "output": str(folder / "logs" / ("slurm-%a.log" if options.array else "slurm.log")),
         "requeue" if comes_back(options) else "no-requeue": True,
         "reservation": options.reservation,
         "licenses": options.licenses,
         **_after(options),
+        **_array(options),
     }
     chosen = {
         **_resources(job, options),
@@ -118,6 +119,13 @@ def _after(options: Options) -> dict[str, Any]:
         f"{_AFTER[how]}:{sent.job(paths.run_folder(run))}" for run, how in options.after.items()
     ]
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
+
+
+def _array(options: Options) -> dict[str, Any]:
+    if options.array is None:
+        return {}
+    most = f"%{options.at_once}" if options.at_once else ""
+    return {"array": f"0-{options.array - 1}{most}"}
 
 
 def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -199,6 +207,8 @@ def command(job: JobSpec, options: Options, *, run: str) -> str:
     text = render.shell(
         "slurm.sh.j2",
         folder=folder,
+        place='"$task"' if options.array else shlex.quote(str(folder)),
+        array=options.array,
         modules=options.modules,
         setup=options.setup,
         environment=_environment(job, options, run),

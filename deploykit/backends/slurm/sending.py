@@ -80,6 +80,8 @@ def submit(plan: Plan, folder: Path) -> Handle:
         place = Place(plan.options.host, str(plan.options.run_folder(plan.run)))
         sent.record_place(folder, place)
         remote.deliver(plan, place)
+    if plan.options.array is not None:
+        sent.record_tasks(folder, plan.options.array)
     (folder / watching.CLUSTER).write_text(watching.cluster(plan.options.host) + "\n")
     job = _sbatch(plan, folder)
     sent.record(folder, job)

@@ -31,6 +31,19 @@ def job(folder: Path) -> str | None:
         return None
 
 
+def tasks(folder: Path) -> int | None:
+    """The length of the array that the run is; None where it is none."""
+    try:
+        return int((folder / "array").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def record_tasks(folder: Path, count: int) -> None:
+    """Keep the length of an array."""
+    (folder / "array").write_text(f"{count}\n")
+
+
 def record_place(folder: Path, place: Place) -> None:
     """Keep where the run will be sent from, before anything is sent."""
     (folder / _PLACE).write_text(json.dumps(asdict(place)) + "\n")

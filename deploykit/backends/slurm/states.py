@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from deploykit.backends.slurm import arrays
 from deploykit.model import State, Status
 
 
@@ -137,12 +138,13 @@ _LAST_SIGNAL = 31
 _SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
-    r"JobId=(?P<id>\d+) .*?JobName=(?P<name>\S+) UserId=.*?"
+    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+) )?.*?"
+    r"JobName=(?P<name>\S+) UserId=.*?"
     r" JobState=(?P<native>\S+) Reason=(?P<reason>.*?) Dependency=.*?"
     r" Requeue=(?P<requeue>\d) .*? ExitCode=(?P<code>\d+:\d+) .*?"
     r" StartTime=(?P<started>\S+) EndTime=(?P<finished>\S+) "
 )
-_SACCT = "JobIDRaw,State,ExitCode,Start,End,JobName"
+_SACCT = "JobID,State,ExitCode,Start,End,JobName"
 
 
 def squeue_argv(name: str | None = None) -> list[str]:
@@ -157,7 +159,7 @@ def parse_squeue(text: str) -> Iterator[Row]:
         parts = line.split("|", count)
         if len(parts) > count:
             job, native, started, finished, nodes, where, priority, reason, name, folder = parts
-            yield Row(
+            row = Row(
                 job,
                 name,
                 native,
@@ -169,6 +171,7 @@ def parse_squeue(text: str) -> Iterator[Row]:
                 partition=where,
                 priority=int(priority),
             )
+            yield from (replace(row, id=task) for task in arrays.tasks(job))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -184,7 +187,7 @@ def parse_scontrol(text: str) -> Iterator[Row]:
         found = _SCONTROL.match(line)
         if found is not None:
             yield Row(
-                found["id"],
+                f"{found['array']}_{found['task']}" if found["array"] else found["id"],
                 found["name"],
                 found["native"],
                 found["reason"],
@@ -285,7 +288,10 @@ def _time(text: str) -> datetime | None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own filters and formats (SQUEUE_STATES, ...), and with times in UTC."""
+    """Without the user's own filters and formats (SQUEUE_STATES, ...), and with times in UTC.
+
+    The tasks of an array are written out (https://slurm.schedmd.com/squeue.html).
+    """
     own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
     kept = {name: value for name, value in environ.items() if not name.startswith(own)}
-    return {**kept, "TZ": "UTC"}
+    return {**kept, "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}

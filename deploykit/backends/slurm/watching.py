@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit import ends, logfiles, shell
-from deploykit.backends.slurm import machine, remote, sent, states, turns
+from deploykit.backends.slurm import arrays, machine, remote, sent, states, turns
 from deploykit.backends.slurm.sent import Place
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
@@ -28,6 +28,9 @@ _ASK_AGAIN = (1.0, 15.0)
 _QUEUE_AGE = 60
 """Seconds for which the queue of all users is remembered: it may be long."""
 
+_LOGS = ("logs/*.log", "tasks/*/logs/*.log")
+"""In the run's folder; the second ones are those of an array."""
+
 _UNKNOWN_JOB = "Invalid job id specified"
 
 
@@ -41,12 +44,12 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
         return None  # it broke off before anything was sent
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
-    first = claimed(folder) if there is None else remote.job(there)
+    first = (claimed(folder) or sent.job(folder)) if there is None else remote.job(there)
     if first is None:
         host, work = (there.host, there.folder) if there else (None, str(folder))
         found = list(states.parse_squeue(asked(states.squeue_argv(run), host)))
         ids = (row.id for row in found if (row.name, row.folder) == (run, f"{work}/source"))
-        first = min(ids, key=int, default=None)
+        first = min((job.partition("_")[0] for job in ids), key=int, default=None)
     return None if first is None else Handle("slurm", place, first, run, str(folder))
 
 
@@ -63,13 +66,17 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
     Another squeue, once in a while, where one waits for its turn.
     """
+    counts = {handle: sent.tasks(Path(handle.folder)) for handle in handles}
+    members = {handle: arrays.handles(handle, n) for handle, n in counts.items() if n}
     groups: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
-        groups[_host(handle)].append(handle)
+        groups[_host(handle)] += members.get(handle, [handle])
     found: dict[Handle, Status] = {}
     for host, group in groups.items():
         found |= _status_at(host, group)
-    return found
+    for handle, tasks in members.items():
+        found[handle] = arrays.status([found[task] for task in tasks])
+    return {handle: found[handle] for handle in handles}
 
 
 def _status_at(host: str | None, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -100,7 +107,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     if _host(handle) is not None:
         ended = _fetching(handle, ended)
         ended()
-    return logfiles.read(folder / "logs", follow=follow, ended=ended)
+    return logfiles.read(folder, follow=follow, ended=ended, patterns=_LOGS)
 
 
 def _fetching(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
