@@ -27,7 +27,7 @@ TOP = Path(__file__).resolve().parent.parent
 CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
-REPEATS = 7
+REPEATS = 6
 
 
 def main() -> int:
@@ -95,14 +95,16 @@ def array(folder: Path) -> dict[str, object]:
 
     def run() -> None:
         chosen = [f"slurm.array={MANY}"]
-        plan = lifecycle.prepare(Path("job.yaml"), chosen, "slurm", f"run-{next(numbers)}").plan
+        plan = lifecycle.prepare(path, chosen, "slurm", f"run-{next(numbers)}").plan
         lifecycle.submit(plan)
 
-    (folder / "job.yaml").write_text(
+    path = folder / "project" / "job.yaml"
+    path.parent.mkdir()
+    path.write_text(
         "name: many\nentrypoint: {module: none}\nresources: {time_limit: 5m}\n"
         "slurm: {extra: {hold: ''}}\n"
     )
-    mine = executor(folder=folder / "ours")
+    mine = executor(path, folder=folder / "ours")
     peer = submitit.SlurmExecutor(folder=folder / "theirs")
     peer.update_parameters(time=5, additional_parameters={"hold": True})
     of_run, ours, theirs = interleaved(
@@ -167,13 +169,14 @@ def logs(folder: Path) -> dict[str, object]:
 
 
 def interleaved(*calls: Callable[[], object]) -> list[float]:
-    """Median wall times in seconds, measured in turn."""
+    """Median wall times in seconds, measured in turn, each as often the first as any other."""
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, found in zip(calls, times, strict=True):
+    for repeat in range(REPEATS):
+        for number in range(len(calls)):
+            one = (repeat + number) % len(calls)
             begun = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - begun)
+            calls[one]()
+            times[one].append(time.perf_counter() - begun)
     return list(map(statistics.median, times))
 
 
