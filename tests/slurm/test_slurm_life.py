@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -238,6 +240,32 @@ def test_a_submit_from_inside_a_job_and_a_rank(cluster, make_plan, send, tmp_pat
 def test_export_none_still_reaches_the_steps(cluster, make_plan, send):
     options = Options(extra={"export": "NONE"})
     assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
+
+
+def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster, make_plan, send):
+    """A sample counts where the controller said the same before and after it."""
+    program = (
+        "import os, time; time.sleep(0 if os.environ['DEPLOYKIT_RESTART_COUNT'] > '0' else 900)"
+    )
+    handle = send(make_plan(program))
+    show = ["scontrol", "--oneliner", "show", "job", handle.id]
+    seen = []
+
+    def sample():
+        before, status, after = output(*show), state_of(handle), output(*show)
+        natives = [re.search(r"JobState=(\S+)", shown)[1] for shown in (before, after)]
+        if natives[0] == natives[1]:
+            assert status.native == natives[0]
+            seen.append(status.native)
+        return status
+
+    wait_for(lambda: sample().state is State.RUNNING)
+    output("scontrol", "requeue", handle.id)
+    wait_for(lambda: sample().state.final)
+    assert [native for native, _ in itertools.groupby(seen) if native in ("RUNNING", "PENDING")][
+        -3:
+    ] == ["RUNNING", "PENDING", "RUNNING"]
+    assert seen[-1] == "COMPLETED"
 
 
 def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
