@@ -13,7 +13,7 @@ from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.model import State
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("accounts")]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import PATIENCE, output
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 
 TRAINER = """
 import getpass, os, sys, time
@@ -96,6 +96,27 @@ def test_the_trainers_own_exit_code(laptop):
     code, said, _ = run("wait", "seven")
     assert code == 7
     assert "rank 0 ended with exit code 7" in said
+
+
+def test_a_refusal(laptop):
+    code, _, complaint = submit(laptop, "refused", "--set", "slurm.partition=nope")
+    assert code == 76
+    assert "error: Slurm refused the job: invalid partition specified: nope; Batch job" in complaint
+    assert "\n  set slurm.partition to one that" in complaint
+    assert len(complaint.splitlines()) == 2
+
+
+def test_a_probe_from_afar(laptop):
+    code, said, complaint = run("backends", "slurm", "--probe", "--host", "login1")
+    assert code == 0, complaint
+    assert "4 of 4 nodes usable" in said
+    assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
+
+
+def test_a_host_that_is_not_there(laptop):
+    code, _, complaint = run("backends", "slurm", "--probe", "--host", "nowhere.invalid")
+    assert code == 69
+    assert "nowhere.invalid" in complaint
 
 
 def test_logs_are_followed_and_a_run_is_cancelled(laptop):

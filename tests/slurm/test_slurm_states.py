@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from deploykit.backends.slurm import sending, states, turns, watching
-from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from deploykit.backends.slurm import sent, states, turns, watching
+from deploykit.errors import BackendUnavailable
 from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
 
@@ -327,6 +327,16 @@ def test_another_cluster_knows_nothing_of_the_run(answers, tmp_path):
         watching.find("run-a", tmp_path, "localhost")
 
 
+def test_another_cluster_knows_nothing_of_an_array(answers, tmp_path):
+    (tmp_path / watching.CLUSTER).write_text("here\n")
+    sent.record_tasks(tmp_path, 2)
+    answers["scontrol"] = "ClusterName             = there\n"
+    ours = handle(34, "run-a", tmp_path)
+    assert watching.status([ours])[ours].state is State.UNKNOWN
+    answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
+    assert watching.status([ours])[ours].reason.startswith("of 2 tasks 2 wait; task 0: held")
+
+
 def test_a_silent_controller_is_no_verdict(answers, tmp_path):
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     answers["squeue"] = Result(1, "", said)
@@ -353,96 +363,3 @@ def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
     (tmp_path / "claim").symlink_to("101")
     assert watching.find("run-a", tmp_path, "localhost").id == "101"
     assert watching.find("run-x", tmp_path / "other", "localhost") is None
-
-
-# --- refusals, in the words of Slurm 22.05
-
-
-@pytest.mark.parametrize(
-    ("said", "sentence", "hint"),
-    [
-        (
-            (
-                "sbatch: error: invalid partition specified: nope\n"
-                "sbatch: error: Batch job submission failed: Invalid partition name specified"
-            ),
-            (
-                "invalid partition specified: nope; "
-                "Batch job submission failed: Invalid partition name specified"
-            ),
-            "slurm.partition",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Invalid account or account/partition "
-                "combination specified"
-            ),
-            "Invalid account",
-            "slurm.account",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Requested node configuration is not "
-                "available"
-            ),
-            "not available",
-            "ask for less per node",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Requested time limit is invalid "
-                "(missing or exceeds some limit)"
-            ),
-            "time limit is invalid",
-            "resources.time_limit",
-        ),
-        (
-            "sbatch: error: Memory specification can not be satisfied",
-            "Memory",
-            "resources.memory",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Invalid qos specification",
-            "qos",
-            "slurm.qos",
-        ),
-        (
-            "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
-            "unrecognized option '--nope'",
-            "slurm.extra",
-        ),
-        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
-    ],
-)
-def test_refusals_name_what_to_change(said, sentence, hint):
-    error = sending.refusal(said)
-    assert isinstance(error, SubmitRefused)
-    assert sentence in str(error)
-    assert hint in error.hint
-
-
-@pytest.mark.parametrize(
-    ("said", "kind", "unsure"),
-    [
-        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
-        ("Socket timed out on send/recv operation", TryAgain, True),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
-    ],
-)
-def test_passing_faults(said, kind, unsure):
-    said = f"sbatch: error: Batch job submission failed: {said}"
-    assert type(sending.refusal(said)) is kind
-    assert sending.unsure(said) is unsure
-
-
-def test_what_must_not_reach_sbatch():
-    environ = {
-        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
-        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
-        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
-        "DEPLOYKIT_NODE_RANK": "",
-    }
-    assert sending.unwanted(environ, "#SBATCH --partition=gpu\n") == [
-        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
-        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
-    ]

@@ -50,7 +50,8 @@ def sbatch(plan: Plan, place: Place) -> list[str]:
     left = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
     kept = "|".join(f"SBATCH_{name.upper()}" for name in left)
     names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{kept}'"
-    once = f"[ -s job ] || {{ sbatch {_SCRIPT} > job.new && mv job.new job; }}; cat job"
+    fresh = f"sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
+    once = f"[ -s job ] || {{ {fresh}; }}; cat job"
     script = (
         f"cd {shlex.quote(place.folder)} && unset $({names}); "
         f"flock -w 60 sending sh -c {shlex.quote(once)}"
@@ -82,9 +83,13 @@ def fetch_ends(host: str, handles: Sequence[tuple[Handle, Place]]) -> None:
     script = f'show() {{ {loop}; }}; for one in {folders}; do (show "$one"); done; exit 0'
     _, out, _ = machine.run(host, script)
     local = {place.folder: Path(handle.folder) for handle, place in handles}
-    found = [line.split("\t", 2) for line in out.decode(errors="replace").splitlines()]
-    for there, here in local.items():
-        _mirror(here, {name: text for folder, name, text in found if folder == there})
+    found: dict[str, dict[str, str]] = {there: {} for there in local}
+    for line in out.decode(errors="replace").splitlines():
+        there, _, rest = line.partition("\t")
+        name, _, text = rest.partition("\t")
+        found.get(there, {})[name] = text
+    for there, files in found.items():
+        _mirror(local[there], files)
 
 
 def _mirror(folder: Path, files: dict[str, str]) -> None:

@@ -143,7 +143,7 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
     )
     srun = ["--export=ALL", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
-    more = {"setup": [*values["setup"], *text.splitlines()], "use_srun": True, "srun_args": srun}
+    more = {"setup": [*values["setup"], *text.split("\n")], "use_srun": True, "srun_args": srun}
     return {
         name: value
         for name, value in {**values, **tasks, **more}.items()

@@ -146,8 +146,11 @@ def _sbatch(plan: Plan, folder: Path) -> str:
             return str(executor._submit_command(text).job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
         said = str(error)
+        words = [line for line in said.splitlines() if line.startswith("sbatch: ")]
+        if plan.options.host is not None and words:
+            said = "\n".join(words)
         # where ssh itself failed, sbatch said nothing
-        if not unsure(said) and (plan.options.host is None or "sbatch: " in said):
+        if not unsure(said) and (plan.options.host is None or words):
             raise refusal(said) from error
         return _found(plan, folder, said)
 

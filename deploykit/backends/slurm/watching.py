@@ -31,6 +31,9 @@ _QUEUE_AGE = 60
 _LOGS = ("logs/*.log", "tasks/*/logs/*.log")
 """In the run's folder; the second ones are those of an array."""
 
+_NOT_SLURMS = _FORGOTTEN, _ENDED = "forgotten", "ended"
+"""Native states of a job that Slurm does not know any more."""
+
 _UNKNOWN_JOB = "Invalid job id specified"
 
 
@@ -75,8 +78,15 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     for host, group in groups.items():
         found |= _status_at(host, group)
     for handle, tasks in members.items():
-        found[handle] = arrays.status([found[task] for task in tasks])
+        found[handle] = _whole(handle, [found[task] for task in tasks])
     return {handle: found[handle] for handle in handles}
+
+
+def _whole(array: Handle, tasks: Sequence[Status]) -> Status:
+    """The status of an array; where Slurm does not know its tasks, this may be another cluster."""
+    lost = any(task.native in _NOT_SLURMS for task in tasks)
+    why_not = _elsewhere(Path(array.folder)) if lost else None
+    return Status(State.UNKNOWN, "", why_not) if why_not else arrays.status(tasks)
 
 
 def _status_at(host: str | None, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -230,9 +240,9 @@ def _left_behind(folder: Path, why_not: str | None) -> Status:
     end = _end(folder)
     if end is None:
         reason = "Slurm has forgotten it, and it left no word: cancelled, killed or never run"
-        return Status(State.FAILED, "forgotten", reason)
+        return Status(State.FAILED, _FORGOTTEN, reason)
     state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
-    return Status(state, "ended", end.reason, end.exit_code, finished=end.finished)
+    return Status(state, _ENDED, end.reason, end.exit_code, finished=end.finished)
 
 
 def _end(folder: Path) -> ends.End | None:
