@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import PATIENCE, output
+
+from deploykit import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 
@@ -64,7 +68,14 @@ def run(*words):
 
 
 def submit(node, name, *words):
-    return run("submit", "--backend", "slurm", "--run", name, *node.settings, *words)
+    """The same for a submit, in this process: there are many."""
+    argv = ["submit", "--backend", "slurm", "--run", name, *node.settings, *words]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(argv)
+    return code, out.getvalue(), err.getvalue()
 
 
 def there(node, name):

@@ -36,13 +36,12 @@ def deliver(plan: Plan, place: Place) -> None:
     have = _do(place.host, home, f"mkdir -p bundles {folders}; [ ! -f {archive} ] || echo yes")
     if not have:
         _upload(place.host, home, archive, plan.bundle.store().read_bytes())
-    _upload(place.host, home, f"{folder}/{_SCRIPT}", plan.text.encode())
     # a folder that is there is whole: it gets its name last
     unpack = f"tar -xzf {archive} -C {folder}/new && mv {folder}/new {folder}/source"
     fresh = f"rm -rf {folder}/new; mkdir {folder}/new && {unpack}"
     # one that exists shows its changes at once
-    touch = f"touch {folder}/rendezvous.json"
-    _do(place.host, home, f"{touch}; [ -d {folder}/source ] || {{ {fresh}; }}")
+    more = f"touch {folder}/rendezvous.json; [ -d {folder}/source ] || {{ {fresh}; }}"
+    _upload(place.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), more)
 
 
 def sbatch(plan: Plan, place: Place) -> list[str]:
@@ -146,11 +145,11 @@ def _relative(place: Place, home: Path) -> str:
     return str(Path(place.folder).relative_to(home))
 
 
-def _upload(host: str, home: Path, path: str, content: bytes) -> None:
-    """Write a file there, whole or not at all."""
+def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
+    """Write a file there, whole or not at all; where it is whole, run more of the script."""
     digest = hashlib.sha256(content).hexdigest()
     check = f'[ "$(sha256sum < {path}.$$ | cut -c1-64)" = {digest} ]'
-    _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path}", content)
+    _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path} && {{ {then}; }}", content)
 
 
 def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
