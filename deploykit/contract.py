@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from deploykit import paths
 from deploykit.model import JobSpec, Problem
@@ -99,9 +100,8 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
     return dict(sorted({**plain, **ours}.items()))
 
 
-def in_folder(job: JobSpec, backend: str, run: str) -> dict[str, str]:
+def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
     """`environment` for a backend whose nodes see the run's folder."""
-    folder = paths.run_folder(run)
     return environment(
         job,
         backend=backend,

@@ -239,3 +239,5 @@ class LogLine:
     node: int | None = None
     rank: int | None = None
     time: datetime | None = None
+    task: int | None = None
+    """The task of a job array."""

@@ -210,6 +210,44 @@ def test_logs_by_rank_node_and_time(logged, capsys, options, shown):
     assert capsys.readouterr().out.splitlines() == shown
 
 
+RESTARTED = """\
+2026-11-21T01:00:00.000Z [rank 0] begun
+2026-11-21T01:00:01.000Z [rank 1] Traceback (most recent call last):
+2026-11-21T01:00:02.000Z [rank 0] RuntimeError: a peer is gone
+2026-11-21T01:00:02.000Z [rank 1]   File "train.py", line 7
+2026-11-21T01:00:02.000Z [rank 1] ValueError: no such sample
+2026-11-21T01:00:02.000Z [rank 1] a later word
+2026-11-21T02:00:00.000Z [node 0] restart 1 (error 1)
+2026-11-21T02:00:00.000Z [rank 0] restart 7 of my own
+2026-11-21T02:00:01.000Z [rank 0] done
+"""
+FIRST_ERROR = [
+    "[rank 1] Traceback (most recent call last):",
+    '[rank 1]   File "train.py", line 7',
+    "[rank 1] ValueError: no such sample",
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--attempt", "0", "--rank", "0"], ["begun", "RuntimeError: a peer is gone"]),
+        (["--attempt", "1", "--rank", "0"], ["restart 7 of my own", "done"]),
+        (["--attempt", "2"], []),
+        (["--first-error"], FIRST_ERROR),
+        (["--first-error", "--rank", "0"], ["RuntimeError: a peer is gone"]),
+        (["--first-error", "--attempt", "1"], []),
+    ],
+)
+def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, shown):
+    (tmp_path / "run/logs/node-1.log").unlink()
+    (tmp_path / "run/logs/node-0.log").write_text(RESTARTED)
+    assert run("logs", "one", *options) == 0
+    found = capsys.readouterr()
+    assert [line.removeprefix("[rank 0] ") for line in found.out.splitlines()] == shown
+    assert bool(found.err) is not bool(shown)
+
+
 def test_logs_of_a_time_that_is_none(logged, capsys):
     assert run("logs", "one", "--since", "soon") == 64
     assert "'soon' is not a time such as 10m" in capsys.readouterr().err
