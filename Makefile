@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-frameworks lint bench docs constraints clean
+.PHONY: run test test-frameworks lint bench bench-slurm docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -24,6 +24,7 @@ lint: .venv/.dev
 
 bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 
@@ -64,6 +65,9 @@ FRAMEWORKS := tests/frameworks
 .venv-frameworks/.ready: .venv/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
 	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
 	touch $@
+
+bench-slurm: .venv/.dev
+	$(BIN)/python benchmarks/slurm.py
 
 .venv-torchx/.ready: benchmarks/torchx.txt
 	$(PYTHON) -m venv .venv-torchx

@@ -45,7 +45,7 @@ def environment(steps: int) -> dict[str, str]:
 
 
 def run(name: str, python: Path, env: Mapping[str, str]) -> float:
-    """CPU milliseconds of a step: rank 0's median of one run. Raises LoopFailedError."""
+    """CPU milliseconds of a step: rank 0's mean of one run. Raises LoopFailedError."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     argv = [str(python), *torchrun, str(LOOPS / f"{name}.py")]
     with tempfile.TemporaryDirectory() as scratch:
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--repeats", type=int, default=8, metavar="N", help="default: 8")
-    parser.add_argument("--steps", type=int, default=300, metavar="N", help="default: 300")
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="default: 1000")
     parser.add_argument("--only", nargs="+", metavar="LOOP", help=f"besides {REFERENCE}")
     parser.add_argument("--python", type=Path, default=_FRAMEWORKS, help="with every framework")
     args = parser.parse_args(argv)

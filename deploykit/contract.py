@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from deploykit import paths
 from deploykit.model import JobSpec, Problem
@@ -27,15 +28,26 @@ NODE_PLANE = (
     "command.py",
     "ends.py",
     "network.py",
+    "preflight.py",
+    "preflight_group.py",
+    "preflight_node.py",
+    "preflight_pairs.py",
+    "preflight_ranks.py",
+    "preflight_report.py",
+    "preflight_words.py",
     "rendezvous.py",
     "restarts.py",
     "secret_refs.py",
+    "settings.py",
     "signals.py",
     "slurm_job.py",
     "survival.py",
     "worker.py",
 )
 """Files of ``entrypoints/`` that travel in every bundle."""
+
+PREFLIGHT = 30
+"""Seconds that the test of the network before the trainer may take."""
 
 SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
 
@@ -81,12 +93,15 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
         ours["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         ours["DEPLOYKIT_RUN_DIR"] = folder
+    if job.debug:
+        ours["DEPLOYKIT_DEBUG"] = "1"
+    if job.preflight:
+        ours["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
     return dict(sorted({**plain, **ours}.items()))
 
 
-def in_folder(job: JobSpec, backend: str, run: str) -> dict[str, str]:
+def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
     """`environment` for a backend whose nodes see the run's folder."""
-    folder = paths.run_folder(run)
     return environment(
         job,
         backend=backend,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ _LINE = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d+)\] ?(.*)", re.DOTALL
 )
 _NODE = re.compile(r"node-(\d+)\.log")
+_TASK = re.compile(r"/tasks/(\d+)/logs/[^/]+$")
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _PAUSE = 0.2
 """Seconds between two looks at the files while following."""
@@ -29,7 +31,13 @@ def parse(text: str, node: int | None) -> LogLine:
     return LogLine(rest, node, int(number) if kind == "rank" else None, moment)
 
 
-def read(folder: Path, *, follow: bool, ended: Callable[[], bool]) -> Iterator[LogLine]:
+def read(
+    folder: Path,
+    *,
+    follow: bool,
+    ended: Callable[[], bool],
+    patterns: tuple[str, ...] = ("*.log",),
+) -> Iterator[LogLine]:
     """Lines of every log in `folder`, merged by time as far as they carry one.
 
     With `follow`, new lines as they come, from files that may not exist yet, until `ended()` is
@@ -39,7 +47,8 @@ def read(folder: Path, *, follow: bool, ended: Callable[[], bool]) -> Iterator[L
     while True:
         last = not follow or ended()
         fresh = []
-        for path in sorted(folder.glob("*.log"), key=_by_number):
+        found = (path for pattern in patterns for path in folder.glob(pattern))
+        for path in sorted(found, key=_by_number):
             tail = tails.setdefault(path, _Tail(path))
             fresh.append(tail.lines(whole=last))
         yield from _merge(fresh)
@@ -71,6 +80,8 @@ class _Tail:
     def __init__(self, path: Path) -> None:
         match = _NODE.fullmatch(path.name)
         self._path, self._node = path, int(match[1]) if match else None
+        task = _TASK.search(str(path))
+        self._task = int(task[1]) if task else None
         self._at = 0
         self._rest = b""
 
@@ -84,4 +95,5 @@ class _Tail:
         if whole and self._rest:
             ready.append(self._rest)
             self._rest = b""
-        return [parse(line.decode(errors="replace").rstrip("\r"), self._node) for line in ready]
+        lines = (parse(line.decode(errors="replace").rstrip("\r"), self._node) for line in ready)
+        return [line if self._task is None else replace(line, task=self._task) for line in lines]

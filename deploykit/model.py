@@ -127,6 +127,20 @@ class JobSpec:
         ),
         Bounds(0, 30),
     ] = 0
+    preflight: Annotated[
+        bool,
+        Help(
+            "Test the network between the nodes for at most 30 seconds before the trainer starts, "
+            "and stop the job where it would fail or hang. `deploykit submit --preflight` too."
+        ),
+    ] = False
+    debug: Annotated[
+        bool,
+        Help(
+            "NCCL, c10d and PyTorch's flight recorder say what they do, into files for each "
+            "process where they can. `deploykit submit --debug` too."
+        ),
+    ] = False
     max_bundle: Annotated[
         Size, Help("Largest source bundle that may travel.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
@@ -225,3 +239,5 @@ class LogLine:
     node: int | None = None
     rank: int | None = None
     time: datetime | None = None
+    task: int | None = None
+    """The task of a job array."""

@@ -30,6 +30,19 @@ def run(
 
     Raises BackendUnavailable when the program is missing or does not answer in time.
     """
+    code, out, err = raw(argv, cwd=cwd, env=env, timeout=timeout)
+    return Result(code, out.decode(errors="replace"), err)
+
+
+def raw(
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    data: bytes | None = None,
+) -> tuple[int, bytes, str]:
+    """The same with its output as it is, and `data` as its standard input."""
     import subprocess  # a dry run has no use for it
 
     if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
@@ -38,12 +51,16 @@ def run(
         )
     try:
         done = subprocess.run(
-            list(argv), cwd=cwd, env=env, timeout=timeout, capture_output=True, check=False
+            list(argv),
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
+            input=data,
+            capture_output=True,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise BackendUnavailable(
             f"{argv[0]} gave no answer within {timeout:g} s", hint="try again later"
         ) from error
-    return Result(
-        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    )
+    return done.returncode, done.stdout, done.stderr.decode(errors="replace")

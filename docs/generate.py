@@ -35,6 +35,7 @@ sys.path.insert(0, str(HERE.parent / "entrypoints"))
 import agent  # noqa: E402 - the node plane is no package
 import cluster  # noqa: E402
 import ends  # noqa: E402
+import settings  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -315,8 +316,27 @@ def node() -> str:
         variables(words.VARIABLES),
         words.NODE_REST,
         variables(words.INTERNAL),
+        words.SETTINGS,
+        table(["variable", "value", "", "where"], set_for_nccl()),
         words.RUN_FOLDER,
     )
+
+
+def set_for_nccl() -> Iterator[list[str]]:
+    """The settings of a node, by what makes them due."""
+    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", settings.VARIABLE: "1"}
+    here = settings.Machine(gpus=True, efa=False, torch=(2, 9))
+    places = {
+        "there are GPUs": (here, gpus),
+        "there is EFA": (settings.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
+        "`debug`": (here, debug),
+    }
+    seen = set()
+    for where, (machine, env) in places.items():
+        for setting in settings.choose(machine, env, {}):
+            if setting not in seen:
+                yield [f"`{setting.name}`", f"`{setting.value}`", setting.why, where]
+            seen.add(setting)
 
 
 def variables(described: Mapping[str, str]) -> str:

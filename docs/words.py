@@ -207,9 +207,21 @@ INTERNAL = {
     "Slurm's, until Slurm ends them",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
     "any free one from 10000 to 29999",
+    "DEPLOYKIT_PREFLIGHT": "seconds for the test of the network before the trainer; no test where "
+    "it is not set",
+    "DEPLOYKIT_DEBUG": "1 where NCCL and PyTorch are to say what they do",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
     "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be started again, by reason",
 }
+
+SETTINGS = """\
+## Variables for NCCL and PyTorch
+
+`launch.py` sets few, each for a reason that the log of node 0 repeats. What is set already, by
+`env` or by the machine, stays. `RUN` is the run's folder, on SageMaker the output's. Before
+PyTorch 2.9 the flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
+`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, and are set by those names.
+"""
 
 RUN_FOLDER = """\
 ## The run's folder
@@ -225,6 +237,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other places |
 | `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
 | `ends/restart-N.json` | on Slurm: why restart N happened |
+| `debug/` | what NCCL and PyTorch wrote of themselves, a file for each process |
 | `rendezvous.json` | the port at which the nodes meet |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.

@@ -47,6 +47,11 @@ class Command:
                 "training would be silently wrong. Check the numbers of nodes and of processes."
             )
 
+    def processes(self) -> int:
+        """Ranks on each node, as far as the command says; torchrun's own default is 1."""
+        asked = self._asked().nproc_per_node or ""
+        return int(asked) if asked.isdecimal() else 1
+
     def _asked(self) -> argparse.Namespace:
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--nnodes")

@@ -8,35 +8,27 @@ code, and `model.json` what goes in and comes out. `serve.py` serves the folder.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch.export import Dim
 
-from trainer.restore import restore
+from trainer.restore import command
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
-    try:
-        task, model, progress = restore(options.checkpoints)
-    except FileNotFoundError as error:
-        sys.exit(f"export.py: error: {error}")
-    options.output.mkdir(parents=True, exist_ok=True)
+    output, task, model, progress = command("Write a trained model for other programs.", "model")
     example = task.test.tensors[0][:2]
     any_number = ({0: Dim("samples", min=1, max=4096)},)
     program = torch.export.export(model, (example,), dynamic_shapes=any_number)
-    torch.export.save(program, options.output / "model.pt2")
-    save_weights(model.state_dict(), options.output / "model.safetensors")
+    torch.export.save(program, output / "model.pt2")
+    save_weights(model.state_dict(), output / "model.safetensors")
     about = {"task": progress["settings"]["task"], "step": progress["step"]}
     about["input"] = list(example.shape[1:])
-    (options.output / "model.json").write_text(json.dumps(about, indent=1) + "\n")
-    size = (options.output / "model.pt2").stat().st_size / 1024
-    print(f"{options.output}: {about['task']}, step {about['step']}, model.pt2 of {size:.0f} KiB")
+    (output / "model.json").write_text(json.dumps(about, indent=1) + "\n")
+    size = (output / "model.pt2").stat().st_size / 1024
+    print(f"{output}: {about['task']}, step {about['step']}, model.pt2 of {size:.0f} KiB")
 
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -47,13 +39,6 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
         print("safetensors is not installed: no model.safetensors; model.pt2 has the weights too")
         return
     save_file({name: weight.contiguous() for name, weight in weights.items()}, path)
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Write a trained model for other programs.")
-    parser.add_argument("checkpoints", type=Path, help="folder that train.py saved to")
-    parser.add_argument("--output", type=Path, default=Path("model"))
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import ends
 import network
 import rendezvous
 import secret_refs
+import settings
 import signals
 import worker
 from cluster import BadEnvironment
@@ -84,6 +85,8 @@ def _torchrun(words: Command, env: Environ, here: cluster.Cluster, life: Surviva
     _check_torch()
     _prepare(env)
     meeting = _connect(env, here)
+    _set(env, env, here.node)
+    _preflight(env, here, (meeting.name, meeting.port), words.processes())
     workers = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_WORKERS"] = str(workers)
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -128,8 +131,11 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
         words.check_world(me)
         chosen = _prepare(env)
         _choose_network(env, me, chosen)
+        _set(env, _own(env, chosen), me.rank)
     env.update(me.variables())
     _check_master(env, me)
+    if not workers and env.get("DEPLOYKIT_PREFLIGHT"):
+        _preflight_below(env, me)
     env["DEPLOYKIT_RESTART_COUNT"] = str(ends.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
     end = worker.run(worker.command(words.program), env, f"[rank {me.rank}]")
@@ -181,21 +187,40 @@ def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
     """Find the way to the other nodes; on several nodes, choose the interface."""
     if here.peer is None:
         return rendezvous.alone(env)
-    peer = rendezvous.peer_address(here)
-    way = network.route(peer)
-    if way is None:
-        raise BadEnvironment(
-            f"There is no route from this node to {here.peer} ({peer}), which is in the same job. "
-            "Check that the nodes share a network and that its interface is up."
-        )
+    way = _way(here.peer, rendezvous.peer_addresses(here))
     choice = network.choose(way, env)
     env.update(choice.variables)
     _say(here.node, choice.why)
-    master = way.source if here.node == 0 else peer
+    master = way.source if here.node == 0 else way.peer
     found = rendezvous.meet(here, env, master=master, local=way.source)
     place = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
     _say(here.node, f"{place} meets the others at {found.host} port {found.port}")
     return found
+
+
+def _way(peer: str, addresses: Sequence[str]) -> network.Route:
+    """The route to the node `peer` by the best of its addresses."""
+    way = network.route_to_any(addresses)
+    if way is None:
+        raise BadEnvironment(
+            f"There is no route from this node to {peer} ({', '.join(addresses)}), which is in the "
+            "same job. Check that the nodes share a network and that its interface is up."
+        )
+    if way.source == way.peer and not rendezvous.is_loopback(way.peer):
+        raise BadEnvironment(
+            f"The host name {peer} means {way.peer} here, which is this machine's own address on "
+            f"{way.interface}. Give {peer} its own address in /etc/hosts or DNS."
+        )
+    return way
+
+
+def _preflight(env: Environ, here: cluster.Cluster, place: tuple[str, int], ranks: int) -> None:
+    """Test the network where the job asks for it. `place` is where the nodes meet: name, port."""
+    if not env.get("DEPLOYKIT_PREFLIGHT"):
+        return
+    import preflight  # asyncio takes a while to load
+
+    preflight.run(preflight.course(here, *place), env, ranks, lambda text: _say(here.node, text))
 
 
 def _choose_network(env: Environ, me: cluster.Rank, chosen: Environ) -> None:
@@ -211,6 +236,37 @@ def _choose_network(env: Environ, me: cluster.Rank, chosen: Environ) -> None:
     env.update(choice.variables)
     if me.local_rank == 0:
         _say(me.rank // me.local_world_size, choice.why)
+
+
+def _preflight_below(env: Environ, me: cluster.Rank) -> None:
+    """Below SageMaker's launchers: the first rank of each machine tests.
+
+    The others wait for it where the ranks meet.
+    """
+    if "SM_HOSTS" not in env or me.local_rank:
+        return
+    here = cluster.find(env)
+    if len(here.hosts) * me.local_world_size != me.world_size:
+        return  # only a group of the machines trains
+    place = rendezvous.name(env), int(env["MASTER_PORT"]) + 1
+    _preflight(env, here, place, me.local_world_size)
+
+
+def _own(env: Environ, chosen: Environ) -> Environ:
+    """What the user or the site has set, without what SageMaker's toolkit puts in its place."""
+    toolkit = {"NCCL_DEBUG"} if "SM_HOSTS" in env else set()
+    return {name: value for name, value in env.items() if name not in toolkit} | chosen
+
+
+def _set(env: Environ, chosen: Environ, number: int) -> None:
+    """Variables for NCCL and PyTorch, but those that were `chosen`. The first of all says which."""
+    found = settings.choose(settings.machine(), env, chosen)
+    if found:
+        settings.prepare(env)
+    for name, value, why in found:
+        env[name] = value
+        if number == 0:
+            _say(0, f"setting {name}={value}: {why}")
 
 
 def _check_torch() -> None:

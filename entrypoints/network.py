@@ -19,6 +19,7 @@ GLOO = "GLOO_SOCKET_IFNAME"
 
 _SIOCGIFCONF = 0x8912
 _SIOCGIFFLAGS = 0x8913
+_SIOCGIFMTU = 0x8921
 _UP_AND_RUNNING = 0x1 | 0x40
 _NAME = 16
 _ENTRY = 40  # struct ifreq on 64 bits: the name, then a sockaddr_in
@@ -56,13 +57,16 @@ def route(peer: str) -> Route | None:
 
 
 def route_to_any(peers: Iterable[str]) -> Route | None:
-    """The route to the first of `peers` that is not this node; to itself if none is another."""
-    way = None
-    for peer in peers:
-        way = route(peer)
-        if way is not None and way.source != peer:
+    """The route to the first of `peers` that leads to another machine and can be trusted.
+
+    Where there is none, any route to a peer, be it this machine.
+    """
+    other = None
+    for way in map(route, peers):
+        if way is not None and way.source != way.peer and _doubt(way) is None:
             return way
-    return way
+        other = other or way
+    return other
 
 
 def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
@@ -75,6 +79,13 @@ def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
         return Choice({}, f"network: no interface is set, since {doubt}")
     ours = {NCCL: f"={way.interface}", GLOO: str(way.interface)}
     why = f"{way.interface} ({way.source}) is the route to another node ({way.peer})"
+    if (first := _first(way)) != way.source:
+        why += f"; WARNING: NCCL takes {first}, the first address of {way.interface}"
+        if _own_name() == way.source:
+            del ours[GLOO]
+            why += f", and Gloo is left to this machine's name, which means {way.source}"
+        else:
+            why += ", and so does Gloo"
     kept = f"; {_said(user)} is kept, as you chose{_absent(user)}" if user else ""
     added = {name: value for name, value in ours.items() if name not in user}
     return Choice({**added, **user}, f"network: {why}: {_said(added)}{kept}")
@@ -89,14 +100,27 @@ def interface_of(address: str) -> str | None:
 
 def is_up(interface: str) -> bool:
     """Whether `interface` exists, is up, and has a carrier."""
+    answer = _ask(_SIOCGIFFLAGS, interface)
+    if answer is None:
+        return False
+    (flags,) = struct.unpack_from("H", answer, _NAME)
+    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+
+
+def mtu(interface: str) -> int | None:
+    """Largest packet that `interface` sends, in bytes; None where there is no such interface."""
+    answer = _ask(_SIOCGIFMTU, interface)
+    return struct.unpack_from("i", answer, _NAME)[0] if answer else None
+
+
+def _ask(question: int, interface: str) -> bytes | None:
+    """The kernel's struct ifreq for `interface`; None where there is no such interface."""
     request = struct.pack("16s24x", interface.encode()[: _NAME - 1])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
+            return fcntl.ioctl(probe, question, request)
         except OSError:
-            return False
-    (flags,) = struct.unpack_from("H", answer, _NAME)
-    return flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+            return None
 
 
 def _doubt(way: Route | None) -> str | None:
@@ -111,6 +135,24 @@ def _doubt(way: Route | None) -> str | None:
     if name.startswith(_VIRTUAL):
         return f"the route to {way.peer} leads to {name}, a bridge inside this machine"
     return None if is_up(name) else f"{name}, on the route to {way.peer}, is down"
+
+
+def _first(way: Route) -> str:
+    """The address that NCCL and Gloo take for the interface's name: its first one, IPv4 first."""
+    held = [address for address, name in _interfaces_v4().items() if name == way.interface]
+    return held[0] if held else way.source
+
+
+def _own_name() -> str | None:
+    """The address that Gloo takes where no interface is named.
+
+    https://github.com/pytorch/pytorch/blob/v2.9.0/torch/csrc/distributed/c10d/GlooDeviceFactory.cpp
+    """
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    return str(found[0][4][0])
 
 
 def _is_loopback(address: str) -> bool:

@@ -24,6 +24,9 @@ PORT_FILE = "rendezvous.json"
 _PORTS = range(10_000, 30_000)
 """Below the ephemeral range (32768), where any outgoing connection may take a port."""
 _TRIES = 100
+_PATIENCE = 180.0
+_HURRY = 30.0
+"""Seconds for node 0 to name the port; fewer where the job is to be tested first."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Rendezvous:
 
 def alone(env: Environ) -> Rendezvous:
     """One node meets itself, on a port that the system chooses."""
-    return Rendezvous("localhost", 0, _name(env), is_host=True, local="localhost")
+    return Rendezvous("localhost", 0, name(env), is_host=True, local="localhost")
 
 
 def meet(cluster: Cluster, env: Environ, *, master: str, local: str) -> Rendezvous:
@@ -63,20 +66,22 @@ def meet(cluster: Cluster, env: Environ, *, master: str, local: str) -> Rendezvo
         port = int(held.getsockname()[1])
         _publish(path, env, port)
     else:
-        port = _published(cluster, env)
-    return Rendezvous(master, port, _name(env), is_host=host, local=local, held=held)
+        port = _published(cluster, env, _HURRY if env.get("DEPLOYKIT_PREFLIGHT") else _PATIENCE)
+    return Rendezvous(master, port, name(env), is_host=host, local=local, held=held)
 
 
-def _name(env: Environ) -> str:
+def name(env: Environ) -> str:
+    """The run and its attempt."""
     run = env.get("DEPLOYKIT_RUN") or env.get("SLURM_JOB_ID") or "run"
     return f"{run}.{ends.attempt(env)}"
 
 
-def peer_address(cluster: Cluster) -> str:
-    """Address of another node. Loopback is refused unless all nodes are this one machine."""
+def peer_addresses(cluster: Cluster) -> list[str]:
+    """Addresses of another node. Loopback is refused unless all nodes are this one machine."""
     peer = cluster.peer
     assert peer is not None  # noqa: S101 - asked only where there are several nodes
-    found = address(peer)
+    known = addresses(peer)
+    found = known[0]
     if is_loopback(found):
         elsewhere = [host for host in cluster.hosts if not is_loopback(address(host))]
         if elsewhere:
@@ -84,23 +89,28 @@ def peer_address(cluster: Cluster) -> str:
                 f"The host name {peer} means {found} here, this machine itself, while "
                 f"{elsewhere[0]} is elsewhere. Give {peer} its own address in /etc/hosts or DNS."
             )
-    return found
+    return known
 
 
 def address(host: str) -> str:
-    """An address of `host` that other nodes can use, if it has one; else a loopback address.
+    """An address of `host` that other nodes can use, if it has one; else a loopback address."""
+    return addresses(host)[0]
+
+
+def addresses(host: str) -> list[str]:
+    """Addresses of `host`, those that other nodes can use first.
 
     A name that does not resolve, or only to loopback, is looked up in Slurm's configuration.
     """
     found = _resolve(host)
     if not found or is_loopback(found[0]):
-        found = sorted(found + _resolve(_slurm_address(host)), key=_usefulness)
+        found = sorted([*found, *_resolve(_slurm_address(host))], key=_usefulness)
     if not found:
         raise BadEnvironment(
             f"The host name {host} of a node of this job does not resolve here. "
             "Add it to DNS or /etc/hosts of every node, or to NodeAddr in slurm.conf."
         )
-    return found[0]
+    return found
 
 
 def is_loopback(text: str) -> bool:
@@ -183,17 +193,17 @@ def _publish(path: Path, env: Environ, port: int) -> None:
     """Tell the other nodes. The file is there already and is written in place: a network file
     system shows that to whoever opens it, and a new name perhaps a minute later.
     """
-    record = {"port": port, "launch": _name(env), "pid": os.getpid()}
+    record = {"port": port, "launch": name(env), "pid": os.getpid()}
     path.write_text(json.dumps(record) + "\n")
 
 
-def _published(cluster: Cluster, env: Environ, patience: float = 180) -> int:
+def _published(cluster: Cluster, env: Environ, patience: float) -> int:
     """The port that node 0 chose. An earlier attempt's is not believed."""
     path = _port_file(env)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         told = ends.read(path)
-        if told is not None and told.get("launch") == _name(env) and _current(cluster, told):
+        if told is not None and told.get("launch") == name(env) and _current(cluster, told):
             return int(told["port"])
         time.sleep(0.05)
     raise BadEnvironment(

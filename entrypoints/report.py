@@ -8,10 +8,8 @@ it, `confusion.png`. For text: the perplexity, and samples of what the model wri
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from trainer.restore import restore
+from trainer.restore import command
 from trainer.writing import write
 
 PROMPTS = ("The ", "A function ", "If ")
@@ -30,19 +28,14 @@ PIECE = 256
 
 
 def main() -> None:
-    options = parse(sys.argv[1:])
-    try:
-        task, model, progress = restore(options.checkpoints)
-    except FileNotFoundError as error:
-        sys.exit(f"report.py: error: {error}")
-    options.output.mkdir(parents=True, exist_ok=True)
+    output, task, model, progress = command("Report what a trained model can do.", "report")
     scores = outputs(model, task.test)
     kind = progress["settings"]["task"]
     report = {"step": progress["step"], **REPORTS[kind](model, scores, task.test.tensors[1])}
-    path = options.output / "report.json"
+    path = output / "report.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     if "confusion" in report:
-        draw(report["confusion"], options.output / "confusion.png")
+        draw(report["confusion"], output / "confusion.png")
     print(f"{path}: {summary(report)}")
 
 
@@ -104,13 +97,6 @@ def draw(confusion: Sequence[Sequence[int]], path: Path) -> None:
             colour = "white" if number > half else "black"
             axes.text(column, row, number or "", ha="center", va="center", color=colour)
     FigureCanvasAgg(figure).print_png(path)
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Report what a trained model can do.")
-    parser.add_argument("checkpoints", type=Path, help="folder that train.py saved to")
-    parser.add_argument("--output", type=Path, default=Path("report"))
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

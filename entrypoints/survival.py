@@ -54,7 +54,11 @@ class Survival:
         if not self._limits:
             return None
         self._logs = slurm_job.log_sizes(self._run, self._here.node)
-        return None if self._here.node else self._begin_first()
+        if self._here.node == 0:
+            return self._begin_first()
+        if self._attempt:
+            self._say(f"restart {self._attempt}")  # `logs --attempt` looks for it on every node
+        return None
 
     def _begin_first(self) -> Node | None:
         began = self._run / "ends" / "attempt.json"

@@ -87,6 +87,8 @@ class Run:
         )
         self.step = self.best_step = self.idle_epochs = 0
         self.best_loss = float("inf")
+        self.validation: tuple[float, float] | None = None
+        """Accuracy and loss after the last step, once they have been measured."""
         self.resume()
         folder = OUTPUT if place.first else None
         self.record = Record(folder, self.step, tensorboard=options.tensorboard)
@@ -164,7 +166,7 @@ class Run:
 
     def validate(self, epoch: int) -> None:
         """Measure, remember the best, and save when it is time."""
-        accuracy, loss = self.evaluate(self.task.validation)
+        self.validation = accuracy, loss = self.evaluate(self.task.validation)
         self.record.write(self.step, epoch, val_loss=loss, val_accuracy=accuracy)
         self.place.say(f"epoch {epoch}: validation loss {loss:.4f}, accuracy {accuracy:.4f}")
         better = loss < self.best_loss
@@ -180,7 +182,7 @@ class Run:
 
     def finish(self) -> None:
         self.keeper.wait()
-        accuracy, loss = self.evaluate(self.task.validation)
+        accuracy, loss = self.validation or self.evaluate(self.task.validation)
         test_accuracy, test_loss = self.evaluate(self.task.test)
         self.record.write(
             self.step,

@@ -39,6 +39,13 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
+def pytest_collection_modifyitems(items):
+    """A real cluster and its jobs take their time on a slow machine."""
+    for item in items:
+        if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """In CI nothing real is skipped silently: a skip is a failure, unless it says `optional`."""

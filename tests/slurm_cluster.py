@@ -50,10 +50,10 @@ def cluster(running_cluster, monkeypatch):
     line = cluster_command("env", running_cluster).stdout
     name, _, value = line.removeprefix("export ").strip().partition("=")
     monkeypatch.setenv(name, shlex.split(value)[0])
-    wait_for(all_idle, 60)
+    wait_for(all_idle)
     yield running_cluster
     subprocess.run(["scancel", "--me"], check=True)
-    wait_for(lambda: not output("squeue", "--noheader"), 30)
+    wait_for(lambda: not output("squeue", "--noheader"))
 
 
 def all_idle():

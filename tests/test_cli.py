@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -118,6 +119,20 @@ def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path)
     assert not (tmp_path / "state folder").exists()
 
 
+def test_switches_of_submit_are_in_the_dry_run_of_every_backend(project, capsys):
+    place = "region: eu-west-1, bucket: my-bucket, role: arn:aws:iam::123456789012:role/r"
+    image = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
+    sagemaker = f"sagemaker={{{place}, image_uri: '{image}', instance_type: ml.g5.xlarge}}"
+    for backend in ("local", "slurm", "sagemaker"):
+        argv = ["submit", "--backend", backend, "--dry-run", "--run", "one", "--set", sagemaker]
+        assert run(*argv) == 0
+        assert "DEPLOYKIT_PREFLIGHT" not in capsys.readouterr().out
+        assert run(*argv, "--preflight", "--debug") == 0
+        text = capsys.readouterr().out
+        for name, value in (("PREFLIGHT", "30"), ("DEBUG", "1")):
+            assert re.search(rf'DEPLOYKIT_{name}(=|": "){value}\b', text), text
+
+
 def test_unexpected_errors_name_a_log_and_show_no_traceback(project, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("deploykit.commands.check.run", lambda args: 1 // 0)
     assert run("check") == 70
@@ -193,6 +208,44 @@ def logged(project, monkeypatch, tmp_path):
 def test_logs_by_rank_node_and_time(logged, capsys, options, shown):
     assert run("logs", "one", *options) == 0
     assert capsys.readouterr().out.splitlines() == shown
+
+
+RESTARTED = """\
+2026-11-21T01:00:00.000Z [rank 0] begun
+2026-11-21T01:00:01.000Z [rank 1] Traceback (most recent call last):
+2026-11-21T01:00:02.000Z [rank 0] RuntimeError: a peer is gone
+2026-11-21T01:00:02.000Z [rank 1]   File "train.py", line 7
+2026-11-21T01:00:02.000Z [rank 1] ValueError: no such sample
+2026-11-21T01:00:02.000Z [rank 1] a later word
+2026-11-21T02:00:00.000Z [node 0] restart 1 (error 1)
+2026-11-21T02:00:00.000Z [rank 0] restart 7 of my own
+2026-11-21T02:00:01.000Z [rank 0] done
+"""
+FIRST_ERROR = [
+    "[rank 1] Traceback (most recent call last):",
+    '[rank 1]   File "train.py", line 7',
+    "[rank 1] ValueError: no such sample",
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--attempt", "0", "--rank", "0"], ["begun", "RuntimeError: a peer is gone"]),
+        (["--attempt", "1", "--rank", "0"], ["restart 7 of my own", "done"]),
+        (["--attempt", "2"], []),
+        (["--first-error"], FIRST_ERROR),
+        (["--first-error", "--rank", "0"], ["RuntimeError: a peer is gone"]),
+        (["--first-error", "--attempt", "1"], []),
+    ],
+)
+def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, shown):
+    (tmp_path / "run/logs/node-1.log").unlink()
+    (tmp_path / "run/logs/node-0.log").write_text(RESTARTED)
+    assert run("logs", "one", *options) == 0
+    found = capsys.readouterr()
+    assert [line.removeprefix("[rank 0] ") for line in found.out.splitlines()] == shown
+    assert bool(found.err) is not bool(shown)
 
 
 def test_logs_of_a_time_that_is_none(logged, capsys):

@@ -157,6 +157,14 @@ def test_first_steps_run(tmp_path, monkeypatch):
     play((DOCS / "first-steps.md").read_text(encoding="utf-8"), folder)
 
 
+@pytest.mark.torch
+def test_trainer_guide_runs(tmp_path):
+    for name in ("train.py", "report.py", "export.py", "trainer"):
+        copy = shutil.copytree if name == "trainer" else shutil.copy
+        copy(ROOT / "entrypoints" / name, tmp_path / name)
+    play((DOCS / "guides/trainer.md").read_text(encoding="utf-8"), tmp_path)
+
+
 def test_infra_guide_runs(tmp_path):
     play((DOCS / "guides/infra.md").read_text(encoding="utf-8"), tmp_path)
 

@@ -79,7 +79,7 @@ SLURM = section(
     exclusive=mostly(True),
     gres_style=mostly("gres"),
     signal_seconds=mostly(30),
-    extra=st.dictionaries(st.sampled_from(["comment", "mail-user", "wait-all-nodes"]) | TEXT, TEXT),
+    extra=st.dictionaries(st.sampled_from(["comment", "bb", "wait-all-nodes"]) | TEXT, TEXT),
 )
 GOOD_SAGEMAKER = {
     "role": "arn:aws:iam::123456789012:role/x",

@@ -66,7 +66,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         "local.sh.j2",
         run=run,
         folder=folder,
-        environment=contract.in_folder(job, "local", run),
+        environment=contract.in_folder(job, "local", run, folder),
         nodes=job.resources.nodes,
         python=options.python or sys.executable,
         supervise=_SUPERVISE,

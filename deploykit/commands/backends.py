@@ -20,11 +20,14 @@ from deploykit.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
     parser.add_argument("--probe", action="store_true", help="ask the cluster, keep its profile")
+    parser.add_argument("--host", metavar="H", help="ask from this login node, over ssh")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.probe:
-        return _probe(args.backend, as_json=args.json)
+        return _probe(args.backend, args.host, as_json=args.json)
+    if args.host is not None:
+        raise UsageError("--host is for --probe", hint="deploykit backends slurm --probe --host H")
     rows = [_describe(name) for name in ([args.backend] if args.backend else backend.names())]
     if args.json:
         output.emit(rows)
@@ -36,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _probe(name: str | None, *, as_json: bool) -> int:
+def _probe(name: str | None, host: str | None, *, as_json: bool) -> int:
     """Ask the cluster and keep its profile."""
     from deploykit.backends.slurm import site
 
     if name != "slurm":
         raise UsageError("only slurm can be probed", hint="deploykit backends slurm --probe")
-    found = site.read()
+    found = site.read(host)
     path = site.save(found)
     if as_json:
         output.emit({"profile": str(path), **dataclasses.asdict(found)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -14,12 +15,28 @@ from deploykit.commands import arguments, output
 from deploykit.errors import NotFound
 from deploykit.model import LogLine
 
+_AGAIN = re.compile(r"restart (\d+)\b")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.one_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
+    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
     parser.add_argument("--node", type=int, metavar="N", help="only this node, from 0")
+    parser.add_argument(
+        "--attempt",
+        type=int,
+        metavar="N",
+        help="only this attempt; 0 is the one before any restart",
+    )
+    parser.add_argument(
+        "--first-error",
+        action="store_true",
+        help="only the first traceback or error of a rank, and end there",
+    )
     parser.add_argument(
         "--since",
         type=arguments.moment,
@@ -33,13 +50,19 @@ def run(args: argparse.Namespace) -> int:
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
+    if args.task is not None:
+        lines = (line for line in lines if line.task == args.task)
+    if args.attempt is not None:
+        lines = _attempt(lines, args.attempt)
     if args.rank is not None:
         lines = (line for line in lines if line.rank == args.rank)
     if args.node is not None:
         lines = (line for line in lines if line.node == args.node)
     if args.since is not None:
         lines = _since(lines, args.since)
-    lines = _noting_silence(lines, args.rank)
+    if args.first_error:
+        lines = _first_error(lines)
+    lines = _noting_silence(lines, _wanted(args))
     if args.json:
         for line in lines:
             output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
@@ -58,19 +81,52 @@ def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
             yield line
 
 
-def _noting_silence(lines: Iterable[LogLine], rank: int | None) -> Iterator[LogLine]:
+def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
+    """Lines of one attempt. Each node's launcher begins those after the first by counting them."""
+    reached: dict[tuple[int | None, int | None], int] = {}
+    for line in lines:
+        if line.rank is None and (again := _AGAIN.match(line.text)):
+            reached[line.task, line.node] = int(again[1])
+        if reached.get((line.task, line.node), 0) == number:
+            yield line
+
+
+def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """From the first line that names an error, or begins a traceback, to the end of that."""
+    first = None
+    for line in lines:
+        if first is None and line.rank is not None and _ERROR.match(line.text):
+            first = line
+        if first is None or (line.task, line.rank) != (first.task, first.rank):
+            continue
+        yield line
+        if line is not first and not line.text.startswith(" "):
+            return
+        if not _TRACEBACK.match(first.text):
+            return
+
+
+def _wanted(args: argparse.Namespace) -> str:
+    """What was asked for, where nothing of it was found."""
+    chosen = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
+    parts = [f"of {name} {value}" for name, value in chosen.items() if value is not None]
+    return " ".join(["no error" if args.first_error else "no line", *(parts or ["yet"])])
+
+
+def _noting_silence(lines: Iterable[LogLine], silence: str) -> Iterator[LogLine]:
     """The lines; where there is none, say so."""
     line = None
     for line in lines:
         yield line
     if line is None:
-        output.note("no line yet" if rank is None else f"no line of rank {rank}")
+        output.note(silence)
 
 
 def print_lines(lines: Iterable[LogLine] | Iterator[LogLine], out: TextIO) -> None:
     """Lines with the rank, or the node where no rank wrote them, in front."""
     for line in lines:
-        place = f"[rank {line.rank}] " if line.rank is not None else _node(line)
+        task = f"[task {line.task}] " if line.task is not None else ""
+        place = task + (f"[rank {line.rank}] " if line.rank is not None else _node(line))
         out.write(f"{place}{line.text}\n")
         out.flush()
 

@@ -22,13 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, end with its exit code"
     )
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="test the network of the job's nodes first, at most 30 seconds",
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="NCCL and PyTorch say what they do, into files"
+    )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts two jobs")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.backend is None:
         raise UsageError("where to? --backend is missing", hint="one of local, slurm, sagemaker")
-    prepared = lifecycle.prepare(args.job, args.set, args.backend, args.run)
+    switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
+    prepared = lifecycle.prepare(args.job, [*args.set, *switches], args.backend, args.run)
     output.warnings(prepared.warnings)
     if args.dry_run:
         _show(prepared, as_json=args.json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,19 +68,19 @@ class Batches:
         whole = torch.full((len(self) * self._size,), IGNORED)
         whole[: len(order)] = order
         shares = whole.view(-1, self._size)[first:, self._share.index :: self._share.of]
-        gpu = self._device.type == "cuda"
-        loader = DataLoader(
-            _Filled(self._dataset),
-            batch_size=None,
-            sampler=list(shares),
-            num_workers=workers,
-            pin_memory=gpu,
-        )
-        for number, (inputs, targets) in enumerate(loader, first):
+        for number, (inputs, targets) in enumerate(self._loaded(shares, workers), first):
             samples = min(self._size, len(order) - number * self._size)
-            move = {"device": self._device, "non_blocking": gpu}
+            move = {"device": self._device, "non_blocking": self._device.type == "cuda"}
             count = samples * targets[0].numel()
             yield Batch(inputs.to(**move), targets.to(**move), count)
+
+    def _loaded(self, shares: Tensor, workers: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Inputs and targets of each row of positions; all is in memory, so a row is one slice."""
+        filled, gpu = _Filled(self._dataset), self._device.type == "cuda"
+        if not (workers or gpu):
+            return map(filled.__getitem__, shares)
+        rows = {"batch_size": None, "sampler": list(shares)}
+        return DataLoader(filled, **rows, num_workers=workers, pin_memory=gpu)
 
 
 class _Filled:

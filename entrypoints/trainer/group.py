@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -78,10 +79,10 @@ def _device() -> tuple[torch.device, str]:
     return device, "nccl"
 
 
-def totals(place: Place, values: Sequence[float], group: ProcessGroup | None = None) -> list[float]:
+def totals(place: Place, values: Sequence[float]) -> list[float]:
     """Each value summed over the ranks, in double precision."""
     tensor = torch.tensor(values, dtype=torch.float64, device=place.device)
-    distributed.all_reduce(tensor, group=group)
+    distributed.all_reduce(tensor)
     return tensor.tolist()
 
 
@@ -97,29 +98,50 @@ def fitting(number: int) -> str:
     return ", ".join(str(part) for part in range(1, number + 1) if number % part == 0)
 
 
+PERIOD = 0.1
+"""Seconds between two questions, where steps are shorter than that ..."""
+MOST = 100
+"""... and steps between them at most."""
+
+
 class Vote:
     """Whether any rank has been told to stop, known to all of them at the same step.
 
     The question goes out before a step's work and its answer is read after it, over gloo and a
-    group of its own: it hides behind the work, never waits for a GPU, and mixes with nothing.
+    group of its own: it hides behind the work, never waits for a GPU, and mixes with nothing. With
+    it goes the length of a step on the slowest rank, from which all know when to ask next.
     """
 
     def __init__(self, notices: Sequence[int]) -> None:
         self._notices = notices
         self._group = distributed.new_group(backend="gloo")
-        self._flag = torch.zeros(1)
+        self._flag = torch.zeros(2, dtype=torch.float64)
         self._work: distributed.Work | None = None
+        self._steps, self._left = 1, 1
+        self._asked = time.monotonic()
 
     def ask(self) -> None:
-        """Every rank asks once before each step."""
-        self._flag.fill_(bool(self._notices))
-        self._work = distributed.all_reduce(self._flag, group=self._group, async_op=True)
+        """Every rank calls this once before each step."""
+        self._left -= 1
+        if self._left:
+            return
+        now = time.monotonic()
+        told, seconds = float(bool(self._notices)), (now - self._asked) / self._steps
+        self._flag.copy_(torch.tensor([told, seconds], dtype=torch.float64))
+        self._asked = now
+        self._work = distributed.all_reduce(
+            self._flag, distributed.ReduceOp.MAX, group=self._group, async_op=True
+        )
 
     def stop(self) -> bool:
-        """The answer to the last question, the same on every rank."""
-        assert self._work is not None, "ask first"  # noqa: S101 - an invariant
+        """The answer to the question asked before this step, if any, the same on every rank."""
+        if self._work is None:
+            return False
         self._work.wait()
-        return bool(self._flag)
+        self._work = None
+        told, seconds = self._flag.tolist()
+        self._steps = self._left = max(1, int(PERIOD / max(seconds, PERIOD / MOST)))
+        return bool(told)
 
 
 def leave() -> None:

@@ -26,7 +26,8 @@ class Meter:
         self._samples = options.batch_size
         self._units = options.batch_size * task.training.tensors[1][0].numel()
         self._unit = task.unit
-        self._work = speed.operations(task.model, task.training) * options.batch_size
+        sample = speed.operations(task.model, task.training) if place.first else 0.0
+        self._work = sample * options.batch_size  # counting takes a while, and rank 0 alone tells
         self._peak = speed.peak(place.device)
         self._step = 0
         self._began = time.perf_counter()

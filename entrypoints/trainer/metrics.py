@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,13 +25,20 @@ class Record:
             self._file.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
             self._file.flush()
         if self._board is not None:
-            for name, number in numbers.items():
-                self._board.add_scalar(name, number, step)
+            self._board.file_writer.add_summary(_summary(numbers), step)
 
     def close(self) -> None:
         for writer in (self._file, self._board):
             if writer is not None:
                 writer.close()
+
+
+def _summary(numbers: Mapping[str, float]) -> Any:
+    """All numbers as one record: `add_scalar` for each would take five times as long."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = (Summary.Value(tag=name, simple_value=value) for name, value in numbers.items())
+    return Summary(value=values)
 
 
 def _continued(path: Path, step: int) -> TextIO:

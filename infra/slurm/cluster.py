@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import accounts
 import processes
 
 PACKAGES = {
@@ -45,7 +46,7 @@ SBIN = "/usr/sbin:/sbin"
 PORTS = range(20000, 32000)
 LONGEST_SOCKET = 107
 ATTEMPTS = 3
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
 
@@ -91,6 +92,7 @@ def _add_shape(verb: argparse.ArgumentParser) -> None:
         ("memory", 8000, "MiB that each node claims to have"),
         ("gpus-per-node", 2, "pretend GPUs on each node"),
         ("min-job-age", 3600, "seconds for which the controller remembers a finished job"),
+        ("accounting", 0, "1 for slurmdbd with a database; needs slurmdbd and mariadb-server"),
     ):
         verb.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{words} (default {default})"
@@ -99,10 +101,8 @@ def _add_shape(verb: argparse.ArgumentParser) -> None:
 
 def start(folder: Path, options: argparse.Namespace) -> int:
     _check(folder, options)
-    shape = {
-        name: getattr(options, name)
-        for name in ("nodes", "cpus", "memory", "gpus_per_node", "min_job_age")
-    }
+    names = ("nodes", "cpus", "memory", "gpus_per_node", "min_job_age", "accounting")
+    shape = {name: getattr(options, name) for name in names}
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / "lock"):
         record = _read_record(folder)
@@ -148,9 +148,10 @@ def env(folder: Path, _: argparse.Namespace) -> int:
 
 
 def _check(folder: Path, options: argparse.Namespace) -> None:
-    missing = [program for program in PACKAGES if _program(program) is None]
+    wanted = PACKAGES | (accounts.PACKAGES if options.accounting else {})
+    missing = [program for program in wanted if _program(program) is None]
     if missing:
-        packages = " ".join(sorted({PACKAGES[program] for program in missing}))
+        packages = " ".join(sorted({wanted[program] for program in missing}))
         raise ClusterError(
             f"not installed: {', '.join(missing)}. On Debian or Ubuntu: "
             f"apt-get install --no-install-recommends {packages}"
@@ -171,7 +172,7 @@ def _launch(folder: Path, shape: dict[str, int]) -> None:
     for attempt in range(ATTEMPTS):
         # one start at a time on this machine: ports are free until the daemons listen
         with _locked(Path(tempfile.gettempdir()) / f"slurm-box-ports-{os.getuid()}.lock"):
-            ports = _free_ports(shape["nodes"] + 1)
+            ports = _free_ports(shape["nodes"] + (3 if shape["accounting"] else 1))
             _write_files(folder, shape, ports)
             try:
                 _start_daemons(folder, shape, ports)
@@ -196,6 +197,13 @@ def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> Non
     places = [f"--{option}={munge / name}" for option, name in files.items()]
     daemon("munged", "munged", "-F", "--force", f"--socket={_socket(folder)}", *places)
     _wait(folder, "munged", lambda: _socket(folder).exists(), pids)
+    if shape["accounting"]:
+        accounts.start(
+            folder,
+            ports,
+            daemon,
+            lambda name, port: _wait(folder, name, lambda: _listens(port), pids),
+        )
     daemon("slurmctld", "slurmctld", "-D", "-c", "-f", str(_conf(folder)))
     # a slurmd that comes before its controller listens waits for a whole second
     _wait(folder, "slurmctld", lambda: _listens(ports[0]), pids)
@@ -239,9 +247,12 @@ def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
         user=_user(),
         ports=ports,
         node_lines="\n".join(_node_lines(shape, ports)),
+        accounts=accounts.settings(folder, ports) if shape["accounting"] else accounts.OFF,
         **shape,
     )
     _conf(folder).write_text(text, encoding="utf-8")
+    if shape["accounting"]:
+        accounts.write(folder, ports)
     (folder / "gres.conf").write_text(_gres(folder, shape), encoding="utf-8")
     (folder / "cgroup.conf").write_text(CGROUP_CONF, encoding="utf-8")
 
@@ -249,7 +260,7 @@ def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
 def _node_lines(shape: dict[str, int], ports: list[int]) -> Iterator[str]:
     host = socket.gethostname().split(".")[0]
     gres = f" Gres=gpu:{shape['gpus_per_node']}" if shape["gpus_per_node"] else ""
-    for number, port in enumerate(ports[1:], start=1):
+    for number, port in enumerate(ports[1 : shape["nodes"] + 1], start=1):
         yield (
             f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             f"CPUs={shape['cpus']} RealMemory={shape['memory']}{gres}"
@@ -315,7 +326,7 @@ def _end(folder: Path, record: dict[str, Any]) -> None:
     jobs = processes.of_jobs(_conf(folder))
     for pid in jobs:
         processes.send(pid, signal.SIGKILL)
-    if not processes.gone([*pids, *jobs], 5):
+    if not processes.gone([*pids, *jobs], PATIENCE):
         raise ClusterError(f"these processes do not end: {[*pids, *jobs]}")
     (folder / "cluster.json").unlink(missing_ok=True)
     _socket(folder).unlink(missing_ok=True)

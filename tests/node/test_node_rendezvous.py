@@ -166,10 +166,10 @@ def test_a_name_that_means_nothing_is_a_sentence(names):
 def test_loopback_is_refused_while_another_node_is_elsewhere(names):
     names.update({"n1": ["127.0.0.1"], "n2": ["127.0.1.1"], "n3": ["10.0.0.3"]})
     with pytest.raises(BadEnvironment, match=r"n1 means 127\.0\.0\.1 here"):
-        rendezvous.peer_address(Cluster("slurm", 1, ("n1", "n2", "n3")))
-    assert rendezvous.peer_address(Cluster("slurm", 0, ("n1", "n3"))) == "10.0.0.3"
+        rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2", "n3")))
+    assert rendezvous.peer_addresses(Cluster("slurm", 0, ("n1", "n3"))) == ["10.0.0.3"]
 
 
 def test_loopback_is_right_where_all_nodes_are_this_machine(names):
     names.update({"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]})
-    assert rendezvous.peer_address(Cluster("slurm", 1, ("n1", "n2"))) == "127.0.0.1"
+    assert rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2"))) == ["127.0.0.1"]

@@ -116,3 +116,14 @@ def test_a_group_that_does_not_train_runs_the_program_once_without_a_rank(bundle
     done = start(bundle, groups, WORDS, NCCL_DEBUG="WARN")
     assert done.code == 0, done.log
     assert "[group cpu] False INFO\n" in done.log
+
+
+def test_debug_is_not_undone_by_the_toolkit_and_leaves_the_users_word(bundle, as_rank):
+    names = ("NCCL_DEBUG", "LOGLEVEL", "TORCH_CPP_LOG_LEVEL")
+    bundle.write("dump.py", f"import os; print(*(os.environ[name] for name in {names}))")
+    mine = {"DEPLOYKIT_DEBUG": 1, "LOGLEVEL": "ERROR", "NCCL_DEBUG": "WARN"}
+    done = start(bundle, as_rank, WORDS, **mine)
+    assert done.said["rank 3"] == ["INFO ERROR INFO"], done.log
+    chosen = json.dumps({"NCCL_DEBUG": "TRACE"})
+    done = start(bundle, as_rank, WORDS, DEPLOYKIT_ENV=chosen, **mine)
+    assert done.said["rank 3"] == ["TRACE ERROR INFO"], done.log

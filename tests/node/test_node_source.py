@@ -12,7 +12,7 @@ from deploykit import contract, paths
 ENTRYPOINTS = paths.shipped("entrypoints")
 
 OURS = {name.removesuffix(".py") for name in contract.NODE_PLANE}
-ALLOWED = {"secret_refs": {"boto3", "botocore"}}
+ALLOWED = {"secret_refs": {"boto3", "botocore"}, "preflight_group": {"torch"}}
 
 
 def tree(name):

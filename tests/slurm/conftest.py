@@ -41,3 +41,9 @@ def send(tmp_path):
         return slurm.submit(plan, folder)
 
     return submit
+
+
+@pytest.fixture
+def home(monkeypatch):
+    """A state folder that is the same on every machine."""
+    monkeypatch.setenv("DEPLOYKIT_HOME", "/shared/ada/it's here")

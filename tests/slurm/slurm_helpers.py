@@ -11,6 +11,9 @@ from deploykit.backends import slurm
 
 CLUSTER = Path(__file__).parents[2] / "infra" / "slurm" / "cluster.py"
 
+PATIENCE = 600
+"""Seconds to wait for anything: a slow machine needs them, and nobody else waits for long."""
+
 
 def cluster_command(*words, **more):
     """Run infra's command as a user does."""
@@ -26,7 +29,7 @@ def output(*argv):
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=PATIENCE):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -41,4 +44,4 @@ def ended(handle):
         status = slurm.status([handle])[handle]
         return status if status.state.final else None
 
-    return wait_for(final, 90)
+    return wait_for(final)

@@ -20,14 +20,14 @@ from survivor import AT
 
 from deploykit import lifecycle, runs
 
-PATIENCE = 250
+PATIENCE = 900
 FINAL = ("succeeded", "failed", "cancelled")
 STEPS = 60
 SURVIVOR = Path(__file__).with_name("survivor.py")
 JOB = f"""\
 name: survivor
 entrypoint: {{script: survivor.py, args: ["{STEPS}", hold]}}
-resources: {{time_limit: 10m, memory: 4GiB}}
+resources: {{time_limit: 2h, memory: 4GiB}}
 slurm: {{exclusive: true, python: {sys.executable}}}
 """
 
@@ -114,7 +114,7 @@ def following(run, log):
     with log.open("w") as file, subprocess.Popen(argv, stdout=file) as process:
         try:
             yield
-            process.wait(60)
+            process.wait(PATIENCE)
         finally:
             process.kill()
 
@@ -155,7 +155,7 @@ def big_cluster(nodes):
         done = cluster_command("start", box, "--nodes", nodes)
         assert done.returncode == 0, done.stderr
         with (box / "slurm.conf").open("a") as conf:
-            conf.write("JobAcctGatherParams=OverMemoryKill\nKillWait=15\nSlurmdTimeout=10\n")
+            conf.write("JobAcctGatherParams=OverMemoryKill\nKillWait=15\n")
         argv = ["scontrol", "reconfigure"]
         subprocess.run(argv, env={**os.environ, "SLURM_CONF": f"{box}/slurm.conf"}, check=True)
         yield box

@@ -7,11 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from slurm_helpers import CLUSTER, cluster_command, wait_for
+from slurm_helpers import CLUSTER, PATIENCE, cluster_command, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -39,10 +38,8 @@ def alive(folder):
 
 
 def test_start_use_stop(box):
-    begun = time.monotonic()
     done = cluster_command("start", box, *SMALL)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begun < 10
     shell = f'eval "$({sys.executable} {CLUSTER} env {box})"; '
     ran = subprocess.run(
         ["sh", "-c", f'{shell} srun -N2 --gpus-per-node=1 sh -c "echo $0 \\$SLURM_NODEID"'],
@@ -78,9 +75,7 @@ def test_stop_ends_jobs_that_ignore_it(box):
     assert in_box(box, "sbatch", f"--output={box}/out", str(job)).returncode == 0
     # the one in a session of its own, srun, and its task
     wait_for(lambda: sum(b"sleep" in words for _, words in alive(box)) >= 3)
-    begun = time.monotonic()
     assert cluster_command("stop", box).returncode == 0
-    assert time.monotonic() - begun < 5
     assert alive(box) == []
 
 
@@ -98,7 +93,7 @@ def test_two_at_once(box, tmp_path):
     argv = [sys.executable, CLUSTER, "start"]
     many = [subprocess.Popen([*argv, folder, *SMALL], stdout=subprocess.PIPE) for folder in folders]
     try:
-        assert [process.wait(60) for process in many] == [0, 0, 0]
+        assert [process.wait(PATIENCE) for process in many] == [0, 0, 0]
         for folder in folders:
             assert in_box(folder, "srun", "-N2", "echo", "hi").stdout == "hi\nhi\n"
     finally:

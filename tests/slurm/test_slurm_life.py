@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -39,6 +41,17 @@ def stored(handle):
     return subprocess.run(
         ["scontrol", "write", "batch_script", handle.id, "-"], check=True, capture_output=True
     ).stdout
+
+
+def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_path):
+    patient = {"DEPLOYKIT_PREFLIGHT": "200"}
+    handle = send(make_plan("print('trained')", nodes=3, env=patient))
+    status = ended(handle)
+    logs = folder_of("one-1", tmp_path) / "logs"
+    text = (logs / "node-0.log").read_text()
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), text
+    assert "preflight: passed, 3 nodes in " in text
+    assert "preflight: FAILED" not in text
 
 
 def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
@@ -86,9 +99,10 @@ def test_the_trainers_own_exit_code(cluster, make_plan, send, nodes):
 
 
 def test_queued_running_cancelled(cluster, make_plan, send, tmp_path):
-    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+2"})))
+    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+1hour"})))
     assert state_of(handle).state is State.QUEUED
     assert "start time" in wait_for(lambda: state_of(handle).reason)
+    output("scontrol", "update", f"JobId={handle.id}", "StartTime=now")
     log = folder_of("one-1", tmp_path) / "logs/node-0.log"
     wait_for(lambda: log.exists() and "up" in log.read_text())
     status = state_of(handle)
@@ -132,8 +146,9 @@ def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
 
 def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
     count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
-    plan = make_plan(count, options=Options(extra={"begin": "now+1"}))
+    plan = make_plan(count, options=Options(extra={"hold": ""}))
     handles = [send(plan), send(plan)]
+    output("scontrol", "release", *(handle.id for handle in handles))
     assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
     assert (tmp_path / "starts").read_text() == "x"
     folder = folder_of(plan.run, tmp_path)
@@ -164,7 +179,7 @@ def test_one_question_for_many_runs(cluster, make_plan, send):
         ({"gpus_per_node": 9}, "per node"),
         ({"gpus_per_node": 9, "options": Options(gres_style="gres")}, "per node"),
         ({"memory": 1024**4}, "resources.memory"),
-        ({"options": Options(extra={"mail-type": "NOPE"})}, "slurm.extra"),
+        ({"options": Options(mail_type="NOPE")}, "slurm.mail_type"),
         ({"options": Options(extra={"no-such-option": ""})}, "slurm.extra"),
     ],
 )
@@ -199,7 +214,7 @@ def test_a_controller_too_busy_to_answer_has_taken_the_job_all_the_same(
 ):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(watching, "cluster", lambda: "box")  # asked before it freezes
+    monkeypatch.setattr(watching, "cluster", lambda _host: "box")  # asked before it freezes
     os.kill(controller, signal.SIGSTOP)
     thaw = threading.Timer(11, os.kill, (controller, signal.SIGCONT))
     thaw.start()
@@ -238,6 +253,32 @@ def test_export_none_still_reaches_the_steps(cluster, make_plan, send):
     assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
 
 
+def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster, make_plan, send):
+    """A sample counts where the controller said the same before and after it."""
+    program = (
+        "import os, time; time.sleep(0 if os.environ['DEPLOYKIT_RESTART_COUNT'] > '0' else 900)"
+    )
+    handle = send(make_plan(program))
+    show = ["scontrol", "--oneliner", "show", "job", handle.id]
+    seen = []
+
+    def sample():
+        before, status, after = output(*show), state_of(handle), output(*show)
+        natives = [re.search(r"JobState=(\S+)", shown)[1] for shown in (before, after)]
+        if natives[0] == natives[1]:
+            assert status.native == natives[0]
+            seen.append(status.native)
+        return status
+
+    wait_for(lambda: sample().state is State.RUNNING)
+    output("scontrol", "requeue", handle.id)
+    wait_for(lambda: sample().state.final)
+    assert [native for native, _ in itertools.groupby(seen) if native in ("RUNNING", "PENDING")][
+        -3:
+    ] == ["RUNNING", "PENDING", "RUNNING"]
+    assert seen[-1] == "COMPLETED"
+
+
 def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
     plan = make_plan(REPORT, gpus_per_node=2, options=Options(gres_style="gres"))
     assert ended(send(plan)).state is State.SUCCEEDED
@@ -255,8 +296,9 @@ def test_setup_runs_first_and_is_no_directive(cluster, make_plan, send, tmp_path
 
 def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
     """A checkout that changes after the submit changes nothing."""
-    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"begin": "now+2"}))
+    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"hold": ""}))
     handle = send(plan)
     Path(plan.bundle.source, "train.py").write_text("raise SystemExit(9)")
+    output("scontrol", "release", handle.id)
     assert ended(handle).state is State.SUCCEEDED
     assert "as submitted" in [line.text for line in slurm.logs(handle, follow=False)]

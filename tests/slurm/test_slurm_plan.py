@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -16,29 +15,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from plans import JOB, PYTHON, directives, job, script
 
-from deploykit import bundle as bundles
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
-from deploykit.backends.slurm.options import Restarts
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.backends.slurm.options import Container, Restarts
+from deploykit.model import Entrypoint
 
 GOLDEN = Path(__file__).with_name("golden")
-BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
 NEVER = Restarts(0, 0, 0, 0)
-PYTHON = "/shared/venv/bin/python"
-JOB = JobSpec("digits", Entrypoint("train.py", args=("--epochs", "5")), Resources(time_limit=1800))
 HOSTILE = (
     *("", " ", "a b", "it's", 'say "hi"', "$(touch /tmp/pwned)", "`id`", "a\nb", "a\r\nb\r"),
     *("#SBATCH --hold", "\n#SBATCH --hold\n", "--lr", "-x", "{{ run }}", "{% raw %}", "\\", "a\\"),
     *("é☃", "\u2028", "%j", "~", "*", ";", "&", "|", ">", "!", "\x1b[0m", "\t", "a=b,c", ": :"),
     *("\u201cquoted\u201d", "=x", "~/x", "\u00a0", "\x01"),
 )
-
-
-def job(**changes):
-    resources = dataclasses.replace(JOB.resources, **changes.pop("resources", {}))
-    return dataclasses.replace(JOB, resources=resources, **changes)
 
 
 CASES = {
@@ -65,11 +56,27 @@ CASES = {
             exclude="node07",
             exclusive=True,
             python=PYTHON,
-            setup=("module purge", "module load cuda/12.8"),
+            licenses="matlab:2",
+            mail_type="END,FAIL",
+            mail_user="ada@example.org",
+            modules=("cuda/12.8", "it's"),
+            setup=("ulimit -c 0",),
             signal_seconds=300,
             restarts=Restarts(time_limit=5, error=2),
-            extra={"mail-type": "END,FAIL", "contiguous": "", "comment": 'a\\b "c"'},
+            extra={"nice": "7", "contiguous": "", "comment": 'a\\b "c"'},
         ),
+    ),
+    "pyxis": (
+        job(resources={"nodes": 2, "cpus_per_node": 4}, data={"train": "/shared/data"}),
+        Options(container=Container("nvcr.io#nvidia/pytorch:25.01-py3", mounts=("/a b:/b",))),
+    ),
+    "apptainer": (
+        job(resources={"gpus_per_node": 1}, output="/shared/out"),
+        Options(container=Container("/shared/my image.sif", "apptainer", ("/scratch",))),
+    ),
+    "array": (
+        job(output="/shared/out"),
+        Options(python=PYTHON, array=1000, at_once=8),
     ),
     "gres": (
         job(resources={"gpus_per_node": 4, "memory": 1024**2 + 1, "time_limit": 60}),
@@ -92,24 +99,6 @@ CASES = {
         Options(python=PYTHON),
     ),
 }
-
-
-@pytest.fixture
-def home(monkeypatch):
-    """A state folder that is the same on every machine."""
-    monkeypatch.setenv("DEPLOYKIT_HOME", "/shared/ada/it's here")
-
-
-def script(job=JOB, options=None, run="digits-1"):
-    return slurm.plan(job, options or Options(python=PYTHON), run=run, bundle=BUNDLE).text
-
-
-def directives(text):
-    return dict(
-        line.removeprefix("#SBATCH --").partition("=")[::2]
-        for line in text.splitlines()
-        if line.startswith("#SBATCH ")
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -256,81 +245,6 @@ def test_planning_imports_no_more_than_it_needs():
     code = "import sys, deploykit.backends.slurm; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"submitit", "jinja2", "boto3", "torch"} & set(done.stdout.split())
-
-
-def problems(job=JOB, options=None):
-    return {problem.path: problem for problem in slurm.check(job, options or Options())}
-
-
-@pytest.mark.parametrize("value", ["a\nb", "a\r", "\x00", "\x1b", "\x85", "gpu\n#SBATCH --hold"])
-@pytest.mark.parametrize(
-    "name",
-    ["partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "python"],
-)
-def test_values_that_would_leave_their_line(name, value):
-    found = problems(options=Options(**{name: value}))
-    assert "#SBATCH line" in found[f"slurm.{name}"].message
-    found = problems(options=Options(extra={"comment": value}))
-    assert "#SBATCH line" in found["slurm.extra.comment"].message
-
-
-def test_empty_values_are_named():
-    assert set(problems(options=Options(partition="", python=""))) == {
-        "slurm.partition",
-        "slurm.python",
-    }
-
-
-@pytest.mark.parametrize("name", ["job-name", "outp", "time", "part", "no-requeue", "wrap", "nod"])
-def test_extra_cannot_take_over_an_option_of_deploykit(name):
-    found = problems(options=Options(extra={name: "x"}))
-    assert "is set by deploykit" in found[f"slurm.extra.{name}"].message
-
-
-@pytest.mark.parametrize("name", ["nice", "mem-per-cpu", "time-min", "gres", "no-kill", "licenses"])
-def test_extra_takes_everything_else(home, name):
-    options = Options(extra={name: "x"}, python=PYTHON)
-    assert problems(options=options) == {}
-    assert directives(script(options=options))[name] == "x"
-
-
-def test_gres_is_taken_where_gpus_are_asked_for_by_it():
-    options = Options(gres_style="gres", extra={"gres": "nvme:1"})
-    assert problems(options=options) == {}
-    found = problems(job(resources={"gpus_per_node": 1}), options)
-    assert found["slurm.extra.gres"].hint == "use `resources.gpus_per_node`"
-
-
-@pytest.mark.parametrize("path", ["output", "checkpoints", "data.train"])
-def test_object_storage_is_no_folder(path):
-    place = "s3://bucket/x"
-    changes = {"data": {"train": place}} if path == "data.train" else {path: place}
-    problem = problems(job(**changes))[path]
-    assert place in problem.message
-    assert f"--set {path}=FOLDER" in problem.hint
-
-
-def test_numbers_that_do_not_fit():
-    found = problems(job(resources={"time_limit": 60, "memory": 1000}), Options(signal_seconds=60))
-    assert set(found) == {"slurm.signal_seconds", "resources.memory"}
-
-
-@pytest.mark.parametrize("name", ["per%cent", "back\\slash", "line\nend"])
-def test_a_state_folder_that_slurm_cannot_have(monkeypatch, name):
-    monkeypatch.setenv("DEPLOYKIT_HOME", f"/shared/{name}")
-    assert "set DEPLOYKIT_HOME" in problems()[""].hint
-
-
-def test_variables_that_bash_keeps_for_itself():
-    assert set(problems(job(env={"UID": "5", "RANDOM": "5", "OMP_NUM_THREADS": "1"}))) == {
-        "env.UID",
-        "env.RANDOM",
-    }
-
-
-def test_odd_options(home):
-    found = problems(options=Options(python="-x", setup=("module load x\r",)))
-    assert set(found) == {"slurm.python", "slurm.setup[0]"}
 
 
 def test_setup_lines_are_shell(home):

@@ -9,6 +9,7 @@ import pytest
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm.options import Container
 from deploykit.errors import NotFound
 from deploykit.model import Entrypoint, JobSpec, Resources
 
@@ -99,6 +100,14 @@ GPU = {"partition": "gpu", "account": "vision", "gres_style": "gres"}
 )
 def test_what_a_site_would_refuse(options, resources, paths, prod):
     assert problems(prod, options=options, **resources) == paths
+
+
+def test_a_container_needs_pyxis(prod):
+    job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
+    options = slurm.Options(container=Container("ubuntu"))
+    assert list(fits.check(job, options, prod)) == []
+    (problem,) = fits.check(job, options, dataclasses.replace(prod, pyxis=False))
+    assert problem.path == "slurm.container.runtime"
 
 
 def test_a_site_without_a_default_partition(prod):

@@ -7,18 +7,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from deploykit.backends.slurm import sending, states, watching
-from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from deploykit.backends.slurm import sent, states, turns, watching
+from deploykit.errors import BackendUnavailable
 from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
 
 SQUEUE = """\
-37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|Dependency|run-d|/runs/run-d/source
-35|PENDING|N/A|N/A|PartitionConfig|run-b|/runs/run-b/source
-36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-c|/runs/run-c/source
-34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|None|run-a|/runs/run-a/source
-38_[0-7]|PENDING|N/A|N/A|Resources|a|name|/x|y
-39|PENDING|N/A|N/A|ReqNodeNotAvail, UnavailableNodes:n1|run-e|/a|b/source
+37|PENDING|2026-11-21T03:15:17|2026-11-21T03:16:17|1|main|9|Dependency|run-d|/runs/run-d/source
+35|PENDING|N/A|N/A|1|main|9|PartitionConfig|run-b|/runs/run-b/source
+36|CONFIGURING|2026-11-21T02:15:18|2026-11-21T02:16:18|1|main|9|None|run-c|/runs/run-c/source
+34|RUNNING|2026-11-21T02:15:18|2026-11-21T02:16:18|1|main|9|None|run-a|/runs/run-a/source
+38_[0-7]|PENDING|N/A|N/A|1|main|9|Resources|a|name|/x|y
+39|PENDING|N/A|N/A|1|main|9|ReqNodeNotAvail, UnavailableNodes:n1|run-e|/a|b/source
 """
 
 SCONTROL = (
@@ -72,7 +72,7 @@ def test_squeue():
 
 def test_commands():
     assert states.squeue_argv() == [
-        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%r|%j|%Z")
+        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z")
     ]
     assert "--states=all" in states.squeue_argv("run-a")
     assert states.scontrol_argv(["4"]) == ["scontrol", "--oneliner", "show", "job", "4"]
@@ -82,7 +82,7 @@ def test_commands():
 
 def test_environment_has_none_of_the_users_filters():
     kept = states.environment({"SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "SLURM_CONF": "/x"})
-    assert kept == {"SLURM_CONF": "/x", "TZ": "UTC"}
+    assert kept == {"SLURM_CONF": "/x", "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,57 @@ def test_a_failed_launch_says_what_to_look_at():
     assert "logs" in status.reason
 
 
+def test_a_job_that_can_never_start_was_not_cancelled_by_anybody():
+    status = one(scontrol("CANCELLED", reason="DependencyNeverSatisfied"))
+    assert status.state is State.CANCELLED
+    assert status.reason.startswith("the job that it depends on ended otherwise")
+
+
+QUEUE = """\
+30|main|12
+35_[1-9%2]|main,other|9
+36|other|99
+40|main|9
+50|main|10
+nonsense
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "37|PENDING|2026-11-21T03:15:17|N/A|2|main|9|Resources|a|/a",
+            (
+                "waits for 2 nodes of partition main; 3 jobs ahead; "
+                "Slurm expects to start it at 2026-11-21 03:15 UTC"
+            ),
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|big,other|9|Priority|a|/a",
+            "waits for 1 node of partition big,other; 2 jobs ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|11|Priority|a|/a",
+            "waits for 1 node of partition main; 1 job ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|13|Priority|a|/a",
+            "waits for 1 node of partition main; no jobs ahead",
+        ),
+    ],
+)
+def test_the_place_in_the_queue(line, sentence):
+    (row,) = states.parse_squeue(line)
+    assert turns.in_line(row)
+    assert turns.words(row, list(turns.parse(QUEUE))) == sentence
+
+
+def test_a_held_job_has_no_place_in_the_queue():
+    (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
+    assert not turns.in_line(row)
+
+
 def test_sacct():
     rows = [states.status(row) for row in states.parse_sacct(SACCT)]
     assert [row.state for row in rows] == [State.SUCCEEDED, State.CANCELLED, State.FAILED]
@@ -180,7 +231,7 @@ def answers(monkeypatch):
             super().__init__()
             self.asked = []
 
-        def run(self, argv):
+        def run(self, argv, _host=None):
             self.asked.append(argv[0])
             answer = self.get(argv[0], "")
             if isinstance(answer, Exception):
@@ -276,6 +327,16 @@ def test_another_cluster_knows_nothing_of_the_run(answers, tmp_path):
         watching.find("run-a", tmp_path, "localhost")
 
 
+def test_another_cluster_knows_nothing_of_an_array(answers, tmp_path):
+    (tmp_path / watching.CLUSTER).write_text("here\n")
+    sent.record_tasks(tmp_path, 2)
+    answers["scontrol"] = "ClusterName             = there\n"
+    ours = handle(34, "run-a", tmp_path)
+    assert watching.status([ours])[ours].state is State.UNKNOWN
+    answers["squeue"] = "34_[0-1%1]|PENDING|N/A|N/A|1|main|9|JobHeldUser|run-a|/a\n"
+    assert watching.status([ours])[ours].reason.startswith("of 2 tasks 2 wait; task 0: held")
+
+
 def test_a_silent_controller_is_no_verdict(answers, tmp_path):
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     answers["squeue"] = Result(1, "", said)
@@ -290,7 +351,7 @@ def test_a_silent_controller_is_no_verdict(answers, tmp_path):
 
 def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
     answers["squeue"] = "".join(
-        f"{number}|RUNNING|N/A|N/A|None|{name}|{folder}/source\n"
+        f"{number}|RUNNING|N/A|N/A|1|main|9|None|{name}|{folder}/source\n"
         for number, name, folder in [
             (9, "run-b", tmp_path),
             (10, "run-a", "/somebody/elses"),
@@ -302,96 +363,3 @@ def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
     (tmp_path / "claim").symlink_to("101")
     assert watching.find("run-a", tmp_path, "localhost").id == "101"
     assert watching.find("run-x", tmp_path / "other", "localhost") is None
-
-
-# --- refusals, in the words of Slurm 22.05
-
-
-@pytest.mark.parametrize(
-    ("said", "sentence", "hint"),
-    [
-        (
-            (
-                "sbatch: error: invalid partition specified: nope\n"
-                "sbatch: error: Batch job submission failed: Invalid partition name specified"
-            ),
-            (
-                "invalid partition specified: nope; "
-                "Batch job submission failed: Invalid partition name specified"
-            ),
-            "slurm.partition",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Invalid account or account/partition "
-                "combination specified"
-            ),
-            "Invalid account",
-            "slurm.account",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Requested node configuration is not "
-                "available"
-            ),
-            "not available",
-            "ask for less per node",
-        ),
-        (
-            (
-                "sbatch: error: Batch job submission failed: Requested time limit is invalid "
-                "(missing or exceeds some limit)"
-            ),
-            "time limit is invalid",
-            "resources.time_limit",
-        ),
-        (
-            "sbatch: error: Memory specification can not be satisfied",
-            "Memory",
-            "resources.memory",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Invalid qos specification",
-            "qos",
-            "slurm.qos",
-        ),
-        (
-            "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
-            "unrecognized option '--nope'",
-            "slurm.extra",
-        ),
-        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.extra"),
-    ],
-)
-def test_refusals_name_what_to_change(said, sentence, hint):
-    error = sending.refusal(said)
-    assert isinstance(error, SubmitRefused)
-    assert sentence in str(error)
-    assert hint in error.hint
-
-
-@pytest.mark.parametrize(
-    ("said", "kind", "unsure"),
-    [
-        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
-        ("Socket timed out on send/recv operation", TryAgain, True),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
-    ],
-)
-def test_passing_faults(said, kind, unsure):
-    said = f"sbatch: error: Batch job submission failed: {said}"
-    assert type(sending.refusal(said)) is kind
-    assert sending.unsure(said) is unsure
-
-
-def test_what_must_not_reach_sbatch():
-    environ = {
-        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
-        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
-        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
-        "DEPLOYKIT_NODE_RANK": "",
-    }
-    assert sending.unwanted(environ, "#SBATCH --partition=gpu\n") == [
-        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
-        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
-    ]

@@ -23,6 +23,7 @@ from slurm_helpers import output, wait_for
 from survivor import AT, EVERY
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
 
 TWO = "resources.nodes=2"
 LOW = "slurm.partition=low"
@@ -41,16 +42,16 @@ FIRST = {
     "weary": (LOW, "slurm.restarts.preemption=0"),
     "cancelled": (),
     "alone": (),
+    "timed": (TWO, "slurm.signal_seconds=10"),
     "asked": ("slurm.restarts.error=1", FAULTY),
 }
 LATER = {
-    "timed": (TWO, "resources.time_limit=1m", "slurm.signal_seconds=10"),
     "hungry": (
         *("resources.memory=600MiB", "entrypoint.script=hungry.py"),
         "slurm.extra={acctg-freq: task=1}",
     ),
 }
-"""Those that begin while the others train, since their time is short."""
+"""Those that begin while the others train, since they end by themselves."""
 
 HUNGRY = """
 import os, time
@@ -112,10 +113,21 @@ def happen(jobs, box):
     runs.strike(box, jobs["alone"].nodes[0], signal.SIGKILL)
     runs.strike(box, jobs["frozen"].nodes[1], signal.SIGSTOP)
     output("scontrol", "update", f"nodename={jobs['downed'].nodes[1]}", "state=down", "reason=test")
+    run_out_of_time(jobs["timed"])
     for name in ("preempted", "weary"):
-        wait_for(lambda name=name: jobs[name].seen[-1][0] != "running")
+        wait_for(lambda name=name: jobs[name].seen[-1][0] != "running", runs.PATIENCE)
     output("scontrol", "update", "partition=low", "gracetime=30")
     make_way(jobs["graced"])
+
+
+def run_out_of_time(job):
+    """Let the time limit come near, whatever the job has used of it, and once only."""
+    used = output("squeue", "--noheader", "--format=%M", f"--jobs={job.job}").split(":")
+    minutes = 60 * int(used[-3]) if len(used) > 2 else 0
+    update = ["scontrol", "update", f"jobid={job.job}"]
+    output(*update, f"timelimit={minutes + int(used[-2]) + 1}")
+    wait_for(lambda: job.seen[-1][0] == "queued", runs.PATIENCE)
+    output(*update, "timelimit=120")
 
 
 def make_way(job):
@@ -191,7 +203,9 @@ def test_a_node_that_is_set_down(field, losses):
 
 def test_a_node_that_dies_under_the_others(field, losses):
     went_on(field["killed"], losses, "node_failure", lost=LOST)
-    assert "node 1 does not answer any more, and rank 0 ended with exit code" in field["killed"].log
+    # the launcher on the other node, or Slurm where torchrun took its time to end
+    noticed = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
+    assert any(words in field["killed"].log for words in noticed)
 
 
 def test_a_node_that_dies_with_the_batch_script(field, losses):
@@ -210,7 +224,7 @@ def test_a_worker_that_is_killed_is_started_again_by_torchrun(field, losses):
     job = field["worker"]
     trained(job, losses, lost=LOST)
     assert job.restarts == []
-    assert job.states[-2:] == ["running", "succeeded"]
+    assert job.states[-1] == "succeeded"
 
 
 def test_an_error_of_the_users_is_not_tried_again(field):

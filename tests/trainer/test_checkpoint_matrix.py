@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 LAYOUTS = {
     "1 single": (),
     "2 ddp": (),
-    "2 zero1": (),
     "3 zero3": (),
-    "3 tp": (),
     "4 zero1": (),
     "4 zero2": (),
     "4 hsdp": ("--shard-ranks", "2"),

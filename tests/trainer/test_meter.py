@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,3 +113,12 @@ def test_progress_is_drawn_on_a_terminal_only(tmp_path):
     piped = outputs([start([TRAIN, "--epochs", "1", "--no-tensorboard"], tmp_path / "piped")])[0]
     assert "/17" not in piped
     assert "\r" not in piped
+
+
+def test_the_peaks_are_those_that_the_chooser_knows():
+    """Each plane keeps them: one is not installed where the other runs."""
+    table = Path(__file__).parents[2] / "deploykit/advise/gpus.toml"
+    for name, gpu in tomllib.loads(table.read_text()).items():
+        if name != "cpu":
+            best = max(gpu["tflops"]["bf16"], gpu["tflops"]["fp16"])
+            assert speed.PEAKS[name.partition("-")[0].upper()] == best * 1e12

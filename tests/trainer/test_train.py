@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 import torch
 import yaml
-from ranks import ENTRYPOINTS, TRAIN, lines, outputs, start, start_ranks, train_alone
+from ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, start_ranks, train_alone
 from test_metrics import scalars
 from torch.utils.data import TensorDataset
 
@@ -162,3 +162,19 @@ def seen(world, epoch, seed=0):
         sorted(n for batch in parts for n in batch.targets.tolist() if n != IGNORED)
         for parts in zip(*shares, strict=True)
     ]
+
+
+def test_compiled_layers_compute_the_same(tmp_path):
+    small = ("--task", "text", "--layers", "1", "--width", "32", "--heads", "2", "--sequence", "16")
+    options = ("--strategy", "single", *small, "--steps", "3", "--log-every", "1")
+    train_alone(tmp_path / "eager", *options, "--no-tensorboard")
+    cache = tmp_path / "cache"
+    command = (TRAIN, *options, "--no-tensorboard", "--compile")
+    process = start(command, tmp_path / "compiled", TORCHINDUCTOR_CACHE_DIR=str(cache))
+    said, _ = process.communicate(timeout=280)
+
+    assert process.returncode == 0, said
+    assert list(cache.rglob("*.so"))
+    eager = losses(tmp_path / "eager")
+    assert len(eager) == 3
+    assert losses(tmp_path / "compiled") == pytest.approx(eager, rel=1e-6)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import paths
-from deploykit.backends.slurm import options as sections
+from deploykit.backends.slurm import checks
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import render_script
 from deploykit.errors import NotFound
@@ -23,7 +22,7 @@ MODULES = ("submitit",)
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem that can be seen without asking the cluster; a site profile is a file."""
-    yield from sections.check(job, options)
+    yield from checks.check(job, options)
     if options.site is not None:
         yield from _check_site(job, options, options.site)
 
@@ -40,8 +39,14 @@ def _check_site(job: JobSpec, options: Options, name: str) -> Iterator[Problem]:
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     """The batch script. Needs no Slurm here."""
     text = render_script(job, options, run=run)
-    output = job.output or str(paths.run_folder(run) / "output")
-    return Plan("slurm", "localhost", run, text, "sh", job, options, bundle, output)
+    output = job.output or str(options.run_folder(run) / "output")
+    place = options.host or "localhost"
+    return Plan("slurm", place, run, text, "sh", job, options, bundle, _seen(output, options))
+
+
+def _seen(folder: str, options: Options) -> str:
+    """A folder as the user finds it."""
+    return f"{options.host}:{folder}" if options.host else folder
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

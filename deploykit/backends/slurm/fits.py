@@ -71,6 +71,12 @@ def _styles(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
         yield Problem(
             "slurm.gres_style", f"{known(site)}: it does not know --gpus-per-node", "gres"
         )
+    if options.array is not None and options.array >= site.array:
+        message = f"{known(site)}: its arrays have {site.array - 1} tasks at most"
+        yield Problem("slurm.array", message, "send several")
+    if options.container is not None and options.container.runtime == "pyxis" and not site.pyxis:
+        message = f"{known(site)}: its srun knows no --container-image, so it has no Pyxis"
+        yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
     if job.resources.memory is not None and not site.memory:
         yield Problem(
             "resources.memory",

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import contract, paths, render
-from deploykit.backends.slurm.options import Options
+from deploykit.backends.slurm import sent
+from deploykit.backends.slurm.options import Container, Options
 from deploykit.model import JobSpec
 
 if TYPE_CHECKING:
@@ -73,13 +74,16 @@ def offline(folder: Path) -> SlurmExecutor:
 
 def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
     """What submitit's renderer is told: its own parameters, and sbatch's by their own names."""
-    folder = paths.run_folder(run)
+    folder = options.run_folder(run)
     more: dict[str, Any] = {
         **{name: value or True for name, value in options.extra.items()},
         "chdir": str(folder / "source"),
-        "output": str(folder / "logs" / "slurm.log"),
+        "output": str(folder / "logs" / ("slurm-%a.log" if options.array else "slurm.log")),
         "requeue" if comes_back(options) else "no-requeue": True,
         "reservation": options.reservation,
+        "licenses": options.licenses,
+        **_after(options),
+        **_array(options),
     }
     chosen = {
         **_resources(job, options),
@@ -93,6 +97,8 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "nodelist": options.nodelist,
         "exclude": options.exclude,
         "exclusive": options.exclusive or None,
+        "mail_type": options.mail_type,
+        "mail_user": options.mail_user,
     }
     return {
         **_escaped(chosen),
@@ -101,6 +107,47 @@ def parameters(job: JobSpec, options: Options, *, run: str) -> dict[str, Any]:
         "wckey": None,
         "stderr_to_stdout": True,
         "use_srun": False,
+    }
+
+
+_AFTER = {"succeeded": "afterok", "failed": "afternotok", "ended": "afterany"}
+
+
+def _after(options: Options) -> dict[str, Any]:
+    """Slurm would let a job wait for ever for one that ended otherwise."""
+    jobs = [
+        f"{_AFTER[how]}:{sent.job(paths.run_folder(run))}" for run, how in options.after.items()
+    ]
+    return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}
+
+
+def _array(options: Options) -> dict[str, Any]:
+    if options.array is None:
+        return {}
+    most = f"%{options.at_once}" if options.at_once else ""
+    return {"array": f"0-{options.array - 1}{most}"}
+
+
+def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
+    """What submitit is told where it sends a Python function: the command is its own."""
+    values = parameters(job, options, run=job.name)
+    for ours in ("chdir", "output"):
+        del values["additional_parameters"][ours]
+    cpus, processes = job.resources.cpus_per_node, job.resources.processes
+    tasks = {"ntasks_per_node": processes, "cpus_per_task": cpus and max(1, cpus // processes)}
+    text = render.shell(
+        "slurm-setup.sh.j2",
+        modules=options.modules,
+        setup=options.setup,
+        environment=dict(sorted(job.env.items())),
+    )
+    srun = ["--export=ALL", "--kill-on-bad-exit=1"]
+    srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
+    more = {"setup": [*values["setup"], *text.split("\n")], "use_srun": True, "srun_args": srun}
+    return {
+        name: value
+        for name, value in {**values, **tasks, **more}.items()
+        if value is not None or name == "wckey"
     }
 
 
@@ -120,7 +167,7 @@ def _notice(job: JobSpec, options: Options) -> int:
 
 def _environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
     """The contract's variables, and what the launchers must know to start the job again."""
-    plain = contract.in_folder(job, "slurm", run)
+    plain = contract.in_folder(job, "slurm", run, options.run_folder(run))
     if not comes_back(options):
         return plain
     ours = {
@@ -156,21 +203,50 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
 
 def command(job: JobSpec, options: Options, *, run: str) -> str:
     """What the script does below its directives."""
-    folder = paths.run_folder(run)
+    folder = options.run_folder(run)
     text = render.shell(
         "slurm.sh.j2",
         folder=folder,
+        place='"$task"' if options.array else shlex.quote(str(folder)),
+        array=options.array,
+        modules=options.modules,
         setup=options.setup,
         environment=_environment(job, options, run),
-        cpus=job.resources.cpus_per_node,
-        command=_words(options.python or sys.executable, job),
+        srun=_srun(job, options, folder),
+        command=_words(job, options, folder),
     )
     # sbatch refuses a script with a DOS line end, even inside a quoted value
     return text.rstrip("\n").replace("\r", "'$'\\r''")
 
 
-def _words(python: str, job: JobSpec) -> list[str]:
+def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
+    """Options of srun that not every job has. It does not inherit the CPUs from sbatch."""
+    cpus, container = job.resources.cpus_per_node, options.container
+    found = [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    if container is not None and container.runtime == "pyxis":
+        found += [
+            f"--container-image={container.image}",
+            f"--container-mounts={','.join(_mounts(job, container, folder))}",
+            f"--container-workdir={folder}/source",
+        ]
+    return found
+
+
+def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
+    """``FOLDER:INSIDE`` of all that the launcher, the job and the user want to see."""
+    wanted = [str(folder), *contract.places(job).values(), *container.mounts]
+    return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in wanted))
+
+
+def _words(job: JobSpec, options: Options, folder: Path) -> list[str]:
+    container = options.container
+    python = options.python or ("python3" if container or options.host else sys.executable)
     words = [python, contract.LAUNCH, *contract.command(job)]
+    if container is not None and container.runtime == "apptainer":
+        gpus = ["--nv"] if job.resources.gpus_per_node else []
+        binds = f"--bind={','.join(_mounts(job, container, folder))}"
+        place = f"--pwd={folder}/source"
+        words = ["apptainer", "exec", *gpus, binds, place, container.image, *words]
     if ":" in words:  # to srun this word alone means that another component of the job follows
         return ["bash", "-c", f"exec {shlex.join(words)}"]
     return words

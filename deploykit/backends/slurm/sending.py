@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import bundle as bundles
-from deploykit.backends.slurm import script, watching
+from deploykit.backends.slurm import machine, remote, script, sent, watching
+from deploykit.backends.slurm.sent import Place
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 from deploykit.model import Handle, Plan
 
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
-
-_FOLDERS = ("logs", "output", "checkpoints", "ends", "sbatch")
 
 _PORT_FILE = "rendezvous.json"
 """Where the first node tells the others the port; one that exists shows its changes at once."""
@@ -36,6 +35,9 @@ _HINTS = {
     "memory specification": "lower resources.memory; `sinfo -N -o '%N %m'` lists MiB per node",
     "node configuration": "ask for less per node; see `sinfo -N -o '%N %c %m %G'`",
     "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
+    "dependency problem": "a run of slurm.after is forgotten by Slurm; leave it out if it did well",
+    "mail-type": "correct slurm.mail_type; `man sbatch` lists the events",
+    "license": "correct slurm.licenses; `scontrol show licenses` lists them",
     "node name": "correct slurm.nodelist and slurm.exclude; `sinfo -N` lists the nodes",
     "reservation": "correct slurm.reservation; `scontrol show reservation` lists them",
     "(gres)": "lower resources.gpus_per_node, or try the other slurm.gres_style",
@@ -57,11 +59,7 @@ _AWAY = (
 _UNSURE = ("socket timed out", "zero bytes were transmitted", "timed out", "connection reset")
 _BUSY = ("temporarily unable", "try again", "resource temporarily unavailable")
 
-_SITE_DEFAULTS = {
-    f"SBATCH_{name}": name.lower()
-    for name in ("ACCOUNT", "PARTITION", "QOS", "RESERVATION", "CONSTRAINT")
-}
-"""Variables by which a site sets what a job file leaves open, and the options they stand for."""
+_SITE_DEFAULTS = {f"SBATCH_{name.upper()}": name for name in remote.SITE_DEFAULTS}
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
 _LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
 _RANKS = {
@@ -71,13 +69,22 @@ _RANKS = {
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    _check_here(plan)
-    bundles.unpack(plan.bundle.store(), folder / "source")
-    for name in _FOLDERS:
-        (folder / name).mkdir(exist_ok=True)
-    (folder / _PORT_FILE).touch()
-    (folder / watching.CLUSTER).write_text(watching.cluster() + "\n")
+    (folder / "sbatch").mkdir(exist_ok=True)
+    if plan.options.host is None:
+        _check_here(plan)
+        bundles.unpack(plan.bundle.store(), folder / "source")
+        for name in remote.FOLDERS:
+            (folder / name).mkdir(exist_ok=True)
+        (folder / _PORT_FILE).touch()
+    else:
+        place = Place(plan.options.host, str(plan.options.run_folder(plan.run)))
+        sent.record_place(folder, place)
+        remote.deliver(plan, place)
+    if plan.options.array is not None:
+        sent.record_tasks(folder, plan.options.array)
+    (folder / watching.CLUSTER).write_text(watching.cluster(plan.options.host) + "\n")
     job = _sbatch(plan, folder)
+    sent.record(folder, job)
     return Handle("slurm", plan.place, job, plan.run, str(folder))
 
 
@@ -139,7 +146,11 @@ def _sbatch(plan: Plan, folder: Path) -> str:
             return str(executor._submit_command(text).job_id)  # noqa: SLF001
     except (FailedJobError, FailedSubmissionError) as error:
         said = str(error)
-        if not unsure(said):
+        words = [line for line in said.splitlines() if line.startswith("sbatch: ")]
+        if plan.options.host is not None and words:
+            said = "\n".join(words)
+        # where ssh itself failed, sbatch said nothing
+        if not unsure(said) and (plan.options.host is None or words):
             raise refusal(said) from error
         return _found(plan, folder, said)
 
@@ -175,9 +186,18 @@ def _executor(plan: Plan, folder: Path) -> SlurmExecutor:
             return text
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            if (place := sent.place(folder)) is not None:
+                return remote.sbatch(plan, place)
             argv = super()._make_submission_command(submission_file_path)
             drop = unwanted(os.environ, plan.text)
             return ["env", *(word for name in drop for word in ("-u", name)), *argv]
+
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            said = string.encode() if isinstance(string, str) else string
+            answer = machine.after_mark(said) if plan.options.host else said
+            found = super(Exactly, Exactly)._get_job_id_from_submission_command(answer.decode())
+            return str(found)
 
     executor = Exactly(folder / "sbatch")
     executor.update_parameters(**script.parameters(plan.job, plan.options, run=plan.run))

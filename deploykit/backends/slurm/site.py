@@ -88,13 +88,13 @@ class Site:
         return [shape for shape in self.shapes if partition in shape.partitions]
 
 
-def read() -> Site:
-    """Ask the cluster that the commands here talk to. Raises BackendUnavailable."""
-    config = watching.asked(["scontrol", "show", "config"])
-    partitions = watching.asked(["scontrol", "show", "partition", "--oneliner"])
-    nodes = watching.asked(["scontrol", "show", "node", "--oneliner"])
+def read(host: str | None = None) -> Site:
+    """Ask the cluster that the commands here, or on `host`, talk to. Raises BackendUnavailable."""
+    config = watching.asked(["scontrol", "show", "config"], host)
+    partitions = watching.asked(["scontrol", "show", "partition", "--oneliner"], host)
+    nodes = watching.asked(["scontrol", "show", "node", "--oneliner"], host)
     try:
-        helped = watching.asked(["srun", "--help"])
+        helped = watching.asked(["srun", "--help"], host)
     except BackendUnavailable:
         helped = ""
     return parse(config, partitions, nodes, helped, datetime.now(UTC).isoformat(timespec="seconds"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from deploykit.backends.slurm import arrays
 from deploykit.model import State, Status
 
 
@@ -25,6 +26,13 @@ class Row:
     """Exit code and signal, ``1:0``."""
     folder: str = ""
     """Its working folder, where squeue was asked."""
+    nodes: str = ""
+    """How many it wants, as squeue prints it."""
+    partition: str = ""
+    """Its partition, or the ones that it may run in, with commas between."""
+    priority: int = 0
+    turn: str = ""
+    """What is known of its turn, where it waits for that alone."""
     requeued: bool = False
     """Whether Slurm starts it again by itself after a preemption or a failed node."""
 
@@ -127,15 +135,16 @@ _QUIET = {"", "None", "NonZeroExitCode"}
 
 _LAST_SIGNAL = 31
 
-_SQUEUE = "%i|%T|%S|%e|%r|%j|%Z"
+_SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
-    r"JobId=(?P<id>\d+) .*?JobName=(?P<name>\S+) UserId=.*?"
+    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+) )?.*?"
+    r"JobName=(?P<name>\S+) UserId=.*?"
     r" JobState=(?P<native>\S+) Reason=(?P<reason>.*?) Dependency=.*?"
     r" Requeue=(?P<requeue>\d) .*? ExitCode=(?P<code>\d+:\d+) .*?"
     r" StartTime=(?P<started>\S+) EndTime=(?P<finished>\S+) "
 )
-_SACCT = "JobIDRaw,State,ExitCode,Start,End,JobName"
+_SACCT = "JobID,State,ExitCode,Start,End,JobName"
 
 
 def squeue_argv(name: str | None = None) -> list[str]:
@@ -149,9 +158,20 @@ def parse_squeue(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         parts = line.split("|", count)
         if len(parts) > count:
-            job, native, started, finished, reason, name, folder = parts
-            times = _time(started), _time(finished)
-            yield Row(job, name, native, reason, *times, folder=folder)
+            job, native, started, finished, nodes, where, priority, reason, name, folder = parts
+            row = Row(
+                job,
+                name,
+                native,
+                reason,
+                _time(started),
+                _time(finished),
+                folder=folder,
+                nodes=nodes,
+                partition=where,
+                priority=int(priority),
+            )
+            yield from (replace(row, id=task) for task in arrays.tasks(job))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -167,7 +187,7 @@ def parse_scontrol(text: str) -> Iterator[Row]:
         found = _SCONTROL.match(line)
         if found is not None:
             yield Row(
-                found["id"],
+                f"{found['array']}_{found['task']}" if found["array"] else found["id"],
                 found["name"],
                 found["native"],
                 found["reason"],
@@ -193,12 +213,17 @@ def parse_sacct(text: str) -> Iterator[Row]:
             yield Row(job, name, word, "", _time(started), _time(finished), code)
 
 
+def is_final(native: str) -> bool:
+    """Whether a job in that state has ended."""
+    return _STATES.get(native, State.UNKNOWN).final
+
+
 def status(row: Row) -> Status:
     """A job's status in deploykit's words."""
     state = _STATES.get(row.native, State.UNKNOWN)
     if row.native in _RETURNING and row.requeued:
         return Status(State.QUEUED, row.native, f"{_WORDS[row.native]}; Slurm starts it again")
-    reason = _WORDS.get(row.native) or _sentence(row.reason)
+    reason = row.turn or _why_cancelled(row) or _WORDS.get(row.native) or _sentence(row.reason)
     if state is State.UNKNOWN:
         return Status(state, row.native, f"Slurm calls it {row.native}")
     if not state.final:
@@ -221,6 +246,12 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     if state.final:
         return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
     return f"restart {number}{'' if state is State.RUNNING else ' to come'} ({listed})"
+
+
+def _why_cancelled(row: Row) -> str:
+    """Slurm itself cancels a job that can never start."""
+    never = row.native == "CANCELLED" and row.reason.startswith("Depend")
+    return _REASONS["DependencyNeverSatisfied"] if never else ""
 
 
 def _sentence(reason: str) -> str:
@@ -257,7 +288,10 @@ def _time(text: str) -> datetime | None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own filters and formats (SQUEUE_STATES, ...), and with times in UTC."""
+    """Without the user's own filters and formats (SQUEUE_STATES, ...), and with times in UTC.
+
+    The tasks of an array are written out (https://slurm.schedmd.com/squeue.html).
+    """
     own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
     kept = {name: value for name, value in environ.items() if not name.startswith(own)}
-    return {**kept, "TZ": "UTC"}
+    return {**kept, "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}

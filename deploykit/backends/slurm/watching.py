@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deploykit import ends, logfiles, shell
-from deploykit.backends.slurm import states
+from deploykit.backends.slurm import arrays, machine, remote, sent, states, turns
+from deploykit.backends.slurm.sent import Place
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
@@ -19,8 +22,17 @@ from deploykit.model import Handle, LogLine, State, Status
 CLUSTER = "cluster"
 """File in the run's folder: the name of the cluster that it was sent to."""
 
-_ASK_AGAIN = 1.0
-"""Seconds between two questions while a log is followed."""
+_ASK_AGAIN = (1.0, 15.0)
+"""Seconds between two questions while a log is followed: at first, and in the end."""
+
+_QUEUE_AGE = 60
+"""Seconds for which the queue of all users is remembered: it may be long."""
+
+_LOGS = ("logs/*.log", "tasks/*/logs/*.log")
+"""In the run's folder; the second ones are those of an array."""
+
+_NOT_SLURMS = _FORGOTTEN, _ENDED = "forgotten", "ended"
+"""Native states of a job that Slurm does not know any more."""
 
 _UNKNOWN_JOB = "Invalid job id specified"
 
@@ -30,12 +42,17 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
 
     A job that Slurm has forgotten and that left no claim never ran.
     """
+    there = sent.place(folder)
+    if there is None and place != machine.HERE:
+        return None  # it broke off before anything was sent
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
-    found = list(states.parse_squeue(asked(states.squeue_argv(run))))
-    work = str(folder / "source")
-    ids = sorted((row.id for row in found if (row.name, row.folder) == (run, work)), key=int)
-    first = claimed(folder) or next(iter(ids), None)
+    first = (claimed(folder) or sent.job(folder)) if there is None else remote.job(there)
+    if first is None:
+        host, work = (there.host, there.folder) if there else (None, str(folder))
+        found = list(states.parse_squeue(asked(states.squeue_argv(run), host)))
+        ids = (row.id for row in found if (row.name, row.folder) == (run, f"{work}/source"))
+        first = min((job.partition("_")[0] for job in ids), key=int, default=None)
     return None if first is None else Handle("slurm", place, first, run, str(folder))
 
 
@@ -48,22 +65,79 @@ def claimed(folder: Path) -> str | None:
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """One squeue for all; for those that have ended scontrol, sacct, and what they left behind."""
+    """One squeue for all; for those that have ended scontrol, sacct, and what they left behind.
+
+    Another squeue, once in a while, where one waits for its turn.
+    """
+    counts = {handle: sent.tasks(Path(handle.folder)) for handle in handles}
+    members = {handle: arrays.handles(handle, n) for handle, n in counts.items() if n}
+    groups: dict[str | None, list[Handle]] = defaultdict(list)
+    for handle in handles:
+        groups[_host(handle)] += members.get(handle, [handle])
+    found: dict[Handle, Status] = {}
+    for host, group in groups.items():
+        found |= _status_at(host, group)
+    for handle, tasks in members.items():
+        found[handle] = _whole(handle, [found[task] for task in tasks])
+    return {handle: found[handle] for handle in handles}
+
+
+def _whole(array: Handle, tasks: Sequence[Status]) -> Status:
+    """The status of an array; where Slurm does not know its tasks, this may be another cluster."""
+    lost = any(task.native in _NOT_SLURMS for task in tasks)
+    why_not = _elsewhere(Path(array.folder)) if lost else None
+    return Status(State.UNKNOWN, "", why_not) if why_not else arrays.status(tasks)
+
+
+def _status_at(host: str | None, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     try:
-        rows = _rows({handle.id: handle for handle in handles})
+        rows = _with_turns(_rows({handle.id: handle for handle in handles}, host), host)
+        if host is not None:
+            remote.fetch_ends(host, [(handle, _there(handle)) for handle in handles])
         answer = None
     except BackendUnavailable as error:
         rows, answer = {}, str(error)
     return {handle: _status(handle, rows.get(handle.id), answer) for handle in handles}
 
 
+def _there(handle: Handle) -> Place:
+    place = sent.place(Path(handle.folder))
+    if place is None:
+        raise BackendUnavailable(f"{handle.folder} does not say any more where the run lies")
+    return place
+
+
+def _host(handle: Handle) -> str | None:
+    """The machine from which its cluster is asked; None: this one."""
+    return None if handle.place == machine.HERE else handle.place
+
+
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    return logfiles.read(Path(handle.folder) / "logs", follow=follow, ended=_ended(handle))
+    folder, ended = Path(handle.folder), _ended(handle)
+    if _host(handle) is not None:
+        ended = _fetching(handle, ended)
+        ended()
+    return logfiles.read(folder, follow=follow, ended=ended, patterns=_LOGS)
+
+
+def _fetching(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
+    """The same question; the logs here are then as new as the answer, or some seconds old."""
+    due = 0.0
+
+    def fetched() -> bool:
+        nonlocal due
+        over = ended()
+        if over or time.monotonic() >= due:
+            remote.fetch_logs(_there(handle), Path(handle.folder))
+            due = time.monotonic() + _ASK_AGAIN[0]
+        return over
+
+    return fetched
 
 
 def cancel(handle: Handle) -> None:
     """Both the id and the name must fit: an id alone may have become another job's."""
-    done = _run(["scancel", f"--name={handle.run}", handle.id])
+    done = _run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
     if done.code == 0 or _UNKNOWN_JOB in done.err:
         return
     said = spoken(done.err)
@@ -72,9 +146,9 @@ def cancel(handle: Handle) -> None:
     raise TryAgain(f"scancel: {said}", hint="try again")
 
 
-def cluster() -> str:
-    """The name of the cluster that the commands here talk to."""
-    settings = asked(["scontrol", "show", "config"])
+def cluster(host: str | None = None) -> str:
+    """The name of the cluster that the commands here, or on `host`, talk to."""
+    settings = asked(["scontrol", "show", "config"], host)
     match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
     return match[1] if match else ""
 
@@ -85,28 +159,44 @@ def spoken(err: str) -> str:
     return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
 
 
-def _rows(wanted: Mapping[str, Handle]) -> dict[str, Row]:
+def _rows(wanted: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
     """What Slurm knows of the jobs, most lively source first."""
     found: dict[str, Row] = {}
     for ask in (_queued, _remembered, _recorded):
         missing = {job: handle.run for job, handle in wanted.items() if job not in found}
         if missing:
-            rows = ask(list(missing))
+            rows = ask(list(missing), host)
             found |= {row.id: row for row in rows if missing.get(row.id) == row.name}
     return found
 
 
-def _queued(_: Sequence[str]) -> Iterable[Row]:
-    return states.parse_squeue(asked(states.squeue_argv()))
+def _with_turns(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
+    """The rows; those that wait for their turn with what is known of it."""
+    if not any(map(turns.in_line, rows.values())):
+        return rows
+    queue = _queue(int(time.monotonic() / _QUEUE_AGE), host, os.environ.get("SLURM_CONF"))
+    return {
+        job: replace(row, turn=turns.words(row, queue)) if turns.in_line(row) else row
+        for job, row in rows.items()
+    }
 
 
-def _remembered(ids: Sequence[str]) -> Iterable[Row]:
-    return states.parse_scontrol(asked(states.scontrol_argv(ids)))
+@functools.lru_cache(1)
+def _queue(_age: int, host: str | None, _conf: str | None) -> list[turns.Waiting]:
+    return list(turns.parse(asked(turns.argv(), host)))
 
 
-def _recorded(ids: Sequence[str]) -> Iterable[Row]:
+def _queued(_: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_squeue(asked(states.squeue_argv(), host))
+
+
+def _remembered(ids: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_scontrol(asked(states.scontrol_argv(ids), host))
+
+
+def _recorded(ids: Sequence[str], host: str | None) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):
-        return states.parse_sacct(asked(states.sacct_argv(ids)))
+        return states.parse_sacct(asked(states.sacct_argv(ids), host))
     return ()
 
 
@@ -150,9 +240,9 @@ def _left_behind(folder: Path, why_not: str | None) -> Status:
     end = _end(folder)
     if end is None:
         reason = "Slurm has forgotten it, and it left no word: cancelled, killed or never run"
-        return Status(State.FAILED, "forgotten", reason)
+        return Status(State.FAILED, _FORGOTTEN, reason)
     state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
-    return Status(state, "ended", end.reason, end.exit_code, finished=end.finished)
+    return Status(state, _ENDED, end.reason, end.exit_code, finished=end.finished)
 
 
 def _end(folder: Path) -> ends.End | None:
@@ -166,7 +256,8 @@ def _elsewhere(folder: Path) -> str | None:
     """Why this is not the cluster that the run was sent to; None where it is."""
     try:
         sent_to = (folder / CLUSTER).read_text().strip()
-        here = cluster()
+        place = sent.place(folder)
+        here = cluster(place.host if place else None)
     except FileNotFoundError:
         return None
     except BackendUnavailable as error:
@@ -177,25 +268,30 @@ def _elsewhere(folder: Path) -> str | None:
 
 
 def _ended(handle: Handle) -> Callable[[], bool]:
-    """Whether the job has ended; asks Slurm once in a while only."""
-    last, final = 0.0, False
+    """Whether the job has ended; asks Slurm ever more rarely, and when a node has left a word."""
+    final, due, words = False, 0.0, 0
+    pause, longest = _ASK_AGAIN
 
     def ended() -> bool:
-        nonlocal last, final
-        if not final and time.monotonic() - last > _ASK_AGAIN:
+        nonlocal final, due, words, pause
+        left, now = len(ends.read(Path(handle.folder))), time.monotonic()
+        if left > words:
+            pause = _ASK_AGAIN[0]
+        if not final and (now >= due or left > words):
             final = status([handle])[handle].state.final
-            last = time.monotonic()
+            pause = min(pause * 1.3, longest)
+            due, words = now + pause, left
         return final
 
     return ended
 
 
-def asked(argv: Sequence[str]) -> str:
+def asked(argv: Sequence[str], host: str | None = None) -> str:
     """What a command answered; nothing where the one job that it asked for is unknown.
 
     Raises BackendUnavailable when Slurm does not answer.
     """
-    done = _run(argv)
+    done = _run(argv, host)
     if done.code == 0 or _UNKNOWN_JOB in done.err:
         return done.out
     raise BackendUnavailable(
@@ -203,5 +299,7 @@ def asked(argv: Sequence[str]) -> str:
     )
 
 
-def _run(argv: Sequence[str]) -> shell.Result:
+def _run(argv: Sequence[str], host: str | None = None) -> shell.Result:
+    if host is not None:
+        return machine.ask(host, argv)
     return shell.run(argv, env=states.environment(os.environ))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.data import Share
-from trainer.group import Place
-from trainer.strategies.single import MakeOptimizer, Single
+from trainer.strategies.averaged import Averaged
+from trainer.strategies.single import MakeOptimizer
 
 EXACT_STEPS = 10
 """Before PowerSGD begins: the first gradients are the hardest to compress. torch's own default is
 1000, so that a short run compresses nothing."""
 
 
-class DDP(Single):
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        super().__init__(options, place)
-        self.share = Share(place.rank, place.world)
-        self.averaged = place.world
-
+class DDP(Averaged):
     def check(self) -> None:
         compress, device = self.options.compress, self.place.device.type
         if compress == "bf16" and device != "cuda":
@@ -58,7 +50,8 @@ class DDP(Single):
             self.replica.register_comm_hook(None, hook)
 
     def synchronize(self, *, last: bool) -> None:
-        self.replica.require_backward_grad_sync = last
+        if self.replica.require_backward_grad_sync != last:  # a module's attributes are slow to set
+            self.replica.require_backward_grad_sync = last
 
     def forward(self, inputs: Tensor) -> Tensor:
         with self.autocast():

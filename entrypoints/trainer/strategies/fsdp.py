@@ -22,22 +22,14 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from trainer.data import Share
-from trainer.group import Place, fitting
-from trainer.strategies.single import MakeOptimizer, Single
+from trainer.group import fitting
+from trainer.strategies.averaged import Averaged
+from trainer.strategies.single import MakeOptimizer
 
 
-class Zero3(Single):
+class Zero3(Averaged):
     reshard = True
     """Whether a layer is given back between its forward and its backward pass."""
-
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        super().__init__(options, place)
-        self.share = Share(place.rank, place.world)
-        self.averaged = place.world
-
-    def check(self) -> None:
-        """It can do whatever one process can."""
 
     def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
         self.model = self.layered(model.to(self.place.device))

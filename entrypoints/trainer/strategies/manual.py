@@ -6,24 +6,14 @@ compute theirs.
 
 from __future__ import annotations
 
-import argparse
-
 from torch import Tensor, distributed, nn
 
-from trainer.data import Batch, Share
-from trainer.group import Place
-from trainer.strategies.single import MakeOptimizer, Single
+from trainer.data import Batch
+from trainer.strategies.averaged import Averaged
+from trainer.strategies.single import MakeOptimizer
 
 
-class Manual(Single):
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        super().__init__(options, place)
-        self.share = Share(place.rank, place.world)
-        self.averaged = place.world
-
-    def check(self) -> None:
-        """It can do whatever one process can."""
-
+class Manual(Averaged):
     def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
         super().prepare(model, make_optimizer)
         for parameter in self.model.parameters():  # all begin as rank 0 does

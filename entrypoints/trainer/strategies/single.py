@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from trainer.timing import Clock
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Single:
@@ -85,7 +86,7 @@ class Single:
 
         Returns this rank's part of that mean loss, unscaled, a tensor without dimensions.
         """
-        loss = torch.zeros((), dtype=torch.float64, device=self.place.device)
+        parts = []
         pieces = self.pieces(batch)
         for number, piece in enumerate(pieces):
             self.synchronize(last=number + 1 == len(pieces))
@@ -93,12 +94,14 @@ class Single:
                 part = self.loss(self.forward(piece.inputs), piece)
             with self.clock("backward"):
                 (part * (self.averaged * scale)).backward()
-            loss += part.detach()
-        return loss
+            parts.append(part.detach())
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
     def pieces(self, batch: Batch) -> list[Batch]:
         """The micro-batches whose gradients add up to those of `batch`."""
         cut = self.options.micro_batches
+        if cut == 1:
+            return [batch]
         inputs, targets = batch.inputs.chunk(cut), batch.targets.chunk(cut)
         return [Batch(*pair, batch.count) for pair in zip(inputs, targets, strict=True)]
 
@@ -115,11 +118,10 @@ class Single:
             losses = cross_entropy(scores, batch.targets.flatten(), reduction="none")
             return losses.sum(dtype=torch.float64) / batch.count
 
-    def autocast(self) -> torch.autocast:
-        precision = self.options.precision
-        return torch.autocast(
-            self.place.device.type, PRECISIONS[precision], enabled=precision != "fp32"
-        )
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.options.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.place.device.type, HALVES[self.options.precision])
 
     def norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, the same on every rank."""

@@ -1,0 +1,189 @@
+"""What each strategy sends in a step: counted by the process group, and by the network.
+
+Four ranks on gloo. A step's collectives come from torch's flight recorder, and beside them stand
+the bytes that crossed a loopback interface of the benchmark's own (`unshare --net` needs root;
+without it that column stays empty, since other programs use the shared one). Both in units of P,
+the bytes of the model's parameters in single precision. `gloo` is what the counted collectives
+should send by the ring algorithms, `NCCL` what the strategy sends there: gloo makes a
+reduce-scatter of an all-reduce (torch 2.13), NCCL does not.
+
+Over n ranks an all-gather, a reduce-scatter or a broadcast of P bytes sends (n - 1) / n of P from
+each rank, and an all-reduce twice that:
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+`make bench` runs this; it ends with 1 when what was sent is not what should have been.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import _dump_fr_trace
+from torch.distributed import distributed_c10d
+
+_ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
+sys.path.insert(0, str(_ENTRYPOINTS))
+
+from trainer import group, optimizers, options, strategies, tasks  # noqa: E402
+from trainer.data import Batch, Batches  # noqa: E402
+from trainer.strategies.single import Single  # noqa: E402
+
+RANKS, STEPS = 4, 4
+SIZE = {"Float": 4, "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Int": 4}
+MODEL = "--task text --layers 4 --width 192 --heads 4 --sequence 32 --batch-size 16"
+SENT = {"all_reduce": 2, "all_gather": 1, "broadcast": 1}
+"""What a ring sends of an operation's bytes, in (n - 1) / n of them."""
+CLOSE = 0.05
+"""How far the bytes on the network may be from the rule, relative to it: headers and
+acknowledgements of TCP, which weigh more where messages are small, and messages left out below."""
+NOISE = 0.001
+"""Less than this of P is no part of the pattern."""
+
+_SHARE = (RANKS - 1) / RANKS
+NCCL = {
+    "ddp": 2 * _SHARE,
+    "manual": 2 * _SHARE,
+    "zero1": 3 * _SHARE,
+    "zero2": 2 * _SHARE,
+    "zero3": 3 * _SHARE,
+    "hsdp --shard-ranks 2": 3 / 2 + 2 / 2 / 2,
+    "tp": None,
+}
+"""Of P: an all-reduce of the gradients; ZeRO 1, then the new parameters; ZeRO 2 and 3, a
+reduce-scatter of the gradients and one or two all-gathers of the parameters; HSDP, these inside
+groups of two, and an all-reduce of a half between the groups. `tp` sends activations."""
+
+
+class Pattern(NamedTuple):
+    """What one rank does in a step, in units of P."""
+
+    collectives: list[tuple[str, int, float, float]]
+    """Operation, ranks in its group, number of calls, and bytes."""
+    carried: float | None
+    """Bytes that the network carried for each rank, where it could be told."""
+
+    @property
+    def rule(self) -> float:
+        return sum(
+            SENT[name] * (ranks - 1) / ranks * size for name, ranks, _, size in self.collectives
+        )
+
+    @property
+    def met(self) -> bool:
+        return self.carried is None or abs(self.carried - self.rule) <= CLOSE * self.rule
+
+
+def recorded() -> Iterator[tuple[str, int, int]]:
+    """Operation, ranks in its group, and bytes, of every collective of this rank so far."""
+    sizes = {name: each.size() for each, name in distributed_c10d._world.pg_names.items()}  # noqa: SLF001
+    for entry in pickle.loads(_dump_fr_trace())["entries"]:
+        operation = entry["profiling_name"].removeprefix("gloo:")
+        outputs = zip(entry["output_sizes"], entry["output_dtypes"], strict=True)
+        size = sum(math.prod(shape) * SIZE[kind] for shape, kind in outputs)
+        yield operation, sizes[entry["process_group"][0]], size
+
+
+def crossed() -> int:
+    """Bytes that the loopback interface has carried."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    line = next(line for line in lines if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[0])
+
+
+def work(words: str) -> None:
+    """One rank's part. Rank 0 prints the pattern as its last line."""
+    torch.set_num_threads(1)
+    chosen = options.parse([*MODEL.split(), "--strategy", *words.split()])
+    place = group.join()
+    task, strategy = tasks.find(chosen), strategies.find(chosen, place)
+    model = task.model()
+    unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
+    strategy.prepare(model, partial(optimizers.make, chosen))
+    batch = next(Batches(task.training, chosen.batch_size, strategy.share, place).in_order())
+    step(strategy, batch)  # DDP makes its buckets anew after the first
+    distributed.barrier()
+    before, carried = len([*recorded()]), crossed()
+    for _ in range(STEPS):
+        step(strategy, batch)
+    distributed.barrier()
+    carried = crossed() - carried
+    calls: Counter[tuple[str, int]] = Counter()
+    sizes: Counter[tuple[str, int]] = Counter()
+    for *key, size in [*recorded()][before:]:
+        calls[tuple(key)] += 1
+        sizes[tuple(key)] += size
+    made = [
+        (*key, calls[key] / STEPS, size / unit)
+        for key, size in sorted(sizes.items())
+        if size > NOISE * unit
+    ]
+    place.say(json.dumps([made, carried / RANKS / unit]))
+    del strategy, model
+    group.leave()
+
+
+def step(strategy: Single, batch: Batch) -> None:
+    strategy.backward(batch)
+    strategy.step()
+
+
+def measure(words: str, *, alone: bool) -> Pattern:
+    """Start the ranks; `alone`: on a network of their own."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
+    argv = [sys.executable, *torchrun, __file__, "--rank", words]
+    apart = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*apart, *argv] if alone else argv,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    made, carried = json.loads(done.stdout.splitlines()[-1])
+    return Pattern([tuple(each) for each in made], carried if alone else None)
+
+
+def rows(found: Mapping[str, Pattern]) -> Iterator[str]:
+    line = "{:<22}{:>9}{:>7}{:>7}{:>6}  {}".format
+    yield line(
+        "strategy", "measured", "gloo", "NCCL", "met", "collectives of a step: bytes (calls)"
+    )
+    for words, pattern in found.items():
+        carried = "" if pattern.carried is None else f"{pattern.carried:.2f}"
+        nccl = "" if NCCL[words] is None else f"{NCCL[words]:.2f}"
+        made = ", ".join(
+            f"{name} over {ranks}: {size:.2f} ({calls:.0f})"
+            for name, ranks, calls, size in pattern.collectives
+        )
+        yield line(words, carried, f"{pattern.rule:.2f}", nccl, ("NO", "yes")[pattern.met], made)
+
+
+def main() -> int:
+    """Count, print, and return 1 when the network carried something else."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank:
+        work(args.rank)
+        return 0
+    alone = os.geteuid() == 0 and shutil.which("unshare") is not None
+    found = {words: measure(words, alone=alone) for words in NCCL}
+    print("\n".join(rows(found)))
+    return 0 if all(pattern.met for pattern in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""A run sent from a login node: what goes there, and what comes back.
+
+Every step can be done again, and a broken connection leaves a step done or not done. Who sends
+the job holds a lock there, so that whoever asks after a broken connection waits for the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploykit.backends.slurm import machine
+from deploykit.backends.slurm.sent import Place
+from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.model import Handle, Plan
+
+FOLDERS = ("logs", "output", "checkpoints", "ends")
+SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
+"""Options that a site sets by variables (SBATCH_ACCOUNT) where a job file leaves them open."""
+_SCRIPT = "plan.sh"
+_MOST = 1 << 23
+"""Bytes of one log that are fetched at once."""
+_BUSY = 75
+
+
+def deliver(plan: Plan, place: Place) -> None:
+    """The bundle, unless one of its hash is there, unpacked for the run; and the batch script."""
+    home = plan.options.home
+    archive = f"bundles/{plan.bundle.hash}.tar.gz"
+    folder = _relative(place, home)
+    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in FOLDERS)
+    have = _do(place.host, home, f"mkdir -p bundles {folders}; [ ! -f {archive} ] || echo yes")
+    if not have:
+        _upload(place.host, home, archive, plan.bundle.store().read_bytes())
+    # a folder that is there is whole: it gets its name last
+    unpack = f"tar -xzf {archive} -C {folder}/new && mv {folder}/new {folder}/source"
+    fresh = f"rm -rf {folder}/new; mkdir {folder}/new && {unpack}"
+    # one that exists shows its changes at once
+    more = f"touch {folder}/rendezvous.json; [ -d {folder}/source ] || {{ {fresh}; }}"
+    _upload(place.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), more)
+
+
+def sbatch(plan: Plan, place: Place) -> list[str]:
+    """The command that sends the script, once: done again, it gives the same answer."""
+    left = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
+    kept = "|".join(f"SBATCH_{name.upper()}" for name in left)
+    names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{kept}'"
+    fresh = f"sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
+    once = f"[ -s job ] || {{ {fresh}; }}; cat job"
+    script = (
+        f"cd {shlex.quote(place.folder)} && unset $({names}); "
+        f"flock -w 60 sending sh -c {shlex.quote(once)}"
+    )
+    return machine.argv(place.host, script)
+
+
+def job(place: Place) -> str | None:
+    """The id of the job that was sent or has claimed the run, as the files there tell."""
+    script = (
+        f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; exec 9>sending; "
+        f"flock -w 60 9 || exit {_BUSY}; cat job 2>/dev/null || readlink claim; exit 0"
+    )
+    code, out, err = machine.run(place.host, script)
+    if code:
+        raise BackendUnavailable(f"{place.host}: {err.strip() or 'a submit is at work there'}")
+    match = re.search(rb"\d+", out)
+    return match[0].decode() if match else None
+
+
+def fetch_ends(host: str, handles: Sequence[tuple[Handle, Place]]) -> None:
+    """Bring what the nodes have left in the folders of these runs, in one call."""
+    loop = (
+        'cd "$1" 2>/dev/null && { for f in ends/*.json; do [ -f "$f" ] && '
+        'printf "%s\\t%s\\t%s\\n" "$1" "$f" "$(cat "$f")"; done; '
+        '[ -L claim ] && printf "%s\\tclaim\\t%s\\n" "$1" "$(readlink claim)"; }'
+    )
+    folders = " ".join(shlex.quote(place.folder) for _, place in handles)
+    script = f'show() {{ {loop}; }}; for one in {folders}; do (show "$one"); done; exit 0'
+    _, out, _ = machine.run(host, script)
+    local = {place.folder: Path(handle.folder) for handle, place in handles}
+    found: dict[str, dict[str, str]] = {there: {} for there in local}
+    for line in out.decode(errors="replace").splitlines():
+        there, _, rest = line.partition("\t")
+        name, _, text = rest.partition("\t")
+        found.get(there, {})[name] = text
+    for there, files in found.items():
+        _mirror(local[there], files)
+
+
+def _mirror(folder: Path, files: dict[str, str]) -> None:
+    """Make `ends/` and the claim of a run here what they are there."""
+    ends = folder / "ends"
+    ends.mkdir(exist_ok=True)
+    for path in ends.glob("*.json"):
+        if f"ends/{path.name}" not in files:
+            path.unlink()
+    for name, text in files.items():
+        if name == "claim":
+            with contextlib.suppress(FileExistsError):
+                (folder / "claim").symlink_to(text)
+        elif re.fullmatch(r"ends/[\w.-]+", name):
+            (folder / name).write_text(text + "\n")
+
+
+def fetch_logs(place: Place, folder: Path) -> None:
+    """Append to the logs here what has been written there since the last call."""
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    while _fetch_some(place, logs):
+        pass
+
+
+def _fetch_some(place: Place, logs: Path) -> bool:
+    """One call; whether there may be more."""
+    have = "".join(f"{shlex.quote(path.name)}) at={path.stat().st_size};; " for path in _all(logs))
+    script = (
+        f"cd {shlex.quote(place.folder)}/logs 2>/dev/null || exit 0; for f in *.log; do "
+        f'[ -f "$f" ] || continue; case "$f" in {have}*) at=0;; esac; '
+        'n=$(($(wc -c < "$f") - at)); [ "$n" -gt 0 ] || continue; '
+        f'[ "$n" -le {_MOST} ] || n={_MOST}; printf "%s %s\\n" "$f" "$n"; '
+        'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; exit 0'
+    )
+    _, out, _ = machine.run(place.host, script)
+    more = False
+    while out:
+        head, _, out = out.partition(b"\n")
+        name, _, count = head.decode().rpartition(" ")
+        size = int(count)
+        with (logs / Path(name).name).open("ab") as file:
+            file.write(out[:size])
+        out, more = out[size:], more or size == _MOST
+    return more
+
+
+def _all(logs: Path) -> list[Path]:
+    return sorted(logs.glob("*.log"))
+
+
+def _relative(place: Place, home: Path) -> str:
+    """The run's folder below deploykit's; a run id needs no quotes."""
+    return str(Path(place.folder).relative_to(home))
+
+
+def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
+    """Write a file there, whole or not at all; where it is whole, run more of the script."""
+    digest = hashlib.sha256(content).hexdigest()
+    check = f'[ "$(sha256sum < {path}.$$ | cut -c1-64)" = {digest} ]'
+    _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path} && {{ {then}; }}", content)
+
+
+def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
+    """Run a script in deploykit's folder there; what it printed."""
+    place = shlex.quote(str(home))
+    code, out, err = machine.run(host, f"mkdir -p {place} && cd {place} && {script}", data)
+    if code == 0:
+        return out
+    said = f"{host}: {err.strip() or f'a step of the submit ended with exit code {code}'}"
+    if "denied" in err:
+        raise NotPermitted(said, hint="choose a slurm.folder that you may write to")
+    raise TryAgain(said, hint="submit again; if that does not help, look at slurm.folder there")

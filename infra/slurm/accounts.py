@@ -1,0 +1,89 @@
+"""Accounting for the cluster of `cluster.py`: slurmdbd over a MariaDB of its own.
+
+For `cluster.py`; standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+PACKAGES = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+OFF = "AccountingStorageType=accounting_storage/none"
+ON = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={dir}/munge/socket
+JobAcctGatherFrequency=30"""
+_DBD = """\
+AuthType=auth/munge
+AuthInfo=socket={dir}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+LogFile={dir}/log/slurmdbd.log
+PidFile={dir}/run/slurmdbd.pid
+"""
+_SQL = """\
+CREATE DATABASE IF NOT EXISTS slurm;
+CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY 'slurm';
+GRANT ALL ON slurm.* TO slurm@'127.0.0.1';
+"""
+
+
+def settings(folder: Path, ports: list[int]) -> str:
+    """Lines of slurm.conf. The last two ports are slurmdbd's and the database's."""
+    return ON.format(dir=folder, port=ports[-2])
+
+
+def write(folder: Path, ports: list[int]) -> None:
+    """The configuration of slurmdbd, which it wants to be its owner's alone."""
+    path, user = folder / "slurmdbd.conf", pwd.getpwuid(os.getuid()).pw_name
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(_DBD.format(dir=folder, port=ports[-2], sql=ports[-1], user=user))
+    (folder / "init.sql").write_text(_SQL)
+
+
+def start(
+    folder: Path,
+    ports: list[int],
+    daemon: Callable[..., None],
+    wait: Callable[[str, int], None],
+) -> None:
+    """Start the database and slurmdbd, and name the cluster to them.
+
+    `daemon` starts a program under a name, `wait` until it listens on a port.
+    """
+    data = folder / "sql"
+    if not data.exists():
+        program = shutil.which("mariadb-install-db")
+        argv = [program, "--no-defaults", f"--datadir={data}", "--skip-test-db"]
+        subprocess.run(argv, check=True, capture_output=True)
+    places = [f"--datadir={data}", f"--socket={data}/socket", f"--pid-file={folder}/run/sql.pid"]
+    network = ["--bind-address=127.0.0.1", f"--port={ports[-1]}", "--skip-log-bin"]
+    own = ["--user=root"] if os.getuid() == 0 else []
+    init = f"--init-file={folder}/init.sql"
+    daemon("mariadbd", "mariadbd", "--no-defaults", *own, *places, *network, init)
+    wait("mariadbd", ports[-1])
+    daemon("slurmdbd", "slurmdbd", "-D")
+    wait("slurmdbd", ports[-2])
+    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    argv = ["sacctmgr", "--immediate", "add", "cluster", "box"]
+    subprocess.run(argv, env=env, check=False, capture_output=True)

@@ -1,0 +1,171 @@
+"""A login node for the tests: a real sshd on a high port, with a configuration and keys of its own.
+
+Where the tests run as root, whoever logs in is a user made for that; else it is the one who tests.
+A proxy stands before it, which can break a connection after so many bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_helpers import wait_for
+
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+CONFIG = """\
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/keys/%u
+PidFile {folder}/sshd.pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+MaxStartups 100
+MaxSessions 100
+SetEnv SLURM_CONF={conf}
+"""
+CLIENT = """\
+Host login1
+  HostName 127.0.0.1
+  Port {port}
+  User {user}
+  IdentityFile {folder}/key
+  UserKnownHostsFile {folder}/known
+  StrictHostKeyChecking accept-new
+  IdentitiesOnly yes
+"""
+
+
+@dataclass
+class LoginNode:
+    """Where it is, and what a job file says of it."""
+
+    folder: Path
+    user: str
+    proxy: Proxy
+
+    @property
+    def settings(self):
+        """Words for the command line."""
+        settings = {"host": "login1", "folder": f"{self.folder}/home/runs of {self.user}"}
+        python, path = program()
+        more = [f"slurm.python={python}", *([f"env.PYTHONPATH={path}"] if path else [])]
+        words = [*(f"slurm.{name}={value}" for name, value in settings.items()), *more]
+        return [word for setting in words for word in ("--set", setting)]
+
+    def close(self):
+        """End the connection that is kept, as after a minute."""
+        subprocess.run(["ssh", "-O", "exit", "login1"], capture_output=True, check=False)
+
+
+class Proxy(threading.Thread):
+    """Passes bytes on to `port`, and counts them; with `left`, breaks off after so many."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.target, self.passed, self.left, self.broken = port, 0, None, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                threading.Thread(target=self.serve, args=(near,), daemon=True).start()
+
+    def serve(self, near):
+        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+            other = {near: far, far: near}
+            with contextlib.suppress(OSError):
+                while True:
+                    for end in select.select([near, far], [], [])[0]:
+                        data = end.recv(1024)
+                        if not data or not self.passes(len(data)):
+                            return
+                        other[end].sendall(data)
+
+    def passes(self, count):
+        self.passed += count
+        if self.left is None:
+            return True
+        self.left -= count
+        if self.left > 0:
+            return True
+        self.left, self.broken = None, self.broken + 1
+        return False
+
+
+def program():
+    """A Python with PyTorch that the other user may start, and what must be on its path."""
+    if os.getuid() or open_to_all(Path(sys.executable).resolve()):
+        return sys.executable, None
+    return "/usr/bin/python3", sysconfig.get_path("purelib")
+
+
+def open_to_all(path):
+    return all(folder.stat().st_mode & 0o1 for folder in (path, *path.parents))
+
+
+@contextlib.contextmanager
+def somebody(home):
+    """The name of a user of the machine who is not root."""
+    if os.getuid():
+        yield pwd.getpwuid(os.getuid()).pw_name
+        return
+    name = f"dk{os.getpid()}"
+    home.mkdir()
+    subprocess.run(["useradd", "-M", "-p", "*", "-d", home, "-s", "/bin/bash", name], check=True)
+    shutil.chown(home, name)
+    try:
+        yield name
+    finally:
+        subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def login_node(conf):
+    """The node, with `conf` as SLURM_CONF; `ssh login1` finds it where `bin` is first on PATH."""
+    folder = Path(tempfile.mkdtemp(prefix="ssh-"))
+    folder.chmod(0o755)
+    (folder / "keys").mkdir()
+    for key in ("host_key", "key"):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key]
+        subprocess.run(argv, check=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        user = stack.enter_context(somebody(folder / "home"))
+        shutil.copy(folder / "key.pub", folder / "keys" / user)
+        (folder / "home").mkdir(exist_ok=True)
+        (folder / "home" / ".bashrc").write_text("echo Welcome, your job 5 is still there\n")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (folder / "sshd.conf").write_text(CONFIG.format(port=port, folder=folder, conf=conf))
+        if not os.getuid():
+            Path("/run/sshd").mkdir(exist_ok=True)
+        argv = [SSHD, "-D", "-e", "-f", folder / "sshd.conf"]
+        log = stack.enter_context((folder / "sshd.log").open("w"))
+        sshd = stack.enter_context(subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL))
+        stack.callback(sshd.terminate)
+        wait_for(lambda: "Server listening" in (folder / "sshd.log").read_text())
+        proxy = Proxy(port)
+        proxy.start()
+        stack.callback(proxy.listener.close)
+        (folder / "config").write_text(CLIENT.format(port=proxy.port, user=user, folder=folder))
+        (folder / "bin").mkdir()
+        ssh = folder / "bin" / "ssh"
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        ssh.chmod(0o755)
+        yield LoginNode(folder, user, proxy)

@@ -1,0 +1,87 @@
+"""Slurm with accounting: what the controller has forgotten is known all the same."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+
+import pytest
+from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
+from survival_runs import another_controller
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options
+from deploykit.model import State
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("accounts")]
+
+
+@pytest.fixture
+def accounts(box, monkeypatch):
+    """A cluster with slurmdbd and a database of its own."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [name for name in ("slurmdbd", "mariadbd") if shutil.which(name, path=path) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    start(box)
+    monkeypatch.setenv("SLURM_CONF", str(box / "slurm.conf"))
+    return box
+
+
+def start(box):
+    done = cluster_command("start", box, "--nodes", "2", "--accounting", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
+    well = send(make_plan("print('well')", run="well"))
+    held = send(make_plan("", run="held", options=Options(extra={"hold": ""})))
+    many = send(make_plan("raise SystemExit(3)", run="many", options=Options(array=2)))
+    slurm.cancel(held)
+    before = {handle: ended(handle) for handle in (well, held, many)}
+    wait_for(lambda: "PENDING" not in recorded() and "RUNNING" not in recorded())
+    assert cluster_command("stop", accounts).returncode == 0
+    start(accounts)  # with a controller that begins anew
+    assert subprocess.run(["scontrol", "show", "job", well.id], check=False).returncode != 0
+    shutil.rmtree(folder_of("well", tmp_path) / "ends")
+    found = slurm.status([well, held, many])
+    assert (found[well].state, found[well].native) == (State.SUCCEEDED, "COMPLETED")
+    assert found[held].state is State.CANCELLED
+    assert (found[many].state, found[many].exit_code) == (State.FAILED, 3)
+    assert found[many].reason == before[many].reason
+
+
+def recorded():
+    return output("sacct", "--allocations", "--noheader", "--format=State")
+
+
+PREEMPTED = """
+import os, sys, time
+if int(os.environ["DEPLOYKIT_RESTART_COUNT"]):
+    sys.exit(0)
+open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/up", "w").close()
+time.sleep(900)
+"""
+
+
+def test_a_preemption_by_quality_of_service(accounts, make_plan, send, tmp_path):
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for words in (
+        "add account lab",
+        f"add user {user} account=lab",
+        "add qos urgent preempt=normal",
+        f"modify user {user} set qos+=urgent",
+    ):
+        subprocess.run(["sacctmgr", "--immediate", *words.split()], check=True)
+    conf = accounts / "slurm.conf"
+    conf.write_text(conf.read_text().replace("preempt/partition_prio", "preempt/qos"))
+    with another_controller(accounts):
+        handle = send(make_plan(PREEMPTED, nodes=2, options=Options(exclusive=True)))
+        wait_for((folder_of("one-1", tmp_path) / "output/up").exists)
+        urgent = ["--qos=urgent", "--exclusive", "--nodes=2", "--output=/dev/null"]
+        output("sbatch", *urgent, "--wrap", "sleep 1")
+        status = ended(handle)
+    assert status.state is State.SUCCEEDED
+    assert status.reason == "after 1 restart (preemption 1)"

@@ -1,0 +1,104 @@
+"""Job arrays: ids as Slurm writes them, the status of many tasks, and a real array."""
+
+from __future__ import annotations
+
+import pytest
+from slurm_helpers import ended, folder_of, output, wait_for
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options, arrays, states
+from deploykit.model import State, Status
+
+real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+
+
+@pytest.mark.parametrize(
+    ("job", "tasks"),
+    [
+        ("38", ["38"]),
+        ("38_4", ["38_4"]),
+        ("38_[5-7,9%2]", ["38_5", "38_6", "38_7", "38_9"]),
+        ("38_[3]", ["38_3"]),
+    ],
+)
+def test_ids(job, tasks):
+    assert list(arrays.tasks(job)) == tasks
+
+
+def test_squeue_and_scontrol_name_each_task():
+    line = "38_[0-1]|PENDING|N/A|N/A|1|main|9|Priority|run-a|/a"
+    assert [row.id for row in states.parse_squeue(line)] == ["38_0", "38_1"]
+
+
+@pytest.mark.parametrize(
+    ("states_of_tasks", "state", "reason"),
+    [
+        (
+            [State.SUCCEEDED, State.RUNNING, State.QUEUED, State.FAILED],
+            State.RUNNING,
+            "of 4 tasks 1 run, 1 wait, 1 succeeded, 1 failed; task 1: running",
+        ),
+        (
+            [State.SUCCEEDED, State.FAILED],
+            State.FAILED,
+            "of 2 tasks 1 succeeded, 1 failed; task 1: failed",
+        ),
+        ([State.SUCCEEDED] * 2, State.SUCCEEDED, "of 2 tasks 2 succeeded"),
+        (
+            [State.SUCCEEDED, State.CANCELLED],
+            State.CANCELLED,
+            "of 2 tasks 1 succeeded, 1 cancelled; task 1: cancelled",
+        ),
+        (
+            [State.SUCCEEDED, State.UNKNOWN, State.RUNNING],
+            State.UNKNOWN,
+            "of 3 tasks 1 run, 1 unknown, 1 succeeded; task 1: unknown",
+        ),
+    ],
+)
+def test_the_status_of_many(states_of_tasks, state, reason):
+    found = arrays.status([Status(one, reason=one.value) for one in states_of_tasks])
+    assert (found.state, found.reason) == (state, reason)
+
+
+TASK = """
+import os, sys
+number = os.environ["SLURM_ARRAY_TASK_ID"]
+open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/mine", "w").write(number)
+print("task", number, flush=True)
+sys.exit(3 if number == "1" else 0)
+"""
+
+
+class TestOnACluster:
+    pytestmark = real
+
+    def test_an_array(self, cluster, make_plan, send, tmp_path):
+        options = Options(array=3, at_once=2, extra={"hold": ""})
+        handle = send(make_plan(TASK, options=options))
+        (shown,) = output("squeue", "--me", "--noheader", "--format=%i").split()
+        assert shown == f"{handle.id}_[0-2%2]"
+        waits = slurm.status([handle])[handle]
+        assert waits.reason.startswith("of 3 tasks 3 wait; task 0: held by its owner")
+        output("scontrol", "release", handle.id)
+        status = ended(handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 3)
+        assert status.reason == (
+            "of 3 tasks 2 succeeded, 1 failed; task 1: rank 0 ended with exit code 3"
+        )
+        folder = folder_of("one-1", tmp_path)
+        for number in range(3):
+            assert (folder / f"output/{number}/mine").read_text() == str(number)
+        said = [line for line in slurm.logs(handle, follow=False) if line.rank == 0]
+        assert sorted((line.task, line.text) for line in said) == [
+            (n, f"task {n}") for n in range(3)
+        ]
+        assert slurm.find("one-1", folder, "localhost") == handle
+
+    def test_an_array_is_cancelled_as_a_whole(self, cluster, make_plan, send):
+        options = Options(array=2, at_once=1)
+        handle = send(make_plan("import time; time.sleep(900)", options=options))
+        wait_for(lambda: slurm.status([handle])[handle].state is State.RUNNING)
+        slurm.cancel(handle)
+        status = ended(handle)
+        assert (status.state, status.reason[:24]) == (State.CANCELLED, "of 2 tasks 2 cancelled; ")

@@ -1,0 +1,98 @@
+"""What sbatch says when it takes no job, in the words of Slurm 22.05; nothing runs here."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploykit.backends.slurm import sending
+from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence", "hint"),
+    [
+        (
+            (
+                "sbatch: error: invalid partition specified: nope\n"
+                "sbatch: error: Batch job submission failed: Invalid partition name specified"
+            ),
+            (
+                "invalid partition specified: nope; "
+                "Batch job submission failed: Invalid partition name specified"
+            ),
+            "slurm.partition",
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+                "combination specified"
+            ),
+            "Invalid account",
+            "slurm.account",
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Requested node configuration is not "
+                "available"
+            ),
+            "not available",
+            "ask for less per node",
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Requested time limit is invalid "
+                "(missing or exceeds some limit)"
+            ),
+            "time limit is invalid",
+            "resources.time_limit",
+        ),
+        (
+            "sbatch: error: Memory specification can not be satisfied",
+            "Memory",
+            "resources.memory",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid qos specification",
+            "qos",
+            "slurm.qos",
+        ),
+        (
+            "sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information",
+            "unrecognized option '--nope'",
+            "slurm.extra",
+        ),
+        ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
+    ],
+)
+def test_refusals_name_what_to_change(said, sentence, hint):
+    error = sending.refusal(said)
+    assert isinstance(error, SubmitRefused)
+    assert sentence in str(error)
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "unsure"),
+    [
+        ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
+        ("Socket timed out on send/recv operation", TryAgain, True),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
+    ],
+)
+def test_passing_faults(said, kind, unsure):
+    said = f"sbatch: error: Batch job submission failed: {said}"
+    assert type(sending.refusal(said)) is kind
+    assert sending.unsure(said) is unsure
+
+
+def test_what_must_not_reach_sbatch():
+    environ = {
+        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
+        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
+        "DEPLOYKIT_NODE_RANK": "",
+    }
+    assert sending.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
+        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
+    ]

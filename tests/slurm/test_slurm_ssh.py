@@ -1,0 +1,192 @@
+"""Slurm from a laptop: a real cluster behind a real sshd, with a user of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from login_node import SSHD, login_node
+from slurm_helpers import PATIENCE, output
+
+from deploykit import cli
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
+
+TRAINER = """
+import getpass, os, sys, time
+with open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/starts", "a") as file:
+    print(getpass.getuser(), file=file)
+print("hello", *sys.argv[1:], flush=True)
+if sys.argv[1:] == ["wait"]:
+    time.sleep(900)
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+JOB = """\
+name: far
+entrypoint: {script: train.py, args: ["it's", "$(id)", "é"]}
+resources: {time_limit: 10m}
+"""
+
+
+@pytest.fixture(scope="module")
+def node(running_cluster):
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("not installed: openssh-server")
+    running_cluster.chmod(0o755)  # another user must find slurm.conf and the socket of munge
+    with login_node(running_cluster / "slurm.conf") as found:
+        yield found
+
+
+@pytest.fixture
+def laptop(cluster, node, tmp_path, monkeypatch):
+    """A project on a machine without Slurm, from where `ssh login1` works."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAINER)
+    (folder / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{node.folder}/bin:{os.environ['PATH']}")
+    yield node
+    node.proxy.left = None
+    node.close()
+    output("scancel", f"--user={node.user}")
+
+
+def run(*words):
+    """A command in a process of its own, where there is no cluster: exit code, output, errors."""
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
+    argv = [sys.executable, "-m", "deploykit", *words]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def submit(node, name, *words):
+    """The same for a submit, in this process: there are many."""
+    argv = ["submit", "--backend", "slurm", "--run", name, *node.settings, *words]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(argv)
+    return code, out.getvalue(), err.getvalue()
+
+
+def there(node, name):
+    """The run's folder on the login node."""
+    return Path(f"{node.folder}/home/runs of {node.user}/runs/{name}")
+
+
+def jobs_of(name):
+    shown = output("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i")
+    return shown.split()
+
+
+def test_the_life_of_a_run(laptop):
+    code, said, complaint = submit(laptop, "one")
+    assert code == 0, complaint
+    assert "slurm://login1/" in said
+    code, said, complaint = run("wait", "one")
+    assert code == 0, (said, complaint, run("logs", "one"))
+    code, said, _ = run("logs", "one", "--rank", "0")
+    assert (code, said) == (0, "[rank 0] hello it's $(id) é\n")
+    assert (there(laptop, "one") / "output/starts").read_text() == f"{laptop.user}\n"
+    (shown,) = json.loads(run("status", "one", "--json")[1])
+    assert shown["output"] == f"login1:{there(laptop, 'one')}/output"
+    assert len(jobs_of("one")) == 1
+
+
+def test_the_trainers_own_exit_code(laptop):
+    assert submit(laptop, "seven", "--set", "env.CODE=7")[0] == 0
+    code, said, _ = run("wait", "seven")
+    assert code == 7
+    assert "rank 0 ended with exit code 7" in said
+
+
+def test_a_refusal(laptop):
+    code, _, complaint = submit(laptop, "refused", "--set", "slurm.partition=nope")
+    assert code == 76
+    assert "error: Slurm refused the job: invalid partition specified: nope; Batch job" in complaint
+    assert "\n  set slurm.partition to one that" in complaint
+    assert len(complaint.splitlines()) == 2
+
+
+def test_a_probe_from_afar(laptop):
+    code, said, complaint = run("backends", "slurm", "--probe", "--host", "login1")
+    assert code == 0, complaint
+    assert "4 of 4 nodes usable" in said
+    assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
+
+
+def test_a_host_that_is_not_there(laptop):
+    code, _, complaint = run("backends", "slurm", "--probe", "--host", "nowhere.invalid")
+    assert code == 69
+    assert "nowhere.invalid" in complaint
+
+
+def test_logs_are_followed_and_a_run_is_cancelled(laptop):
+    assert submit(laptop, "long", "--set", "entrypoint.args=[wait]")[0] == 0
+    argv = [sys.executable, "-m", "deploykit", "logs", "-f", "--rank", "0", "long"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout.readline() == "[rank 0] hello wait\n"
+        assert run("cancel", "long")[0] == 0
+        assert run("wait", "long")[0] == 143
+        assert follower.wait(PATIENCE) == 0
+
+
+def test_a_bundle_is_copied_once(laptop):
+    def bundles():
+        folder = there(laptop, "held").parents[1] / "bundles"
+        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    held = ("--set", "slurm.extra.hold=")
+    assert submit(laptop, "held", *held)[0] == 0
+    before = bundles()
+    assert submit(laptop, "again", *held)[0] == 0
+    assert bundles() == before
+    assert submit(laptop, "again", *held)[0] == 0
+    assert len(jobs_of("again")) == 1
+
+
+def test_a_broken_connection_loses_and_doubles_no_job(laptop):
+    """At ten points: five while the bundle is copied, and five where it is there already."""
+    whole = passed(laptop, "whole", fresh=True)
+    short = passed(laptop, "short", fresh=False)
+    cuts = [(whole * n // 6, True) for n in range(1, 6)]
+    cuts += [(short * n // 11, False) for n in range(2, 11, 2)]
+    ends = [cut(laptop, f"cut-{n}", *at) for n, at in enumerate(cuts)]
+    assert any(ends), "no submit noticed"
+
+
+def passed(node, name, *, fresh):
+    """The bytes of an undisturbed submit, on a connection of its own."""
+    before = node.proxy.passed
+    assert send(node, name, fresh=fresh) == 0
+    return node.proxy.passed - before
+
+
+def send(node, name, *, fresh):
+    if fresh:
+        with Path("train.py").open("a") as file:
+            print(f"# {name}", file=file)
+    node.close()
+    return submit(node, name, "--set", "slurm.extra.hold=")[0]
+
+
+def cut(node, name, after, fresh):
+    """A submit whose connection breaks after so many bytes, and another; the first's exit code."""
+    broken = node.proxy.broken
+    node.proxy.left = after
+    first = send(node, name, fresh=fresh)
+    assert node.proxy.broken == broken + 1, "the connection was to break"
+    code, said, complaint = submit(node, name, "--set", "slurm.extra.hold=")
+    assert code == 0, complaint
+    (job,) = jobs_of(name)
+    assert f"slurm://login1/{job}" in said
+    return first
