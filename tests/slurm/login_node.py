@@ -140,7 +140,7 @@ def somebody(home):
     try:
         yield name
     finally:
-        subprocess.run(["userdel", name], check=False, capture_output=True)
+        subprocess.run(["userdel", "--force", name], check=False, capture_output=True)
 
 
 @contextlib.contextmanager
