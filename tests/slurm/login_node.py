@@ -1,12 +1,14 @@
 """A login node for the tests: a real sshd on a high port, with a configuration and keys of its own.
 
-Where the tests run as root, whoever logs in is a user made for that; else it is the one who tests.
+Where the tests run as root, whoever logs in is a user made for that, if there is a Python with
+PyTorch that others may start; else it is the one who tests.
 A proxy stands before it, which can break a connection after so many bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
 import select
@@ -60,7 +62,7 @@ class LoginNode:
     def settings(self):
         """Words for the command line."""
         settings = {"host": "login1", "folder": f"{self.folder}/home/runs of {self.user}"}
-        python, path = program()
+        python, path = program() or (sys.executable, None)
         more = [f"slurm.python={python}", *([f"env.PYTHONPATH={path}"] if path else [])]
         words = [*(f"slurm.{name}={value}" for name, value in settings.items()), *more]
         return [word for setting in words for word in ("--set", setting)]
@@ -107,11 +109,18 @@ class Proxy(threading.Thread):
         return False
 
 
+@functools.cache
 def program():
-    """A Python with PyTorch that the other user may start, and what must be on its path."""
-    if os.getuid() or open_to_all(Path(sys.executable).resolve()):
+    """A Python with PyTorch that another user may start, and what must be on its path, or None."""
+    packages, system = Path(sysconfig.get_path("purelib")), "/usr/bin/python3"
+    if not open_to_all(packages):
+        return None
+    if open_to_all(Path(sys.executable).resolve()):
         return sys.executable, None
-    return "/usr/bin/python3", sysconfig.get_path("purelib")
+    argv = [system, "-c", "import sys; print(*sys.version_info[:2])"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    same = done.stdout.split() == [str(part) for part in sys.version_info[:2]]
+    return (system, packages) if same else None
 
 
 def open_to_all(path):
@@ -120,8 +129,8 @@ def open_to_all(path):
 
 @contextlib.contextmanager
 def somebody(home):
-    """The name of a user of the machine who is not root."""
-    if os.getuid():
+    """The name of a user of the machine; not root, where root can make one and has a use for it."""
+    if os.getuid() or program() is None:
         yield pwd.getpwuid(os.getuid()).pw_name
         return
     name = f"dk{os.getpid()}"
@@ -131,7 +140,7 @@ def somebody(home):
     try:
         yield name
     finally:
-        subprocess.run(["userdel", name], check=False, capture_output=True)
+        subprocess.run(["userdel", "--force", name], check=False, capture_output=True)
 
 
 @contextlib.contextmanager
