@@ -69,12 +69,12 @@ class Run:
     def __init__(self, options: argparse.Namespace, place: Place, notices: Sequence[int]) -> None:
         self.options = options
         self.place = place
-        torch.manual_seed(options.seed)
         torch.use_deterministic_algorithms(options.deterministic)
         self.task = tasks.find(options)
         self.strategy = strategies.find(options, place)
         self.batches = self.batched(self.task.training)
         self.strategy.sample = next(self.batches.in_order())
+        torch.manual_seed(options.seed)
         self.strategy.prepare(self.task.model(), partial(optimizers.make, options))
         self.steps = min(options.epochs * len(self.batches), options.steps or sys.maxsize)
         self.meter = Meter(options, place, self.task, self.strategy)

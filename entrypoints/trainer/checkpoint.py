@@ -113,10 +113,11 @@ class Keeper:
             files |= _sums(saving, ".metadata")
             _seal(saving / WHOLE, {"progress": progress, "files": files})
         distributed.barrier(group=self._group)
-        if self._place.first_of_node:
+        if self._place.first:
             _rename(saving, path)
         distributed.barrier(group=self._group)
         if self._place.first_of_node:
+            _rename(saving, path)  # where the node has a folder of its own
             self._remove_old(progress["best_step"])
 
     def _remove_old(self, best: int) -> None:
@@ -240,14 +241,19 @@ def _unseal(path: Path) -> dict[str, Any]:
 
 
 def _rename(saving: Path, path: Path) -> None:
-    """Another node that shares the folder may have done it. A checkpoint of that name is old."""
-    if saving.exists():
-        shutil.rmtree(path, ignore_errors=True)
-        try:
-            saving.rename(path)
-        except FileNotFoundError:
-            return
-        _sync(path.parent)
+    """Give a finished checkpoint its name, in the place of an old one of that name.
+
+    Once another node has done it, nothing is touched: the answer of the rename tells, and not
+    whether `saving` seems to exist, since the cache of a network file system may be old.
+    """
+    try:
+        saving.rename(path)
+    except FileNotFoundError:
+        return
+    except OSError:  # an old one is in the way
+        shutil.rmtree(path)
+        saving.rename(path)
+    _sync(path.parent)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,3 +167,16 @@ def test_sigkill_while_saving_leaves_a_loadable_newest(tmp_path, keeper, folder,
         assert values.eq(progress["step"]).all()
         shutil.rmtree(folder)
     assert interrupted, "no kill of five fell into a save: choose other moments"
+
+
+def test_a_node_leaves_alone_what_another_one_has_named(tmp_path, monkeypatch):
+    """Two nodes on one folder: what the second sees of it may be old."""
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    saving, path = tmp_path / "step-00000007.saving", tmp_path / "step-00000007"
+    for folder, text in ((path, "old"), (saving, "new")):
+        folder.mkdir()
+        (folder / "whole.json").write_text(text)
+    for _node in range(2):
+        checkpoint._rename(saving, path)
+        assert (path / "whole.json").read_text() == "new"
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
