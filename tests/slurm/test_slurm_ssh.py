@@ -89,17 +89,17 @@ def jobs_of(name):
 
 
 def test_the_life_of_a_run(laptop):
-    code, said, complaint = submit(laptop, "one")
+    code, said, complaint = submit(laptop, "life")
     assert code == 0, complaint
     assert "slurm://login1/" in said
-    code, said, complaint = run("wait", "one")
-    assert code == 0, (said, complaint, run("logs", "one"))
-    code, said, _ = run("logs", "one", "--rank", "0")
+    code, said, complaint = run("wait", "life")
+    assert code == 0, (said, complaint, run("logs", "life"))
+    code, said, _ = run("logs", "life", "--rank", "0")
     assert (code, said) == (0, "[rank 0] hello it's $(id) é\n")
-    assert (there(laptop, "one") / "output/starts").read_text() == f"{laptop.user}\n"
-    (shown,) = json.loads(run("status", "one", "--json")[1])
-    assert shown["output"] == f"login1:{there(laptop, 'one')}/output"
-    assert len(jobs_of("one")) == 1
+    assert (there(laptop, "life") / "output/starts").read_text() == f"{laptop.user}\n"
+    (shown,) = json.loads(run("status", "life", "--json")[1])
+    assert shown["output"] == f"login1:{there(laptop, 'life')}/output"
+    assert len(jobs_of("life")) == 1
 
 
 def test_the_trainers_own_exit_code(laptop):
