@@ -209,8 +209,9 @@ class Run:
         self.strategy.model.eval()
         for batch in self.batched(dataset).in_order():
             outputs = self.strategy.forward(batch.inputs)
-            if outputs is not None and self.strategy.counts:
-                sums += _sums(outputs.flatten(0, -2).float(), batch.targets.flatten())
+            if outputs is not None:
+                found = _sums(outputs.flatten(0, -2).float(), batch.targets.flatten())
+                sums += found * self.strategy.counts
         self.strategy.model.train()
         hits, loss, count = group.totals(self.place, sums.tolist())
         return hits / count, loss / count

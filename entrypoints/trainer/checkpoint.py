@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
+from trainer import waiting
 from trainer.group import Place
 
 State = dict[str, Tensor]
@@ -91,6 +92,7 @@ class Keeper:
             process_group=self._group,
         )
 
+    @waiting.aside()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
         saving = path.with_name(f"{path.name}.saving")
         if self._place.first_of_node:  # the nodes may share the folder, or not

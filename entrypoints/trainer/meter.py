@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from trainer import group, speed
+from trainer import group, speed, waiting
 from trainer.group import Place
 from trainer.strategies.single import Single
 from trainer.tasks import Task
 from trainer.timing import slow_rank
-
-OWN = ("data", "forward")
-"""Parts of a step in which a rank waits for no other."""
 
 
 class Meter:
@@ -45,7 +42,7 @@ class Meter:
         steps = step - self._step
         parts = {name: each / steps for name, each in self._strategy.clock.lap().items()}
         elapsed = (time.perf_counter() - self._began) / steps
-        own = sum(parts.get(name, 0.0) for name in OWN)
+        own = sum(parts.values()) - parts.get(waiting.PART, 0.0)
         loss, *table = group.totals(self._place, [loss, *self._row(own)])
         world = self._place.world
         owns, memories = table[:world], table[world:]

@@ -20,7 +20,7 @@ NOTICED = 0.005
 
 
 class Clock:
-    """Seconds of each part of a step, added up until `lap`.
+    """Seconds of each part of a step, added up until `lap`. A part inside another counts once.
 
     On a GPU, whose work goes on while Python is ahead, parts are marked by events on its stream.
     """
@@ -28,7 +28,9 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
         self._sums: dict[str, float] = defaultdict(float)
-        self._marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._marks: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.open = ""
+        """The part that time now belongs to, if any."""
 
     def __call__(self, part: str) -> Part:
         """``with clock("forward"):`` counts what it spans under that name."""
@@ -50,8 +52,8 @@ class Clock:
         """Seconds of each part since the last call."""
         if self._marks:
             torch.cuda.synchronize()
-        for part, began, ended in self._marks:
-            self._sums[part] += began.elapsed_time(ended) / 1000
+        for part, around, began, ended in self._marks:
+            self._count(part, around, began.elapsed_time(ended) / 1000)
         found = dict(self._sums)
         self._sums.clear()
         self._marks.clear()
@@ -64,12 +66,18 @@ class Clock:
         event.record()
         return event
 
-    def add(self, part: str, began: float | torch.cuda.Event) -> None:
+    def add(self, part: str, around: str, began: float | torch.cuda.Event) -> None:
+        """`part`, begun at that mark inside the part `around`, ends now."""
         ended = self.mark()
         if isinstance(began, float):
-            self._sums[part] += ended - began
+            self._count(part, around, ended - began)
         else:
-            self._marks.append((part, began, ended))
+            self._marks.append((part, around, began, ended))
+
+    def _count(self, part: str, around: str, seconds: float) -> None:
+        self._sums[part] += seconds
+        if around:
+            self._sums[around] -= seconds
 
 
 class Part:
@@ -79,6 +87,7 @@ class Part:
         self._clock, self._name = clock, name
 
     def __enter__(self) -> None:
+        self._around, self._clock.open = self._clock.open, self._name
         self._began = self._clock.mark()
 
     def __exit__(
@@ -87,7 +96,8 @@ class Part:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._clock.add(self._name, self._began)
+        self._clock.add(self._name, self._around, self._began)
+        self._clock.open = self._around
 
 
 def slow_rank(own: list[float]) -> tuple[int, float] | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import tomllib
 from pathlib import Path
 
@@ -16,24 +17,46 @@ from trainer.timing import Clock, slow_rank
 
 pytestmark = pytest.mark.torch
 
-LAGGING = """
-import time, torch, train
+LAG = 0.3
+"""Seconds that one rank sleeps in every step."""
+LAGGING = f"""
+import sys, time, torch, train
+from pathlib import Path
 from trainer import group
 from trainer.options import parse
 
-run = train.Run(parse(["--epochs", "1", "--log-every", "4"]), group.join(), notices=[])
-if run.place.rank == 1:
-    run.strategy.model.register_forward_pre_hook(lambda *_: time.sleep(0.1))
-run.train()
-del run
+place = group.join()
+for words in sys.argv[1:]:
+    train.OUTPUT = Path(words) / "output"
+    train.CHECKPOINTS = Path(words) / "checkpoints"
+    options = f"--strategy {{words}} --steps 4 --log-every 2 --no-tensorboard"
+    place.say(words)
+    run = train.Run(parse(options.split()), place, notices=[])
+    if place.rank == 1:
+        run.strategy.optimizer.register_step_pre_hook(lambda *_: time.sleep({LAG}))
+    run.train()
+    del run
 group.leave()
 """
+PARTS = [f"{name}_seconds" for name in ("data", "forward", "backward", "optimizer")]
+WAITING = [
+    *("ddp", "manual", "zero1", "zero2", "zero3", "hsdp --shard-ranks 1", "tp"),
+    *("pp --micro-batches 4", "pp --schedule gpipe --micro-batches 2"),
+]
+
+
+@pytest.fixture(scope="module")
+def lagging(tmp_path_factory):
+    """What two ranks, of which rank 1 is slow, print and log with each of `WAITING`."""
+    folder = tmp_path_factory.mktemp("lagging")
+    said = outputs(start_ranks(folder, 2, "-c", LAGGING, *WAITING))[0]
+    return folder, said
 
 
 def test_each_part_of_a_step_is_timed_and_they_fit_into_it(tmp_path):
     train_alone(tmp_path, "--epochs", "1", "--log-every", "5", "--no-tensorboard")
     (first, *_) = [line for line in all_lines(tmp_path) if "step_seconds" in line]
-    parts = [first[f"{name}_seconds"] for name in ("data", "forward", "backward", "optimizer")]
+    parts = [first[part] for part in PARTS]
 
     assert min(parts) > 0
     assert sum(parts) <= first["step_seconds"]
@@ -51,11 +74,22 @@ def test_operations_are_counted_by_torch_and_fit_the_formula_for_transformers():
     assert counted == sequence * (6 * parameters + 12 * layers * width * sequence)
 
 
-def test_the_rank_that_lags_is_named(tmp_path):
-    said = outputs(start_ranks(tmp_path, 2, "-c", LAGGING))[0]
+@pytest.mark.parametrize("strategy", WAITING)
+def test_waiting_for_a_slow_rank_is_communication_and_no_other_part(lagging, strategy):
+    last = [line for line in all_lines(lagging[0] / strategy) if "step_seconds" in line][-1]
+    waited = last["communication_seconds"]
 
-    assert "step 8: rank 1 is slow: its own work takes 1" in said
-    assert "rank 0 is slow" not in said
+    assert waited > LAG / 2
+    assert max(last[part] for part in PARTS) < LAG / 2
+    assert waited + sum(last[part] for part in PARTS) <= last["step_seconds"]
+
+
+@pytest.mark.parametrize("strategy", WAITING)
+def test_the_rank_that_lags_is_named(lagging, strategy):
+    said = lagging[1].partition(f"{strategy}\n")[2].partition("test accuracy")[0]
+
+    assert re.search(r"step 4: rank 1 is slow: its own work takes \d{3,} ms", said)
+    assert "rank 0 is slow" not in lagging[1]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer import waiting
 from trainer.strategies.averaged import Averaged
 from trainer.strategies.single import MakeOptimizer
 
@@ -35,6 +36,7 @@ class DDP(Averaged):
             gradient_as_bucket_view=True,
             static_graph=self.options.static_graph,
         )
+        waiting.watch(self.replica, self.clock)
         self._compress(self.options.compress)
         self.optimizer = make_optimizer(self.model.parameters())
 

@@ -21,8 +21,7 @@ class Manual(Averaged):
 
     def backward(self, batch: Batch, scale: float = 1.0) -> Tensor:
         loss = super().backward(batch, scale)
-        with self.clock("communication"):
-            for parameter in self.model.parameters():
-                distributed.all_reduce(parameter.grad)
-                parameter.grad /= self.place.world
+        for parameter in self.model.parameters():
+            distributed.all_reduce(parameter.grad)
+            parameter.grad /= self.place.world
         return loss

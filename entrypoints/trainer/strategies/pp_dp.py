@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer import waiting
 from trainer.strategies.pp import PP
 
 
@@ -33,12 +34,14 @@ class PPxDDP(PP):
             )
 
     def spread(self, stage: nn.Module) -> nn.Module:
-        return DistributedDataParallel(
+        replica = DistributedDataParallel(
             stage,
             process_group=self.data_mesh.get_group(),
             bucket_cap_mb=self.options.bucket_mb,
             gradient_as_bucket_view=True,
         )
+        waiting.watch(replica, self.clock)
+        return replica
 
 
 class PPxFSDP(PPxDDP):

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from trainer import gradients
+from trainer import gradients, waiting
 from trainer.data import Batch, Share
 from trainer.group import Place
 from trainer.timing import Clock
@@ -49,6 +49,7 @@ class Single:
         self.place = place
         self.share = Share(0, 1)
         self.clock = Clock(place.device)
+        waiting.count(self.clock)
         self.check()
 
     def check(self) -> None:
