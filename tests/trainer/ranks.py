@@ -70,6 +70,32 @@ def start_ranks(folder, world, *command):
     ]
 
 
+def hit(folder, *, rank, step, by):
+    """A program that is train.py, of which one rank sends itself the signal `by` after a step.
+
+    In the first attempt only. Whether to stop is asked at every step, so that nothing depends on
+    how fast the machine is.
+    """
+    program = folder / "hit.py"
+    program.write_text(f"""
+import os, train
+from trainer import group
+
+learn = train.Run.learn
+group.PERIOD = 0
+
+def hit(run, *arguments):
+    learn(run, *arguments)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if (run.place.rank, run.step, attempt) == ({rank}, {step}, "0"):
+        os.kill(os.getpid(), {int(by)})
+
+train.Run.learn = hit
+train.main()
+""")
+    return str(program)
+
+
 def outputs(processes, code=0):
     """What each process printed; all of them must end with `code`."""
     try:
