@@ -189,7 +189,10 @@ _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a run. `native` is the backend's own word, `reason` a sentence."""
+    """What is known of a run. `native` is the backend's own word, `reason` a sentence.
+
+    `output` is where the results are, from a backend that is told so by the far side.
+    """
 
     state: State
     native: str = ""
@@ -197,6 +200,7 @@ class Status:
     exit_code: int | None = None
     started: datetime | None = None
     finished: datetime | None = None
+    output: str = ""
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,12 @@ def confirm(run: str, identity: str) -> None:
 
 def update(run: str, status: Status) -> None:
     """Record what is now known of a run."""
+    known = (status.state.value, status.native, status.reason, status.exit_code)
     with _open() as database:
         database.execute(
-            "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ? WHERE run = ?",
-            (status.state.value, status.native, status.reason, status.exit_code, run),
+            "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
+            "output = coalesce(nullif(?, ''), output) WHERE run = ?",
+            (*known, status.output, run),
         )
 
 

@@ -63,6 +63,7 @@ def test_a_life(aws, tell, streams):
     for machine in ("one", "other"):
         (status,) = json.loads(tell("status", "digits-1", machine=machine))
         assert (status["state"], status["native"]) == ("succeeded", "Completed/Completed")
+        assert status["output"] == "s3://my-bucket/deploykit/runs/digits-1/output/output.tar.gz"
         assert json.loads(tell("wait", "digits-1", machine=machine))["exit_code"] == 0
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 
 import boto3
 import pytest
+from aws_server import as_json
 from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
@@ -183,3 +185,53 @@ def test_followed_logs_end_with_the_job(aws, planned, tmp_path, streams, monkeyp
     texts = [line.text for line in sagemaker.logs(handle, follow=True)]
     assert texts == ["line 1", "line 2", "line 3", "line 4"]
     assert len(looks) == 5
+
+
+class LoggedOut:
+    """Refuses `action` the so many-th times; two more machines print before the second look."""
+
+    def __init__(self, action, numbers, more):
+        self._action, self._numbers, self._more = action, numbers, more
+        self._count = Counter()
+
+    def __call__(self, one, forward):
+        self._count[one.action] += 1
+        if (one.action, self._count[one.action]) == ("DescribeTrainingJob", 2):
+            self._more()
+        if one.action == self._action and self._count[one.action] in self._numbers:
+            return as_json(400, {"__type": "ExpiredTokenException", "message": "token expired"})
+        return forward()
+
+
+@pytest.mark.parametrize(
+    ("action", "numbers"),
+    [("DescribeTrainingJob", {2, 3}), ("DescribeLogStreams", {2, 3}), ("GetLogEvents", {9, 10})],
+)
+def test_followed_logs_outlast_an_expired_login(
+    aws, planned, tmp_path, streams, monkeypatch, caplog, action, numbers
+):
+    """Also when the third of four machines has been read already: no line is lost or doubled."""
+    monkeypatch.setattr(watching, "_PAUSE", 0.05)
+    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
+
+    def tell(*hosts):
+        for host in hosts:
+            streams(f"digits-1/algo-{host}-1", [(0, f"{host}a"), (1, f"{host}b")])
+
+    tell(1, 2)
+    aws.mood = LoggedOut(action, numbers, lambda: tell(3, 4))
+    lines = [line.text for line in sagemaker.logs(handle, follow=True)]
+    assert sorted(lines) == ["1a", "1b", "2a", "2b", "3a", "3b", "4a", "4b"]
+    (record,) = caplog.records
+    assert record.message == (
+        f"no new lines for now: AWS ({action}, us-east-1): token expired; log in again (aws sso "
+        "login, or new keys) and check with: aws sts get-caller-identity. They follow once it "
+        "works again."
+    )
+
+
+def test_a_login_that_was_over_before_is_said_at_once(aws, planned, tmp_path):
+    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
+    aws.mood = LoggedOut("DescribeTrainingJob", {1}, lambda: None)
+    with pytest.raises(NotPermitted, match="token expired"):
+        list(sagemaker.logs(handle, follow=True))

@@ -42,7 +42,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         job=job,
         options=options,
         bundle=bundle,
-        output=f"{rendering.output(job, options).rstrip('/')}/{run}/output/output.tar.gz",
+        output=rendering.results(request),
     )
 
 

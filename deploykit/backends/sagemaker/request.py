@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploykit import contract
@@ -72,6 +72,13 @@ def code_key(options: Options, bundle: str) -> str:
 def output(job: JobSpec, options: Options) -> str:
     """The S3 prefix below which SageMaker puts ``<run>/output/``."""
     return job.output or f"s3://{options.bucket}/{options.prefix}/runs"
+
+
+def results(job: Mapping[str, Any]) -> str:
+    """Where the output folder will be, of a request or of DescribeTrainingJob's answer."""
+    place = job["OutputDataConfig"]
+    folder = f"{place['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/"
+    return folder if place.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
 
 
 def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import Any
 
 from deploykit import logfiles
 from deploykit.backends.sagemaker import aws
-from deploykit.errors import NotFound
+from deploykit.backends.sagemaker.request import results
+from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _PAUSE = 5.0
 """Seconds between two looks at a log that is followed."""
+_PATIENCE = 900.0
+"""Seconds for which following goes on without an answer: time to log in again."""
 _NODE = re.compile(r".*/algo-(\d+)-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d+)")
 _STATES = {
@@ -85,23 +89,49 @@ def cancel(handle: Handle) -> None:
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     """Lines from all machines, by time; with `follow`, until the job has ended.
 
-    CloudWatch is seconds late, so then it goes on until a look brings nothing new.
+    CloudWatch is seconds late, so then it goes on until a look brings nothing new. Where AWS or
+    the login fails meanwhile, it goes on where it was, unless that lasts for `_PATIENCE` seconds.
     """
-    client = aws.client("logs", handle.place)
     tokens: dict[str, str] = {}
+    looked, failing = False, None
     while True:
-        last = not follow or status([handle])[handle].state.final
-        with aws.errors(handle.place):
-            found = [
-                line
-                for stream in _streams(client, handle.id)
-                for line in _new_lines(client, stream, tokens)
-            ]
+        found: list[tuple[tuple[int, int], LogLine]] = []
+        try:
+            last = not follow or status([handle])[handle].state.final
+            _look(handle, tokens, found)
+            looked, failing = True, None
+        except (BackendUnavailable, NotPermitted, TryAgain) as error:
+            if not looked:
+                raise
+            last, failing = False, _bear(error, failing)
         for _, line in sorted(found, key=lambda pair: pair[0]):
             yield line
         if last and not (follow and found):
             return
         time.sleep(_PAUSE)
+
+
+def _look(
+    handle: Handle, tokens: dict[str, str], found: list[tuple[tuple[int, int], LogLine]]
+) -> None:
+    """Append what is new. A new client, so that a new login is found."""
+    client = aws.client("logs", handle.place)
+    with aws.errors(handle.place):
+        for stream in _streams(client, handle.id):
+            for line in _new_lines(client, stream, tokens):
+                found.append(line)  # noqa: PERF402 - what came before an error is kept
+
+
+def _bear(error: DeploykitError, since: float | None) -> float:
+    """Since when there has been no answer, said once, on standard error."""
+    now = time.monotonic()
+    if since is None:
+        hint = f"; {error.hint}" if error.hint else ""
+        text = f"no new lines for now: {error}{hint}. They follow once it works again."
+        logging.getLogger(__name__).warning(text)
+    elif now > since + _PATIENCE:
+        raise error
+    return since or now
 
 
 def _describe(client: Any, run: str, place: str) -> Any:
@@ -141,6 +171,7 @@ def _status(job: Any) -> Status:
         exit_code=_exit_code(state, reason),
         started=job.get("TrainingStartTime"),
         finished=job.get("TrainingEndTime"),
+        output=results(job) if "OutputDataConfig" in job else "",
     )
 
 
