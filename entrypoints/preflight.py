@@ -31,8 +31,6 @@ VARIABLE = "DEPLOYKIT_PREFLIGHT"
 _PARTS = {"pairs": (0.4, 0.5), "versions": (0.75, 0.8), "group": (0.92, 0.96)}
 """Shares of the budget: when a node must have done its part, and when node 0 judges without it."""
 
-Judge = Callable[[Mapping[int, Record]], list[Finding]]
-
 
 def budget(env: Mapping[str, str]) -> float:
     """Seconds for the whole test. Raises BadEnvironment where the variable holds no such number."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ranks import outputs, start, start_ranks
 from torch.nn.functional import cross_entropy
 
 from deploykit import cli
@@ -25,41 +23,19 @@ EPOCHS = ("--epochs", "12")
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("asynchronous")]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+@pytest.fixture
+def ran(tmp_path):
+    """Run `script` on so many ranks, or in one process; what rank 0 printed."""
 
+    def run(script, *arguments, world=None):
+        command = (str(EXAMPLES / script), *EPOCHS, *arguments)
+        alone = world is None
+        started = [start(command, tmp_path)] if alone else start_ranks(tmp_path, world, *command)
+        first, *others = outputs(started)
+        assert others == [""] * len(others)
+        return first
 
-def start(script, *arguments, **variables):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DEPLOYKIT_", "TORCHELASTIC"))}
-    return subprocess.Popen(
-        [sys.executable, EXAMPLES / script, *EPOCHS, *arguments],
-        env=kept | {"OMP_NUM_THREADS": "1"} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def ended(processes):
-    """What each printed; all of them must end with 0."""
-    try:
-        texts = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes), texts
-    return texts
-
-
-def ranks(world, script, *arguments):
-    """Run `script` on so many ranks, with torchrun's variables; what rank 0 printed."""
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    started = [start(script, *arguments, RANK=str(rank), **place) for rank in range(world)]
-    first, *others = ended(started)
-    assert others == [""] * (world - 1)
-    return first
+    return run
 
 
 def found(text):
@@ -86,11 +62,11 @@ def module(name, monkeypatch):
     return loaded
 
 
-def test_synchronous_all_three_are_the_same_training():
+def test_synchronous_all_three_are_the_same_training(ran):
     """Nothing is stale, and two gradients summed are two gradients summed, whoever sums them."""
-    server = found(ranks(3, "parameter_server.py", "--synchronous"))
-    pipeline = found(ranks(2, "weight_stashing.py", "--synchronous"))
-    text = ended([start("hogwild.py", "--synchronous")])[0]
+    server = found(ran("parameter_server.py", "--synchronous", world=3))
+    pipeline = found(ran("weight_stashing.py", "--synchronous", world=2))
+    text = ran("hogwild.py", "--synchronous")
     hogwild = found(text)
     assert "updates lost 0.0000%" in text
     assert (server.max, pipeline.max, hogwild.max) == (0, 0, 0)
@@ -99,31 +75,31 @@ def test_synchronous_all_three_are_the_same_training():
     assert [pipeline.loss, hogwild.loss] == pytest.approx([server.loss] * 2, abs=1e-5)
 
 
-def test_a_parameter_server_waits_for_nobody():
-    run = found(ranks(3, "parameter_server.py", "--straggler", "0.03"))
+def test_a_parameter_server_waits_for_nobody(ran):
+    run = found(ran("parameter_server.py", "--straggler", "0.03", world=3))
     assert run.accuracy > 0.85
     assert run.mean > 0
     assert run.max > 2  # what the bound below forbids
     assert run.gradients == 12 * 33
 
 
-def test_bounded_staleness_is_a_bound():
+def test_bounded_staleness_is_a_bound(ran):
     arguments = ("--straggler", "0.01", "--max-staleness", "2")
-    run = found(ranks(3, "parameter_server.py", *arguments))
+    run = found(ran("parameter_server.py", *arguments, world=3))
     assert run.accuracy > 0.9
     assert run.max == 2
 
 
-def test_hogwild_is_stale_and_learns():
-    run = found(ended([start("hogwild.py")])[0])
+def test_hogwild_is_stale_and_learns(ran):
+    run = found(ran("hogwild.py"))
     assert run.accuracy > 0.85
     assert run.mean > 0
     assert run.gradients == 12 * 33
 
 
-def test_a_pipeline_that_never_drains():
+def test_a_pipeline_that_never_drains(ran):
     """Three stages: 2, 1 and 0 updates between forward and backward, and as many stashes more."""
-    text = ranks(3, "weight_stashing.py")
+    text = ran("weight_stashing.py", world=3)
     run = found(text)
     assert run.accuracy > 0.9
     rows = re.findall(r"^ +(\d) +(\d+) +([\d.]+) +(\d+) +(\d+) +(\d+)$", text, re.MULTILINE)
@@ -134,8 +110,8 @@ def test_a_pipeline_that_never_drains():
     ]
 
 
-def test_without_a_stash_the_backward_meets_other_weights():
-    text = ranks(2, "weight_stashing.py", "--no-stash")
+def test_without_a_stash_the_backward_meets_other_weights(ran):
+    text = ran("weight_stashing.py", "--no-stash", world=2)
     rows = re.findall(r"^ +\d .* (\d+)$", text, re.MULTILINE)
     assert rows == ["395", "0"]  # all but the first, whose backward comes before any update
 
@@ -198,8 +174,8 @@ def test_the_images_are_those_of_the_main_trainer(monkeypatch):
 
 
 @pytest.mark.parametrize("script", ["parameter_server.py", "weight_stashing.py"])
-def test_one_process_is_refused_with_the_command_to_use(script):
-    process = start(script)
+def test_one_process_is_refused_with_the_command_to_use(script, tmp_path):
+    process = start([str(EXAMPLES / script)], tmp_path)
     assert "torchrun --nproc-per-node=" in process.communicate(timeout=60)[0]
     assert process.returncode == 1
 

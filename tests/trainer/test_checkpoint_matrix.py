@@ -23,7 +23,7 @@ LAYOUTS = {
 }
 """World and strategy, to options. A new strategy is a new row: it loads all others and they it."""
 
-SAVED, END = 3, 6
+SAVED, END = 2, 4
 """Steps."""
 EXACT = 1e-10
 """Of the losses and the final weights; measured: 1e-15 and 1e-12."""

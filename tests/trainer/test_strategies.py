@@ -67,8 +67,10 @@ MISPLACED = {
 }
 """Options that mean nothing to a strategy, refused before anything starts."""
 
-FEW = ("--steps", "12")
-"""Enough where a mistake would show in the first step already."""
+FEW = ("--steps", "4")
+"""Enough where a mistake would show in the first step already. A step costs a rank of tp 0.15 s."""
+COMPRESSING = ("--steps", "12")
+"""PowerSGD compresses nothing in the first 10."""
 FEATURES = ("--micro-batches", "2", "--clip", "0.5", "--checkpoint-activations")
 ADAMW = ("--optimizer", "adamw", "--lr", "0.001")
 
@@ -157,7 +159,7 @@ def differences(four, alone, tasks, tmp_path):
 
 def logged(folder, name):
     values = [line[name] for line in ranks.lines(folder) if name in line]
-    assert len(values) in (12, 50)
+    assert len(values) in (4, 12, 50)
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -209,7 +211,7 @@ def test_half_precision_is_used_and_rounds_as_in_one_process(
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_compressed_gradients_train(strategy, how, differences):
     ways = ("--compress", how)
-    loss, *_ = differences("text", strategy, ways, "--optimizer", "sgd", *FEW)
+    loss, *_ = differences("text", strategy, ways, "--optimizer", "sgd", *COMPRESSING)
 
     assert LOSS < loss < COMPRESSED[how]
 

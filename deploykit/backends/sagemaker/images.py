@@ -24,7 +24,6 @@ VERSIONS = {
 }
 """Each version's only Python. 1.x is left out: its Python is too old for the node plane."""
 
-NEWEST = "2.8.0"
 NOT_TORCHRUN = ("2.4.0",)
 """There is an image, but the SDK's list for torch_distributed holds 2.4.1, which has none."""
 SMDDP = ("2.0.0", "2.0.1", "2.1.0", "2.2.0")
