@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aws_places import OPEN, REGION, Closed, Natted, everything, tcp
+from aws_places import OPEN, REGION, Closed, Natted, tcp
 
 EFA = "ml.p4d.24xlarge"
 WORLD = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
@@ -299,8 +299,7 @@ def endpoint_that_denies_writing(place):
 
 
 def set_policy(place, *statements):
-    policy = {"Version": "2012-10-17", "Statement": statements}
-    place.ec2.modify_vpc_endpoint(VpcEndpointId=place.s3, PolicyDocument=json.dumps(policy))
+    place.ec2.modify_vpc_endpoint(VpcEndpointId=place.s3, PolicyDocument=policy(*statements))
 
 
 # Endpoints and names
@@ -349,17 +348,9 @@ def role_that_does_not_exist(place):
 
 @fault("role_trust", Closed)
 def role_for_machines_only(place):
-    trust = {
-        "Version": "2012-10-17",
-        "Statement": {
-            "Effect": "Allow",
-            "Principal": {"Service": "ec2.amazonaws.com"},
-            "Action": "sts:AssumeRole",
-        },
-    }
-    place.client("iam").update_assume_role_policy(
-        RoleName="training", PolicyDocument=json.dumps(trust)
-    )
+    machines = {"Service": "ec2.amazonaws.com"}
+    trust = policy({"Effect": "Allow", "Principal": machines, "Action": "sts:AssumeRole"})
+    place.client("iam").update_assume_role_policy(RoleName="training", PolicyDocument=trust)
 
 
 @fault("role_permissions", Closed)
@@ -378,10 +369,13 @@ def role_without_network_interfaces(place):
 
 
 def put_policy(place, *statements):
-    policy = {"Version": "2012-10-17", "Statement": statements}
     place.client("iam").put_role_policy(
-        RoleName="training", PolicyName="all", PolicyDocument=json.dumps(policy)
+        RoleName="training", PolicyName="all", PolicyDocument=policy(*statements)
     )
+
+
+def policy(*statements):
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
 @fault("bucket_absent", Closed)
@@ -400,6 +394,3 @@ def bucket_of_another_region(place):
 @fault("quota", Closed)
 def more_machines_than_the_quota(place):
     return {"resources.nodes": "5"}
-
-
-__all__ = ["FAULTS", "everything"]
