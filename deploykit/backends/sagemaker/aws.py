@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from deploykit.errors import (
@@ -38,13 +39,24 @@ def client(service: str, region: str) -> Any:
     """A client with botocore's own retries. Raises BackendUnavailable without boto3."""
     try:
         import boto3
+        import botocore.session
         from botocore.config import Config
     except ImportError as error:
         raise BackendUnavailable("boto3 is missing", hint="pip install boto3") from error
     with errors(region):
         config = Config(retries={"mode": "standard", "max_attempts": _ATTEMPTS})
-        session: Any = boto3.Session(region_name=region)
+        core = botocore.session.Session()
+        core.register_component("data_loader", _descriptions())
+        session: Any = boto3.Session(botocore_session=core, region_name=region)
         return session.client(service, config=config)
+
+
+@cache
+def _descriptions() -> Any:
+    """What botocore knows of each service, read once for all sessions: 0.2 s for EC2 alone."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
 
 
 def code(error: BaseException) -> str:
