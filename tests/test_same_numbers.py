@@ -7,6 +7,9 @@ SageMaker's real container launcher, fed with the request that the moto server r
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,11 +35,19 @@ def argv(backend, run, nodes, processes, *more):
     return ["submit", job, "--backend", backend, "--run", run, *overrides, *more]
 
 
-@pytest.fixture
-def reference(capsys):
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
     """The losses of four processes on one node of this machine."""
-    assert cli.main(argv("local", "one-by-four", 1, 4, "--wait")) == 0
-    found = losses(_output("one-by-four", capsys))
+    env = {**os.environ, "DEPLOYKIT_HOME": str(tmp_path_factory.mktemp("reference"))}
+
+    def tell(*words):
+        command = [sys.executable, "-m", "deploykit", *words]
+        return subprocess.run(
+            command, env=env, check=True, capture_output=True, text=True, cwd=ROOT
+        ).stdout
+
+    tell(*argv("local", "one-by-four", 1, 4, "--wait"))
+    found = losses(json.loads(tell("status", "one-by-four", "--json"))[0]["output"])
     assert list(found) == list(range(1, STEPS + 1))
     return found
 

@@ -16,7 +16,7 @@ from trainer.group import Place
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("pipeline")]
 
-STEPS = 10
+STEPS = 6
 COMMON = ("--task", "text", "--batch-size", "16", "--layers", "6", "--width", "32")
 COMMON += ("--sequence", "32", "--epochs", "9", "--log-every", "1", "--no-tensorboard")
 FEATURES = ("--clip", "0.5", "--checkpoint-activations", "--optimizer", "sgd", "--lr", "0.1")
