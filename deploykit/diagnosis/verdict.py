@@ -47,7 +47,7 @@ class Diagnosis:
         self._rules = rules
         self._found: dict[int, Finding] = {}
         self._ruled_out: set[int] = set()
-        self.literals = rules.literals()
+        self.literals = [*rules.literals(), marks.SUMMARY]
         self._files = 0
         self._dull: set[str] = set()
         self._root: int | None = None
@@ -62,7 +62,7 @@ class Diagnosis:
                 waiting = [(first, f"{text} {marks.bare(line.text)}") for first, text in waiting]
                 continue
             self._settle(log, waiting)
-            self._note_first(line.text)
+            self._note_summed(log, line.text)
             waiting = [(line, piece) for piece in self._open(log, line)]
         self._settle(log, waiting)
 
@@ -116,7 +116,7 @@ class Diagnosis:
         stamp = marks.time(raw) or log.time
         log.time = stamp
         order = (stamp, log.number, line.number)
-        rank = marks.rank(raw)
+        rank = log.summed if marks.of_summed(raw) else marks.rank(raw)
         shown = " ".join(marks.bare(raw).split())[:400]
         host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
         proof = Evidence(log.name, line.number, shown, rank, host, stamp)
@@ -128,9 +128,10 @@ class Diagnosis:
             found.evidence.append(proof)
         del found.evidence[SHOWN:]
 
-    def _note_first(self, text: str) -> None:
-        rank = marks.first_failure(text)
-        self._root = rank if rank is not None else self._root
+    def _note_summed(self, log: _Log, text: str) -> None:
+        rank = marks.summed(text)
+        if rank is not None:
+            log.summed = self._root = rank
 
     def findings(self) -> list[Finding]:
         """The causes, the most probable first; symptoms only where there is no cause."""
@@ -173,4 +174,5 @@ class _Log:
     node: int | None
     muted: int = 0
     time: str = ""
+    summed: int | None = None
     after: dict[int, int] = field(default_factory=dict)
