@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,8 +15,8 @@ import pytest
 
 from deploykit import cli
 
-HERE = Path(__file__).parent
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("failing groups")]
+
 
 JOIN = """\
 import datetime, os, socket, sys, time
@@ -286,33 +287,95 @@ FAILURES = {
 }
 
 
+DUMP = """
+from torch._C._distributed_c10d import _dump_fr_trace
+def leave(stacks):
+    with open(f"fr_{rank}", "wb") as file:
+        file.write(_dump_fr_trace(True, stacks, False))
+    os._exit(0)
+"""
+SKIPPED = """
+join(5)
+try:
+    for step in range(5):
+        if step != 2 or rank != 1:
+            distributed.all_reduce(torch.ones(10))
+except RuntimeError:
+    pass
+leave(stacks=True)
+"""
+RESHAPED = """
+join()
+for step in range(4):
+    distributed.broadcast(torch.ones(20 if (rank, step) == (1, 2) else 10), 0)
+leave(stacks=False)
+"""
+"""Gloo takes a broadcast into a tensor that is too large, so nobody crashes or waits."""
+RECORDED = {"skipped": DUMP + SKIPPED, "reshaped": DUMP + RESHAPED}
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "100"}
+
+
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    """The log of each failure, by name."""
-    tmp = tmp_path_factory.mktemp("torchrun")
-    folders = {name: tmp_path_factory.mktemp("failure") for name in FAILURES}
-    cases = []
-    for name, folder in folders.items():
-        failure = FAILURES[name]
-        (folder / "train.py").write_text(JOIN + textwrap.dedent(failure.program))
-        cases.append({"folder": str(folder), "ranks": failure.ranks, "env": failure.env})
+def made(tmp_path_factory):
+    """The folder of each failure, by name, with its `torchrun.log`."""
+    programs = {name: (each.program, each.ranks, each.env) for name, each in FAILURES.items()}
+    programs |= {name: (program, 2, RECORDER) for name, program in RECORDED.items()}
+    folders = {name: tmp_path_factory.mktemp("failure") for name in programs}
+    for name, (program, _, _) in programs.items():
+        (folders[name] / "train.py").write_text(JOIN + textwrap.dedent(program))
+    cases = [
+        {"folder": str(folders[name]), "ranks": ranks, "env": env}
+        for name, (_, ranks, env) in programs.items()
+    ]
     subprocess.run(
-        [sys.executable, str(HERE / "failing_groups.py")],
+        [sys.executable, str(Path(__file__).with_name("failing_groups.py"))],
         input=json.dumps(cases).encode(),
-        env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp)},
+        env={
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(tmp_path_factory.mktemp("torchrun")),
+        },
         check=True,
         timeout=280,
     )
-    return {name: folder / "torchrun.log" for name, folder in folders.items()}
+    return folders
+
+
+def first_finding(files, capsys):
+    code = cli.main(["diagnose", *map(str, files), "--json"])
+    assert code == 79, [file.read_bytes() for file in files]
+    return json.loads(capsys.readouterr().out)["findings"][0]
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_of_ranks_is_named(name, logs, capsys):
-    failure, log = FAILURES[name], logs[name]
-    assert cli.main(["diagnose", str(log), "--json"]) == 79, log.read_text()
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+def test_a_failure_of_ranks_is_named(name, made, capsys):
+    failure, log = FAILURES[name], made[name] / "torchrun.log"
+    first = first_finding([log], capsys)
     assert first["cause"] == failure.label, log.read_text()
     assert any(failure.proof in proof["text"] for proof in first["evidence"]), first
     assert {proof["file"] for proof in first["evidence"]} == {str(log)}
     if failure.rank is not None:
         assert first["first_rank"] == failure.rank, log.read_text()
+
+
+def test_the_recorder_tells_which_rank_missed_a_collective(made, capsys):
+    """Rank 1 leaves out one of five, so the others wait for it in the last."""
+    files = [made["skipped"] / f"fr_{rank}" for rank in (0, 1)]
+    first = first_finding([made["skipped"] / "torchrun.log", *files], capsys)
+    assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
+    assert "collective_mismatch" in first["also"]
+    (proof,) = first["evidence"]
+    assert (proof["file"], proof["line"], proof["rank"]) == (str(files[1]), 4, 1)
+    assert "rank 1 never called number 5 of group default_pg" in proof["text"]
+    assert re.search(r"\(all_reduce of Float \[\[10\]\] at train\.py:\d+\)", proof["text"])
+
+
+def test_the_recorder_tells_which_rank_had_another_shape(made, capsys):
+    files = [made["reshaped"] / f"fr_{rank}" for rank in (0, 1)]
+    first = first_finding(files, capsys)
+    assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
+    (proof,) = first["evidence"]
+    words = (
+        "rank 1 called broadcast of Float [[20]], and others broadcast of Float [[10]], as number"
+    )
+    assert words in proof["text"]
