@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+import netns
 import pytest
 
 from deploykit import cli
@@ -28,6 +29,9 @@ def free_port():
         return free.getsockname()[1]
 def join(seconds=120, **more):
     distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds), **more)
+def hurry():
+    distributed.barrier()
+    distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3))
 """
 """On top of every program."""
 
@@ -71,9 +75,10 @@ FAILURES = {
     "a rank that is late": Failure(
         "collective_timeout",
         """
-        join(3)
+        join()
+        hurry()
         if rank == 1:
-            time.sleep(60)
+            time.sleep(600)
         distributed.all_reduce(torch.ones(1))
         """,
         "Timed out waiting 3000ms",
@@ -295,7 +300,8 @@ def leave(stacks):
     os._exit(0)
 """
 SKIPPED = """
-join(5)
+join()
+hurry()
 try:
     for step in range(5):
         if step != 2 or rank != 1:
@@ -350,6 +356,8 @@ def first_finding(files, capsys):
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_of_ranks_is_named(name, made, capsys):
     failure, log = FAILURES[name], made[name] / "torchrun.log"
+    if "unshare" in failure.program:
+        netns.needed()
     first = first_finding([log], capsys)
     assert first["cause"] == failure.label, log.read_text()
     assert any(failure.proof in proof["text"] for proof in first["evidence"]), first
@@ -365,8 +373,8 @@ def test_the_recorder_tells_which_rank_missed_a_collective(made, capsys):
     assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
     assert "collective_mismatch" in first["also"]
     (proof,) = first["evidence"]
-    assert (proof["file"], proof["line"], proof["rank"]) == (str(files[1]), 4, 1)
-    assert "rank 1 never called number 5 of group default_pg" in proof["text"]
+    assert (proof["file"], proof["line"], proof["rank"]) == (str(files[1]), 5, 1)
+    assert "rank 1 never called number 6 of group default_pg" in proof["text"]
     assert re.search(r"\(all_reduce of Float \[\[10\]\] at train\.py:\d+\)", proof["text"])
 
 

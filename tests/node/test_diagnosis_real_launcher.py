@@ -8,6 +8,7 @@ import sys
 import textwrap
 from typing import NamedTuple
 
+import netns
 import pytest
 
 from deploykit import cli
@@ -164,6 +165,8 @@ def proved(finding, proof):
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_of_a_program_is_named(name, bundle, capsys):
     failure = FAILURES[name]
+    if "unshare" in failure.program:
+        netns.needed()
     bundle.write("train.py", textwrap.dedent(failure.program))
     done = bundle.run(*TWO_RANKS, "train.py", **RANK_1)
     assert done.code > 0
