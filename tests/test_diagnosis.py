@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from deploykit import cli
-from deploykit.diagnosis import reading, rules
+from deploykit.diagnosis import fixes, reading, rules
+from deploykit.diagnosis.verdict import Diagnosis
+
+LOGS = Path(__file__).parent / "diagnosis"
+
+
+def logs(name):
+    return tomllib.loads((LOGS / name).read_text(encoding="utf-8"))["log"]
+
 
 ONE_LINE = {
     "cuda_oom": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB",
@@ -89,6 +99,53 @@ def test_a_users_rules_come_first(tmp_path, capsys):
 def test_without_grep_the_same_lines_are_found(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("\n".join([HARMLESS, *ONE_LINE.values()]))
-    literals = rules.load().literals()
+    literals = rules.load().literals
     with path.open("rb") as file:
         assert list(reading.lines(file, literals)) == list(reading.file(path, literals))
+
+
+def first_label(text):
+    known = rules.load()
+    diagnosis = Diagnosis(known)
+    lines = text.encode().splitlines(keepends=True)
+    diagnosis.read("a.log", reading.lines(lines, known.literals))
+    return next((found.cause.label for found in diagnosis.findings()), None)
+
+
+@pytest.mark.parametrize("log", logs("failures.toml"), ids=lambda log: log["cause"])
+def test_a_failure_as_the_software_prints_it_is_named(log):
+    assert first_label(log["text"]) in {log["cause"], *log.get("also", ())}
+
+
+@pytest.mark.parametrize("log", logs("healthy.toml"))
+def test_a_healthy_log_that_looks_bad_has_no_cause(log):
+    assert first_label(log["text"]) is None
+
+
+def test_what_a_log_overcame_is_no_cause():
+    failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert first_label(failed) == "cuda_oom"
+    assert first_label(f"{failed}\nReporting training SUCCESS\n") is None
+    assert first_label(f"WARNING: {failed}, retrying with half the batch\n") is None
+
+
+def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("[W socket.cpp:1] failed to bind to [::]:6000 (errno: 98 - in use)\n")
+    _, found = diagnosed(path, capsys)
+    assert "ss -ltnp | grep :6000\n" in found[0]["fix"]
+    path.write_text("OSError: [Errno 98] in use\n")
+    _, found = diagnosed(path, capsys)
+    assert "on the node: ss -ltnp | grep :PORT\n" in found[0]["fix"]
+
+
+@pytest.mark.parametrize("value", ["$(reboot)", "a;b", "-rf", "a b", "`id`", ""])
+def test_no_value_of_a_log_breaks_a_command(value):
+    assert fixes.render("grep {port|PORT} file", {"port": value}) == "grep PORT file"
+
+
+def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
+    assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
+    assert "asks for 'prot'" in capsys.readouterr().err

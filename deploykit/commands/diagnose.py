@@ -40,16 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    diagnosis = Diagnosis(rules.load(args.rules))
-    known = diagnosis.literals
+    known = rules.load(args.rules)
     if _are_files(args.what):
+        diagnosis = Diagnosis(known)
         for name in args.what:
-            diagnosis.read(name, reading.file(None if name == "-" else Path(name), known))
+            diagnosis.read(name, reading.file(None if name == "-" else Path(name), known.literals))
     else:
         if len(args.what) > 1:
             missing = next(name for name in args.what if name != "-" and not Path(name).exists())
             raise NotFound(f"no such file: {missing}", hint="name one run, or files that exist")
-        _read_run(diagnosis, lifecycle.refresh([runs.get(next(iter(args.what), None))])[0])
+        row = lifecycle.refresh([runs.get(next(iter(args.what), None))])[0]
+        diagnosis = Diagnosis(known, _values(row))
+        _read_run(diagnosis, row)
     found = diagnosis.findings()
     if args.json:
         output.emit({"findings": [_data(finding) for finding in found]})
@@ -62,7 +64,7 @@ def brief(row: Run) -> str | None:
     """Cause and proof of a failed run in one line, where its logs lie on this machine."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
-    diagnosis = Diagnosis(rules.load())
+    diagnosis = Diagnosis(rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # what the run did is known without it
@@ -93,6 +95,12 @@ def _read_run(diagnosis: Diagnosis, row: Run) -> None:
     diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
 
 
+def _values(row: Run) -> dict[str, str]:
+    """What the text of a fix may name of a run (fixes.OF_RUN)."""
+    known = {"backend": row.backend, "job": row.id or "", "name": row.name}
+    return known | {"place": row.place, "run": row.run}
+
+
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
     for line in lines:
         mark = f"[rank {line.rank}] " if line.rank is not None else ""
@@ -109,7 +117,7 @@ def _data(finding: Finding) -> dict[str, Any]:
             for proof in finding.evidence
         ],
         "first_rank": finding.first_rank,
-        "fix": finding.cause.fix,
+        "fix": finding.fix,
     }
 
 
@@ -130,7 +138,7 @@ def _tell(found: Sequence[Finding]) -> None:
             ("first", "" if rank is None else f"rank {rank} failed first"),
             ("not", finding.cause.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.cause.fix),
+            ("fix", finding.fix.replace("\n", "\n          ")),
         ):
             if value:
                 output.say(f"  {name:<7} {value}")

@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from deploykit.errors import NotFound
@@ -69,7 +70,7 @@ def _marked(raw: bytes) -> tuple[int, bytes, bytes]:
 
 def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
     """The same in Python, from any source of lines."""
-    search = re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
+    search = _any_of(tuple(literals))
     left = 0
     for number, raw in enumerate(source, 1):
         if search(raw):
@@ -77,6 +78,11 @@ def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
         if left:
             yield Line(number, _decoded(raw), hit=left == BEHIND + 1)
             left -= 1
+
+
+@cache
+def _any_of(literals: tuple[str, ...]) -> Callable[[bytes], re.Match[bytes] | None]:
+    return re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
 
 
 def _decoded(raw: bytes) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from deploykit.diagnosis import marks, reading
+from deploykit.diagnosis import fixes, marks, reading
 from deploykit.diagnosis.reading import Line
-from deploykit.diagnosis.rules import Cause, Rules
+from deploykit.diagnosis.rules import KINDS, Cause, Owner, Rules
 
 SHOWN = 3
 """Lines that prove a cause, at most."""
@@ -19,6 +19,9 @@ _REMEMBERED = 20_000
 _DIGITS = re.compile(r"\d+")
 _TELLING = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits tell, or what came before them."""
+_MILD = ("mild", 0)
+
+_Hits = Mapping[Owner, re.Match[str]]
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,27 @@ class Finding:
     order: tuple[str, int, int] = ("", 0, 0)
     also: list[str] = field(default_factory=list)
     first_rank: int | None = None
+    firm: set[int] = field(default_factory=set)
+    """Numbers of the logs with a line that no program carries on from."""
+    values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fix(self) -> str:
+        return fixes.render(self.cause.fix, self.values)
 
 
 class Diagnosis:
-    """Feed it the lines of each log, then ask for the findings."""
+    """Feed it the lines of each log, then ask for the findings.
 
-    def __init__(self, rules: Rules) -> None:
+    `values` are those of the run (fixes.OF_RUN), for the text of the fix.
+    """
+
+    def __init__(self, rules: Rules, values: Mapping[str, str] | None = None) -> None:
         self._rules = rules
+        self._values = dict(values or {})
         self._found: dict[int, Finding] = {}
         self._ruled_out: set[int] = set()
-        self.literals = rules.literals()
+        self.literals = rules.literals
         self._files = 0
         self._dull: set[str] = set()
         self._root: int | None = None
@@ -75,44 +89,58 @@ class Diagnosis:
             dull = text if _TELLING.search(text) else _DIGITS.sub("0", text)
             if dull in self._dull:
                 continue
-            if (spans := self._harmless(text)) is not None:
+            hits = self._rules.index.find(text)
+            if (spans := self._harmless(hits)) is not None:
                 log.muted = max(log.muted, line.number + spans)
-            elif not self._judge(log, line, piece, text):
+            elif not self._judge(log, line, piece, hits):
                 if len(self._dull) < _REMEMBERED:
                     self._dull.add(dull)
                 yield text
 
     def _settle(self, log: _Log, waiting: list[tuple[Line, str]]) -> None:
         for line, text in waiting:
-            self._judge(log, line, line.text, text)
+            self._judge(log, line, line.text, self._rules.index.find(text))
 
-    def _harmless(self, text: str) -> int | None:
-        return next((h.spans for h in self._rules.harmless if h.match.find(text)), None)
+    def _harmless(self, hits: _Hits) -> int | None:
+        return max(
+            (self._rules.harmless[n].spans for part, n in hits if part == "harmless"), default=None
+        )
 
-    def _judge(self, log: _Log, line: Line, raw: str, text: str) -> bool:
+    def _judge(self, log: _Log, line: Line, raw: str, hits: _Hits) -> bool:
         """Give the line to the first cause that matches it."""
-        for index, cause in enumerate(self._rules.causes):
-            if cause.after.parts and cause.after.find(text):
-                log.after[index] = line.number
-            if index not in self._ruled_out and cause.unless.find(text):
-                self._ruled_out.add(index)
-        matched = list(self._match(log, line, text))
-        for index in matched:
-            self._keep(index, log, line, raw)
+        for part, number in hits:
+            if part == "after":
+                log.after[number] = line.number
+            elif part == "unless":
+                self._ruled_out.add(number)
+            elif part == "success":
+                self._went_well(log)
+        matched = list(self._match(log, line, hits))
+        for number in matched:
+            finding = self._keep(number, log, line, raw)
+            if finding.cause.firm or _MILD not in hits:
+                finding.firm.add(log.number)
+            for name, value in hits["cause", number].groupdict().items():
+                finding.values.setdefault(name, value or "")
         return bool(matched)
 
-    def _match(self, log: _Log, line: Line, text: str) -> Iterator[int]:
-        """The first cause that matches; more as long as those before may yet be ruled out."""
-        for index, cause in enumerate(self._rules.causes):
-            last = log.after.get(index, -_AFTER - 1)
-            if cause.after.parts and line.number - last > _AFTER:
-                continue
-            if cause.match.find(text):
-                yield index
-                if not cause.unless.parts:
-                    return
+    def _went_well(self, log: _Log) -> None:
+        """What this log complained of before was overcome."""
+        for finding in self._found.values():
+            finding.firm.discard(log.number)
 
-    def _keep(self, index: int, log: _Log, line: Line, raw: str) -> None:
+    def _match(self, log: _Log, line: Line, hits: _Hits) -> Iterator[int]:
+        """The first cause that matches; more as long as those before may yet be ruled out."""
+        for number in sorted(number for part, number in hits if part == "cause"):
+            cause = self._rules.causes[number]
+            last = log.after.get(number, -_AFTER - 1)
+            if cause.after and line.number - last > _AFTER:
+                continue
+            yield number
+            if not cause.unless:
+                return
+
+    def _keep(self, index: int, log: _Log, line: Line, raw: str) -> Finding:
         stamp = marks.time(raw) or log.time
         log.time = stamp
         order = (stamp, log.number, line.number)
@@ -127,6 +155,7 @@ class Diagnosis:
         elif len(found.evidence) < SHOWN:
             found.evidence.append(proof)
         del found.evidence[SHOWN:]
+        return found
 
     def _note_first(self, text: str) -> None:
         rank = marks.first_failure(text)
@@ -141,8 +170,8 @@ class Diagnosis:
             if index not in self._ruled_out and first not in proved:
                 kept[index] = finding
                 proved.add(first)
-        for kind in ("root", "late", "symptom"):
-            chosen = [f for f in kept.values() if f.cause.kind == kind]
+        for kind in KINDS:
+            chosen = [f for f in kept.values() if f.cause.kind == kind and f.firm]
             if chosen:
                 rest = [f for f in kept.values() if f not in chosen]
                 return [self._finish(f, rest) for f in _once(chosen)]
@@ -155,6 +184,10 @@ class Diagnosis:
         finding.also = [label for label in also if label != finding.cause.label]
         ranks = (proof.rank for proof in finding.evidence)
         finding.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        first = finding.evidence[0]
+        line = {"file": first.file, "host": first.host, "rank": finding.first_rank}
+        finding.values |= {name: str(value) for name, value in line.items() if value is not None}
+        finding.values |= self._values
         return finding
 
 
