@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 SHORTEST = 3
 """Characters of the shortest fixed text by which a line may be found."""
-_MOST = 24
+_MOST = 40
 """Texts for one part of a pattern, at most."""
 _ENOUGH = 12
 """Beyond so many characters a text tells no more."""
@@ -20,9 +20,13 @@ _COMMON = re.compile(
     r"for|read|write|send|recv|.?exit|abort|index|table|reach(ed)?|down|disk|taken|wall|CUDA|peers?|"
     r"fatal|.?nable|NCCL|GPU|[Tt]ime|.?ime|No|find|load|init|used|two|full|ort|ode|addr|efa|EFA|"
     r"P2P|p2p|fi_|hit|multiple|several|subnet|vpc|VPC|GSP|memory|time|training|instance|"
-    r"Failure|Exception|Interrupt|driver|device|version|model|checkpoint|not found|workers?"
+    r"Failure|Exception|Interrupt|driver|device|version|model|checkpoint|workers?|file|path|nan|"
+    r"directory|folder|dataset|config|barrier|broadcast|collective|all_?(reduce|gather)|BARRIER|"
+    r"reduce_scatter|loss|grad|norm|gradients?|parameters?"
 )
 """Words of healthy logs too: to be looked for only where a pattern offers nothing better."""
+
+_FREQUENT = frozenset("etaoinsrldc 0123456789")
 
 _Item = tuple[Any, Any]
 Owner = TypeVar("Owner")
@@ -45,21 +49,29 @@ class Index(Generic[Owner]):
         for place, (_, pattern) in enumerate(owned):
             for text in pattern.needs:
                 self._places[text].append(place)
-        counts = Counter(gram for text in self._places for gram in _grams(text))
         self._texts: dict[str, list[str]] = defaultdict(list)
         for text in self._places:
-            self._texts[min(_grams(text), key=lambda gram: (counts[gram], gram))].append(text)
+            self._texts[min(_grams(text), key=_frequency)].append(text)
 
-    def find(self, line: str) -> dict[Owner, re.Match[str]]:
-        """The first match of each owner with one."""
+    def places(self, line: str) -> list[int]:
+        """Which patterns may match: those of which the line holds a fixed text."""
         held = self._texts.keys() & _grams(line)
         texts = (text for gram in held for text in self._texts[gram] if text in line)
+        return sorted({place for text in texts for place in self._places[text]})
+
+    def find(self, line: str, places: Iterable[int]) -> dict[Owner, re.Match[str]]:
+        """The first match of each owner with one."""
         found: dict[Owner, re.Match[str]] = {}
-        for place in sorted({place for text in texts for place in self._places[text]}):
+        for place in places:
             owner, pattern = self._owned[place]
             if owner not in found and (match := pattern.regex.search(line)):
                 found[owner] = match
         return found
+
+
+def _frequency(gram: str) -> tuple[int, str]:
+    """Sorts first what few lines hold."""
+    return sum(char in _FREQUENT for char in gram), gram
 
 
 def _grams(text: str) -> set[str]:

@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from deploykit.errors import NotFound
 
@@ -22,9 +22,11 @@ BEHIND = 2
 _WIDEST = 4000
 """Characters that are looked at together; a longer line is looked at in pieces."""
 
+_NOT_FIXED = "never in any log[0-9]"
+"""With an expression among many fixed texts, GNU grep 3.8 takes an automaton: twice as fast."""
 
-@dataclass(frozen=True)
-class Line:
+
+class Line(NamedTuple):
     number: int
     text: str
     hit: bool
@@ -48,15 +50,19 @@ def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
 
 def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
-        texts.write("\n".join(literals))
+        texts.write("\n".join([*map(_escaped, literals), _NOT_FIXED]))
         texts.flush()
-        argv = [program, "-a", "-n", "-F", "-A", str(BEHIND), "-f", texts.name]
+        argv = [program, "-a", "-n", "-E", "-A", str(BEHIND), "-f", texts.name]
         env = {**os.environ, "LC_ALL": "C"}
         with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
             for raw in process.stdout or ():
                 number, mark, text = _marked(raw)
                 if mark:
                     yield Line(number, _decoded(text), hit=mark == b":")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", text)
 
 
 _MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)

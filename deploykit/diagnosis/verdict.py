@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deploykit.diagnosis import fixes, marks, reading
 from deploykit.diagnosis.reading import Line
@@ -50,6 +51,17 @@ class Finding:
         return fixes.render(self.cause.fix, self.values)
 
 
+class _Waiting(NamedTuple):
+    """A line that no rule matched, with those behind it, and the patterns that may."""
+
+    line: Line
+    text: str
+    places: list[int]
+
+    def longer(self, text: str) -> _Waiting:
+        return self._replace(text=f"{self.text} {marks.bare(text)}")
+
+
 class Diagnosis:
     """Feed it the lines of each log, then ask for the findings.
 
@@ -70,17 +82,17 @@ class Diagnosis:
         """All lines of one log; `node` is where it was written, when that is known."""
         self._files += 1
         log = _Log(name, self._files, node)
-        waiting: list[tuple[Line, str]] = []
+        waiting: list[_Waiting] = []
         for line in lines:
             if not line.hit:
-                waiting = [(first, f"{text} {marks.bare(line.text)}") for first, text in waiting]
+                waiting = [each.longer(line.text) for each in waiting]
                 continue
             self._settle(log, waiting)
             self._note_first(line.text)
-            waiting = [(line, piece) for piece in self._open(log, line)]
+            waiting = list(self._open(log, line))
         self._settle(log, waiting)
 
-    def _open(self, log: _Log, line: Line) -> Iterator[str]:
+    def _open(self, log: _Log, line: Line) -> Iterator[_Waiting]:
         """Judge a line; what no rule matches is tried again with the lines behind it."""
         if line.number <= log.muted:
             return
@@ -89,17 +101,18 @@ class Diagnosis:
             dull = text if _TELLING.search(text) else _DIGITS.sub("0", text)
             if dull in self._dull:
                 continue
-            hits = self._rules.index.find(text)
+            places = self._rules.index.places(text)
+            hits = self._rules.index.find(text, places)
             if (spans := self._harmless(hits)) is not None:
                 log.muted = max(log.muted, line.number + spans)
             elif not self._judge(log, line, piece, hits):
                 if len(self._dull) < _REMEMBERED:
                     self._dull.add(dull)
-                yield text
+                yield _Waiting(line, text, places)
 
-    def _settle(self, log: _Log, waiting: list[tuple[Line, str]]) -> None:
-        for line, text in waiting:
-            self._judge(log, line, line.text, self._rules.index.find(text))
+    def _settle(self, log: _Log, waiting: Iterable[_Waiting]) -> None:
+        for line, text, places in waiting:
+            self._judge(log, line, line.text, self._rules.index.find(text, places))
 
     def _harmless(self, hits: _Hits) -> int | None:
         return max(
