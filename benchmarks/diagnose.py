@@ -47,12 +47,12 @@ _TEMPLATES = (
         "{real:.1f} | lm loss: {small:.4E} | number of nan iterations:   0 |"
     ),
     (
-        "n{node}:{step}:{big} [{gpu}] NCCL INFO Channel {day:02d}/0 : {rank}[{gpu}] -> {day}[{gpu}] "
+        "n{node}:{step}:{big} [{gpu}] NCCL INFO Channel {day:02d}/0 : {rank}[{gpu}] -> {day}[0] "
         "via P2P/CUMEM"
     ),
     (
         "n{node}:{step}:{big} [{gpu}] NCCL INFO comm 0x{big:x} rank {rank} nranks 64 cudaDev {gpu} "
-        "busId {step:x} commId 0x{big:x} - Init COMPLETE"
+        "nvmlDev {gpu} busId {step:x} commId 0x{big:x} - Init COMPLETE"
     ),
     (
         "Epoch {day}:  {minute}%|####      | {step}/{big} [{minute}:{day:02d}<{minute}:00, "
