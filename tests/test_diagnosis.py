@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -137,6 +138,21 @@ def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
     path.write_text("OSError: [Errno 98] in use\n")
     _, found = diagnosed(path, capsys)
     assert "on the node: ss -ltnp | grep :PORT\n" in found[0]["fix"]
+
+
+def test_fixes_name_keys_and_commands_that_exist():
+    reference = LOGS.parent.parent / "docs/reference"
+    page = (reference / "job-file.md").read_text(encoding="utf-8")
+    keys = set(re.findall(r"`((?:resources|slurm|sagemaker|local)\.[a-z_]+)", page))
+    sections = (reference / "commands.md").read_text(encoding="utf-8").split("\n## deploykit ")
+    commands = {section.split(maxsplit=1)[0]: section for section in sections}
+    for cause in rules.load().causes:
+        named = re.findall(r"\b(?:resources|slurm|sagemaker|local)\.[a-z_]+\b", cause.fix)
+        assert {name for name in named if name != "sagemaker.amazonaws"} <= keys, cause.label
+        for step in re.findall(r": deploykit ([a-z]+.*)", cause.fix):
+            command, *words = step.split()
+            options = [word for word in words if word.startswith("--")]
+            assert all(option in commands[command] for option in options), step
 
 
 @pytest.mark.parametrize("value", ["$(reboot)", "a;b", "-rf", "a b", "`id`", ""])

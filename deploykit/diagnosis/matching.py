@@ -59,13 +59,16 @@ class Index(Generic[Owner]):
         texts = (text for gram in held for text in self._texts[gram] if text in line)
         return sorted({place for text in texts for place in self._places[text]})
 
-    def find(self, line: str, places: Iterable[int]) -> dict[Owner, re.Match[str]]:
-        """The first match of each owner with one."""
-        found: dict[Owner, re.Match[str]] = {}
+    def find(self, line: str, places: Iterable[int]) -> dict[Owner, dict[str, str]]:
+        """What the named groups caught, of each owner with a match."""
+        found: dict[Owner, dict[str, str]] = {}
         for place in places:
             owner, pattern = self._owned[place]
-            if owner not in found and (match := pattern.regex.search(line)):
-                found[owner] = match
+            if owner in found and not pattern.regex.groupindex:
+                continue
+            if match := pattern.regex.search(line):
+                caught = {name: text for name, text in match.groupdict().items() if text}
+                found[owner] = caught | found.get(owner, {})
         return found
 
 

@@ -22,7 +22,7 @@ _TELLING = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|af
 """In such lines the digits tell, or what came before them."""
 _MILD = ("mild", 0)
 
-_Hits = Mapping[Owner, re.Match[str]]
+_Hits = Mapping[Owner, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,7 @@ class Diagnosis:
             finding = self._keep(number, log, line, raw)
             if finding.cause.firm or _MILD not in hits:
                 finding.firm.add(log.number)
-            for name, value in hits["cause", number].groupdict().items():
-                finding.values.setdefault(name, value or "")
+            finding.values = hits["cause", number] | finding.values
         return bool(matched)
 
     def _went_well(self, log: _Log) -> None:
