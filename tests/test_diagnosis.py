@@ -80,6 +80,27 @@ def test_healthy_logs_have_no_findings(tmp_path, capsys):
     assert diagnosed(path, capsys) == (0, [])
 
 
+def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("[rank3]: x\nn7:1:2 [0] NCCL WARN Bootstrap : no socket interface found\n")
+    assert cli.main(["diagnose", str(path)]) == 79
+    told = capsys.readouterr().out
+    assert f"  proof   {path}:2, n7\n" in told
+    assert "  fix     See the interfaces on n7: ip -br addr" in told
+    path.write_text("step 1\n")
+    assert cli.main(["diagnose", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("no known cause in these logs")
+
+
+def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("loss: nan\ntorch.OutOfMemoryError: CUDA out of memory\n")
+    assert cli.main(["diagnose", str(path)]) == 79
+    causes = [line for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    assert [line.split(":")[0] for line in causes] == ["nan_loss", "cuda_oom"]
+    assert causes[1].endswith("(the most probable)")
+
+
 def test_the_root_wins_over_what_repeats_it(tmp_path, capsys):
     path = tmp_path / "a.log"
     lines = [ONE_LINE[label] for label in ("remote_peer_died", "cuda_oom", "slurm_cancelled")]

@@ -125,6 +125,9 @@ def _tell(found: Sequence[Finding]) -> None:
     """For a person: in the order in which things went wrong, the most probable cause marked."""
     if not found:
         output.say("no known cause in these logs: healthy, or a failure that no rule describes")
+        output.say(
+            "  next    the first error of any rank of a run: deploykit logs RUN --first-error"
+        )
         return
     likely = found[0]
     for finding in sorted(found, key=lambda finding: finding.order):

@@ -93,7 +93,7 @@ class Diagnosis:
         self._settle(log, waiting)
 
     def _open(self, log: _Log, line: Line) -> Iterator[_Waiting]:
-        """Judge a line; what no rule matches is tried again with the lines behind it."""
+        """Judge a line; one without a root cause is tried again with the lines behind it."""
         if line.number <= log.muted:
             return
         for piece in reading.pieces(line.text):
@@ -105,9 +105,11 @@ class Diagnosis:
             hits = self._rules.index.find(text, places)
             if (spans := self._harmless(hits)) is not None:
                 log.muted = max(log.muted, line.number + spans)
-            elif not self._judge(log, line, piece, hits):
-                if len(self._dull) < _REMEMBERED:
-                    self._dull.add(dull)
+                continue
+            kinds = self._judge(log, line, piece, hits)
+            if not kinds and len(self._dull) < _REMEMBERED:
+                self._dull.add(dull)
+            if "root" not in kinds:
                 yield _Waiting(line, text, places)
 
     def _settle(self, log: _Log, waiting: Iterable[_Waiting]) -> None:
@@ -119,8 +121,8 @@ class Diagnosis:
             (self._rules.harmless[n].spans for part, n in hits if part == "harmless"), default=None
         )
 
-    def _judge(self, log: _Log, line: Line, raw: str, hits: _Hits) -> bool:
-        """Give the line to the first cause that matches it."""
+    def _judge(self, log: _Log, line: Line, raw: str, hits: _Hits) -> set[str]:
+        """Give the line to the first cause that matches it; the kinds of those that do."""
         for part, number in hits:
             if part == "after":
                 log.after[number] = line.number
@@ -134,7 +136,7 @@ class Diagnosis:
             if finding.cause.firm or _MILD not in hits:
                 finding.firm.add(log.number)
             finding.values = hits["cause", number] | finding.values
-        return bool(matched)
+        return {self._rules.causes[number].kind for number in matched}
 
     def _went_well(self, log: _Log) -> None:
         """What this log complained of before was overcome."""
@@ -164,7 +166,7 @@ class Diagnosis:
         if order < found.order:
             found.order = order
             found.evidence.insert(0, proof)
-        elif len(found.evidence) < SHOWN:
+        elif len(found.evidence) < SHOWN and [proof] != found.evidence[-1:]:
             found.evidence.append(proof)
         del found.evidence[SHOWN:]
         return found
