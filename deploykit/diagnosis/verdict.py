@@ -16,7 +16,7 @@ SHOWN = 3
 _AFTER = 400
 """Lines for which the `after` of a rule holds."""
 _REMEMBERED = 20_000
-"""Lines that say nothing, digits aside: logs repeat them again and again."""
+"""Hashes of lines that say nothing, digits aside: logs repeat them again and again."""
 _DIGITS = re.compile(r"\d+")
 _TELLING = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits tell, or what came before them."""
@@ -52,7 +52,7 @@ class Finding:
 
 
 class _Waiting(NamedTuple):
-    """A line that no rule matched, with those behind it, and the patterns that may."""
+    """A line without a root cause so far, with those behind it, and the patterns that may match."""
 
     line: Line
     text: str
@@ -75,7 +75,7 @@ class Diagnosis:
         self._ruled_out: set[int] = set()
         self.literals = rules.literals
         self._files = 0
-        self._dull: set[str] = set()
+        self._dull: set[int] = set()
         self._root: int | None = None
 
     def read(self, name: str, lines: Iterable[Line], node: int | None = None) -> None:
@@ -98,7 +98,7 @@ class Diagnosis:
             return
         for piece in reading.pieces(line.text):
             text = marks.bare(piece)
-            dull = text if _TELLING.search(text) else _DIGITS.sub("0", text)
+            dull = hash(text if _TELLING.search(text) else _DIGITS.sub("0", text))
             if dull in self._dull:
                 continue
             places = self._rules.index.places(text)
@@ -132,9 +132,9 @@ class Diagnosis:
                 self._went_well(log)
         matched = list(self._match(log, line, hits))
         for number in matched:
-            finding = self._keep(number, log, line, raw)
-            if finding.cause.firm or _MILD not in hits:
-                finding.firm.add(log.number)
+            firm = _MILD not in hits or self._rules.causes[number].firm
+            self._keep(number, log, line, raw, firm=firm)
+            finding = self._found[number]
             finding.values = hits["cause", number] | finding.values
         return {self._rules.causes[number].kind for number in matched}
 
@@ -154,22 +154,30 @@ class Diagnosis:
             if not cause.unless:
                 return
 
-    def _keep(self, index: int, log: _Log, line: Line, raw: str) -> Finding:
-        stamp = marks.time(raw) or log.time
-        log.time = stamp
-        order = (stamp, log.number, line.number)
-        rank = marks.rank(raw)
-        shown = " ".join(marks.bare(raw).split())[:400]
-        host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
-        proof = Evidence(log.name, line.number, shown, rank, host, stamp)
+    def _keep(self, index: int, log: _Log, line: Line, raw: str, *, firm: bool) -> None:
+        """Note that a line proves a cause; one that is firm stands before all that are not."""
+        log.time = marks.time(raw) or log.time
+        order = (log.time, log.number, line.number)
         found = self._found.setdefault(index, Finding(self._rules.causes[index], order=order))
+        if firm and not found.firm:
+            found.evidence.clear()
+            found.order = order
+        elif found.firm and not firm:
+            return
+        proof = self._proof(log, line, raw)
         if order < found.order:
             found.order = order
             found.evidence.insert(0, proof)
         elif len(found.evidence) < SHOWN and [proof] != found.evidence[-1:]:
             found.evidence.append(proof)
         del found.evidence[SHOWN:]
-        return found
+        if firm:
+            found.firm.add(log.number)
+
+    def _proof(self, log: _Log, line: Line, raw: str) -> Evidence:
+        shown = " ".join(marks.bare(raw).split())[:400]
+        host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
+        return Evidence(log.name, line.number, shown, marks.rank(raw), host, log.time)
 
     def _note_first(self, text: str) -> None:
         rank = marks.first_failure(text)
