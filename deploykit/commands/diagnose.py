@@ -42,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    diagnosis = Diagnosis(rules.load(args.rules))
+    known = rules.load(args.rules)
     if _are_files(args.what):
+        diagnosis = Diagnosis(known)
         _read_files(diagnosis, args.what)
     else:
         if len(args.what) > 1:
             missing = next(name for name in args.what if name != "-" and not Path(name).exists())
             raise NotFound(f"no such file: {missing}", hint="name one run, or files that exist")
         row = lifecycle.refresh([runs.get(next(iter(args.what), None))])[0]
+        diagnosis = Diagnosis(known, _values(row))
         _read_run(diagnosis, row)
         _read_dumps(diagnosis, _dumps(row))
     found = diagnosis.findings()
@@ -64,7 +66,7 @@ def brief(row: Run) -> str | None:
     """Cause and proof of a failed run in one line, where its logs lie on this machine."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
-    diagnosis = Diagnosis(rules.load())
+    diagnosis = Diagnosis(rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # what the run did is known without it
@@ -102,6 +104,12 @@ def _read_run(diagnosis: Diagnosis, row: Run) -> None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines = backend.find(row.backend).logs(row.handle, follow=False)
     diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
+
+
+def _values(row: Run) -> dict[str, str]:
+    """What the text of a fix may name of a run (fixes.OF_RUN)."""
+    known = {"backend": row.backend, "job": row.id or "", "name": row.name}
+    return known | {"place": row.place, "run": row.run}
 
 
 def _dumps(row: Run) -> list[Dump]:
@@ -144,7 +152,7 @@ def _data(finding: Finding) -> dict[str, Any]:
             for proof in finding.evidence
         ],
         "first_rank": finding.first_rank,
-        "fix": finding.cause.fix,
+        "fix": finding.fix,
     }
 
 
@@ -152,6 +160,9 @@ def _tell(found: Sequence[Finding]) -> None:
     """For a person: in the order in which things went wrong, the most probable cause marked."""
     if not found:
         output.say("no known cause in these logs: healthy, or a failure that no rule describes")
+        output.say(
+            "  next    the first error of any rank of a run: deploykit logs RUN --first-error"
+        )
         return
     likely = found[0]
     for finding in sorted(found, key=lambda finding: finding.order):
@@ -165,7 +176,7 @@ def _tell(found: Sequence[Finding]) -> None:
             ("first", "" if rank is None else f"rank {rank} failed first"),
             ("not", finding.cause.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.cause.fix),
+            ("fix", finding.fix.replace("\n", "\n          ")),
         ):
             if value:
                 output.say(f"  {name:<7} {value}")
