@@ -140,6 +140,15 @@ def test_a_failure_as_the_software_prints_it_is_named(log):
     assert first_label(log["text"]) in {log["cause"], *log.get("also", ())}
 
 
+def test_single_lines_are_named():
+    wrong = []
+    for row in (LOGS / "lines.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        labels, text = row.split(" | ", 1)
+        found = first_label(text.replace("\\n", "\n")) or "none"
+        wrong += [(labels, found, text)] if found not in labels.split(",") else []
+    assert wrong == []
+
+
 @pytest.mark.parametrize("log", logs("healthy.toml"))
 def test_a_healthy_log_that_looks_bad_has_no_cause(log):
     assert first_label(log["text"]) is None
