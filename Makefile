@@ -27,6 +27,7 @@ bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
+	$(BIN)/python benchmarks/diagnose.py
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py

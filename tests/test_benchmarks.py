@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_a_missed_target_is_said_and_ends_with_1(start_up, monkeypatch, capsys):
 def test_without_torchx_there_is_no_figure(start_up, tmp_path, capsys):
     assert start_up.main(["--repeats", "1", "--torchx", str(tmp_path / "torchx")]) == 2
     assert "make bench" in capsys.readouterr().err
+
+
+def test_a_large_log_is_read_in_little_memory_and_its_cause_found(tmp_path):
+    argv = [sys.executable, str(BENCHMARKS / "diagnose.py"), "--megabytes", "8"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    told = subprocess.run(argv, capture_output=True, text=True, env=env, check=False).stdout
+    *rows, last = told.splitlines()
+    assert "['cuda_oom']" in last
+    assert "lines of 64 ranks" in rows[0]
+    assert [float(row.split()[-1]) <= 200 for row in rows[-3:]] == [True] * 3

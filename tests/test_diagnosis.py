@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from deploykit import cli
-from deploykit.diagnosis import reading, rules
+from deploykit.diagnosis import fixes, reading, rules
+from deploykit.diagnosis.verdict import Diagnosis
+
+LOGS = Path(__file__).parent / "diagnosis"
+
+
+def logs(name):
+    return tomllib.loads((LOGS / name).read_text(encoding="utf-8"))["log"]
+
 
 ONE_LINE = {
     "cuda_oom": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB",
@@ -39,6 +50,7 @@ ONE_LINE = {
     "command_not_found": "/job/script: line 4: torchrunn: command not found",
     "slurm_node_fail": "JOB 7 ON n1 CANCELLED AT noon DUE TO NODE FAILURE",
     "memlock_limit": "ibv_reg_mr: Cannot allocate memory",
+    "unknown": "2026-11-21T20:55:06.910Z [node 0] SIGTERM received and passed to 1 rank",
     "fabric_manager": "CUDA initialization: Error 802: system not yet initialized",
 }
 HARMLESS = """\
@@ -69,6 +81,27 @@ def test_healthy_logs_have_no_findings(tmp_path, capsys):
     assert diagnosed(path, capsys) == (0, [])
 
 
+def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("[rank3]: x\nn7:1:2 [0] NCCL WARN Bootstrap : no socket interface found\n")
+    assert cli.main(["diagnose", str(path)]) == 79
+    told = capsys.readouterr().out
+    assert f"  proof   {path}:2, n7\n" in told
+    assert "  fix     See the interfaces on n7: ip -br addr" in told
+    path.write_text("step 1\n")
+    assert cli.main(["diagnose", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("no known cause in these logs")
+
+
+def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("loss: nan\ntorch.OutOfMemoryError: CUDA out of memory\n")
+    assert cli.main(["diagnose", str(path)]) == 79
+    causes = [line for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    assert [line.split(":")[0] for line in causes] == ["nan_loss", "cuda_oom"]
+    assert causes[1].endswith("(the most probable)")
+
+
 def test_the_root_wins_over_what_repeats_it(tmp_path, capsys):
     path = tmp_path / "a.log"
     lines = [ONE_LINE[label] for label in ("remote_peer_died", "cuda_oom", "slurm_cancelled")]
@@ -89,6 +122,77 @@ def test_a_users_rules_come_first(tmp_path, capsys):
 def test_without_grep_the_same_lines_are_found(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("\n".join([HARMLESS, *ONE_LINE.values()]))
-    literals = rules.load().literals()
+    literals = rules.load().literals
     with path.open("rb") as file:
         assert list(reading.lines(file, literals)) == list(reading.file(path, literals))
+
+
+def first_label(text):
+    known = rules.load()
+    diagnosis = Diagnosis(known)
+    lines = text.encode().splitlines(keepends=True)
+    diagnosis.read("a.log", reading.lines(lines, known.literals))
+    return next((found.cause.label for found in diagnosis.findings()), None)
+
+
+@pytest.mark.parametrize("log", logs("failures.toml"), ids=lambda log: log["cause"])
+def test_a_failure_as_the_software_prints_it_is_named(log):
+    assert first_label(log["text"]) in {log["cause"], *log.get("also", ())}
+
+
+def test_single_lines_are_named():
+    wrong = []
+    for row in (LOGS / "lines.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        labels, text = row.split(" | ", 1)
+        found = first_label(text.replace("\\n", "\n")) or "none"
+        wrong += [(labels, found, text)] if found not in labels.split(",") else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("log", logs("healthy.toml"))
+def test_a_healthy_log_that_looks_bad_has_no_cause(log):
+    assert first_label(log["text"]) is None
+
+
+def test_what_a_log_overcame_is_no_cause():
+    failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert first_label(failed) == "cuda_oom"
+    assert first_label(f"{failed}\nReporting training SUCCESS\n") is None
+    assert first_label(f"WARNING: {failed}, retrying with half the batch\n") is None
+
+
+def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text("[W socket.cpp:1] failed to bind to [::]:6000 (errno: 98 - in use)\n")
+    _, found = diagnosed(path, capsys)
+    assert "ss -ltnp | grep :6000\n" in found[0]["fix"]
+    path.write_text("OSError: [Errno 98] in use\n")
+    _, found = diagnosed(path, capsys)
+    assert "on the node: ss -ltnp | grep :PORT\n" in found[0]["fix"]
+
+
+def test_fixes_name_keys_and_commands_that_exist():
+    reference = LOGS.parent.parent / "docs/reference"
+    page = (reference / "job-file.md").read_text(encoding="utf-8")
+    keys = set(re.findall(r"`((?:resources|slurm|sagemaker|local)\.[a-z_]+)", page))
+    sections = (reference / "commands.md").read_text(encoding="utf-8").split("\n## deploykit ")
+    commands = {section.split(maxsplit=1)[0]: section for section in sections}
+    for cause in rules.load().causes:
+        named = re.findall(r"\b(?:resources|slurm|sagemaker|local)\.[a-z_]+\b", cause.fix)
+        assert {name for name in named if name != "sagemaker.amazonaws"} <= keys, cause.label
+        for step in re.findall(r": deploykit ([a-z]+.*)", cause.fix):
+            command, *words = step.split()
+            options = [word for word in words if word.startswith("--")]
+            assert all(option in commands[command] for option in options), step
+
+
+@pytest.mark.parametrize("value", ["$(reboot)", "a;b", "-rf", "a b", "`id`", ""])
+def test_no_value_of_a_log_breaks_a_command(value):
+    assert fixes.render("grep {port|PORT} file", {"port": value}) == "grep PORT file"
+
+
+def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
+    mine = tmp_path / "mine.toml"
+    mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
+    assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
+    assert "asks for 'prot'" in capsys.readouterr().err

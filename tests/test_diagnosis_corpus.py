@@ -23,7 +23,7 @@ def test_causes_of_real_logs():
     for row in map(json.loads, (CORPUS / "cases.jsonl").read_text().splitlines()):
         diagnosis = Diagnosis(known)
         path = CORPUS / "cases" / f"{row['id']}.log"
-        diagnosis.read(path.name, reading.file(path, known.literals()))
+        diagnosis.read(path.name, reading.file(path, known.literals))
         first = next((found.cause.label for found in diagnosis.findings()), "none")
         fine = {row["cause"], *(row["also_ok"] if row["cause"] != "none" else ())}
         right[row["cause"]].append(first in fine)

@@ -12,9 +12,10 @@ from typing import Any
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import output
-from deploykit.diagnosis import reading, rules
+from deploykit.diagnosis import dumps, flight, reading, rules
+from deploykit.diagnosis.dumps import Dump
 from deploykit.diagnosis.verdict import Diagnosis, Evidence, Finding
-from deploykit.errors import DeploykitError, NotFound
+from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
 from deploykit.runs import Run
 
@@ -27,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="RUN|FILE",
-        help="a run, log files, or - for standard input (default: the newest run)",
+        help="a run; log files and dumps of PyTorch's flight recorder; - for standard input "
+        "(default: the newest run)",
     )
     parser.add_argument(
         "--rules",
@@ -40,16 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    diagnosis = Diagnosis(rules.load(args.rules))
-    known = diagnosis.literals
+    known = rules.load(args.rules)
     if _are_files(args.what):
-        for name in args.what:
-            diagnosis.read(name, reading.file(None if name == "-" else Path(name), known))
+        diagnosis = Diagnosis(known)
+        _read_files(diagnosis, args.what)
     else:
         if len(args.what) > 1:
             missing = next(name for name in args.what if name != "-" and not Path(name).exists())
             raise NotFound(f"no such file: {missing}", hint="name one run, or files that exist")
-        _read_run(diagnosis, lifecycle.refresh([runs.get(next(iter(args.what), None))])[0])
+        row = lifecycle.refresh([runs.get(next(iter(args.what), None))])[0]
+        diagnosis = Diagnosis(known, _values(row))
+        _read_run(diagnosis, row)
+        _read_dumps(diagnosis, _dumps(row))
     found = diagnosis.findings()
     if args.json:
         output.emit({"findings": [_data(finding) for finding in found]})
@@ -62,7 +66,7 @@ def brief(row: Run) -> str | None:
     """Cause and proof of a failed run in one line, where its logs lie on this machine."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
-    diagnosis = Diagnosis(rules.load())
+    diagnosis = Diagnosis(rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # what the run did is known without it
@@ -78,6 +82,15 @@ def _are_files(words: Sequence[str]) -> bool:
     return bool(words) and all(word == "-" or Path(word).exists() for word in words)
 
 
+def _read_files(diagnosis: Diagnosis, names: Sequence[str]) -> None:
+    paths = [None if name == "-" else Path(name) for name in names]
+    recorded = [path for path in paths if path and dumps.like(path)]
+    for name, path in zip(names, paths, strict=True):
+        if path not in recorded:
+            diagnosis.read(name, reading.file(path, diagnosis.literals))
+    _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
+
+
 def _files(row: Run) -> list[Path]:
     return sorted((Path(row.folder) / "logs").glob("*.log"))
 
@@ -91,6 +104,36 @@ def _read_run(diagnosis: Diagnosis, row: Run) -> None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines = backend.find(row.backend).logs(row.handle, follow=False)
     diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
+
+
+def _values(row: Run) -> dict[str, str]:
+    """What the text of a fix may name of a run (fixes.OF_RUN)."""
+    known = {"backend": row.backend, "job": row.id or "", "name": row.name}
+    return known | {"place": row.place, "run": row.run}
+
+
+def _dumps(row: Run) -> list[Dump]:
+    """Those of the run's folder; one that was cut off is told, and left."""
+    found = []
+    for path in sorted(Path(row.folder, "debug").glob(f"{dumps.PREFIX}*")):
+        try:
+            found.append(dumps.read(path))
+        except dumps.NotADump as error:
+            output.note(f"warning: {error}")
+    return found
+
+
+def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
+    """What PyTorch's analyzer makes of them; without it the logs alone must do."""
+    if not recorded:
+        return
+    try:
+        found = flight.faults(recorded)
+    except BackendUnavailable as error:
+        output.note(f"warning: {error}\n  {error.hint}")
+        return
+    for fault in found:
+        diagnosis.read(str(fault.path), [fault.line])
 
 
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
@@ -109,7 +152,7 @@ def _data(finding: Finding) -> dict[str, Any]:
             for proof in finding.evidence
         ],
         "first_rank": finding.first_rank,
-        "fix": finding.cause.fix,
+        "fix": finding.fix,
     }
 
 
@@ -117,6 +160,9 @@ def _tell(found: Sequence[Finding]) -> None:
     """For a person: in the order in which things went wrong, the most probable cause marked."""
     if not found:
         output.say("no known cause in these logs: healthy, or a failure that no rule describes")
+        output.say(
+            "  next    the first error of any rank of a run: deploykit logs RUN --first-error"
+        )
         return
     likely = found[0]
     for finding in sorted(found, key=lambda finding: finding.order):
@@ -130,7 +176,7 @@ def _tell(found: Sequence[Finding]) -> None:
             ("first", "" if rank is None else f"rank {rank} failed first"),
             ("not", finding.cause.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.cause.fix),
+            ("fix", finding.fix.replace("\n", "\n          ")),
         ):
             if value:
                 output.say(f"  {name:<7} {value}")

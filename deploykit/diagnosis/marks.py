@@ -25,7 +25,10 @@ _HOST = re.compile(
     r"|\b(algo-\d+)\b|Node failure on (\S+)"
 )
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
-_FIRST = re.compile(r"^\s*rank\s+: (\d+) \(local_rank")
+SUMMARY = " (local_rank: "
+"""Text in the line of torchrun's summary that names a rank."""
+_SUMMED = re.compile(r"^\s*rank\s+: (\d+)" + re.escape(SUMMARY))
+_OF_SUMMED = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
 
 
 def bare(text: str) -> str:
@@ -52,7 +55,12 @@ def time(text: str) -> str:
     return f"{match[1]}T{match[2].replace(',', '.')}" if match else ""
 
 
-def first_failure(text: str) -> int | None:
-    """The rank in torchrun's summary, whose last entry is the first failure."""
-    match = _FIRST.search(bare(text))
+def summed(text: str) -> int | None:
+    """The rank of an entry in torchrun's summary, whose last entry is the first failure."""
+    match = _SUMMED.search(bare(text))
     return int(match[1]) if match else None
+
+
+def of_summed(text: str) -> bool:
+    """Whether the line says more of the rank that the summary has named before."""
+    return _OF_SUMMED.search(bare(text)) is not None

@@ -10,9 +10,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from deploykit.errors import NotFound
 
@@ -21,9 +22,11 @@ BEHIND = 2
 _WIDEST = 4000
 """Characters that are looked at together; a longer line is looked at in pieces."""
 
+_NOT_FIXED = "never in any log[0-9]"
+"""With an expression among many fixed texts, GNU grep 3.8 takes an automaton: twice as fast."""
 
-@dataclass(frozen=True)
-class Line:
+
+class Line(NamedTuple):
     number: int
     text: str
     hit: bool
@@ -47,15 +50,19 @@ def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
 
 def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
-        texts.write("\n".join(literals))
+        texts.write("\n".join([*map(_escaped, literals), _NOT_FIXED]))
         texts.flush()
-        argv = [program, "-a", "-n", "-F", "-A", str(BEHIND), "-f", texts.name]
+        argv = [program, "-a", "-n", "-E", "-A", str(BEHIND), "-f", texts.name]
         env = {**os.environ, "LC_ALL": "C"}
         with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
             for raw in process.stdout or ():
                 number, mark, text = _marked(raw)
                 if mark:
                     yield Line(number, _decoded(text), hit=mark == b":")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", text)
 
 
 _MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
@@ -69,7 +76,7 @@ def _marked(raw: bytes) -> tuple[int, bytes, bytes]:
 
 def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
     """The same in Python, from any source of lines."""
-    search = re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
+    search = _any_of(tuple(literals))
     left = 0
     for number, raw in enumerate(source, 1):
         if search(raw):
@@ -77,6 +84,11 @@ def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
         if left:
             yield Line(number, _decoded(raw), hit=left == BEHIND + 1)
             left -= 1
+
+
+@cache
+def _any_of(literals: tuple[str, ...]) -> Callable[[bytes], re.Match[bytes] | None]:
+    return re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
 
 
 def _decoded(raw: bytes) -> str:

@@ -1,59 +1,33 @@
-"""The rules: causes and harmless lines, read from TOML (rules.toml says what each key means)."""
+"""The rules: causes, and lines that are none, from TOML (rules.toml says what each key means)."""
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from deploykit.diagnosis import fixes
+from deploykit.diagnosis.matching import SHORTEST, Index, Pattern, fixed_texts
 from deploykit.errors import NotFound, UsageError
 
 SHIPPED = Path(__file__).parent / "rules.toml"
 KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs say no more than that it happened."""
-_SHORTEST = 3
-"""Characters of the shortest fixed text by which a line may be found."""
-_COMMON = re.compile(
-    r"error|rror|errors|ERROR|fail|failed|found|not|ranks|same|node|nodes|state|"
-    r"State|to|for|read|write|send|recv|exit|xit|abort|index|table|reach|down|"
-    r"disk|taken|wall|CUDA|peer|peers|fatal|nable|NCCL|GPU|time|No|find|load|"
-    r"init|used|two|full|ort|ode|addr|efa|mlx|Error"
-)
-"""Words of healthy logs too: to be looked for only where a pattern offers nothing better."""
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "needs", "after", "unless", "confidence"),
-        *("also", "means", "not", "fix"),
+        *("also", "means", "not", "fix", "firm"),
     },
     "harmless": {"match", "needs", "spans"},
+    "mild": {"match", "needs"},
+    "success": {"match", "needs"},
 }
-
-
-_Part = tuple[tuple[str, ...], re.Pattern[str]]
-
-
-@dataclass(frozen=True)
-class Matcher:
-    """Regular expressions, each with the fixed texts of which a matching line holds one."""
-
-    parts: tuple[_Part, ...] = ()
-
-    def find(self, text: str) -> bool:
-        return any(
-            pattern.search(text)
-            for needs, pattern in self.parts
-            if any(need in text for need in needs)
-        )
-
-    def literals(self) -> Iterator[str]:
-        for needs, _ in self.parts:
-            yield from needs
+Patterns = tuple[Pattern, ...]
 
 
 @dataclass(frozen=True)
@@ -61,41 +35,75 @@ class Cause:
     label: str
     means: str
     fix: str
-    match: Matcher
+    match: Patterns
     kind: str = "root"
     probably_not: str = ""
-    after: Matcher = Matcher()
-    unless: Matcher = Matcher()
+    after: Patterns = ()
+    unless: Patterns = ()
     confidence: float = 0.9
     also: tuple[str, ...] = ()
+    firm: bool = False
 
 
 @dataclass(frozen=True)
 class Harmless:
-    match: Matcher
+    match: Patterns
     spans: int = 0
+
+
+Owner = tuple[str, int]
+"""A part of the rules (cause, after, unless, harmless, mild or success), and its number."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    causes: tuple[Cause, ...]
-    harmless: tuple[Harmless, ...]
+    causes: tuple[Cause, ...] = ()
+    harmless: tuple[Harmless, ...] = ()
+    mild: Patterns = ()
+    success: Patterns = ()
 
+    @cached_property
+    def index(self) -> Index[Owner]:
+        return Index(list(self._owned()))
+
+    @cached_property
     def literals(self) -> list[str]:
         """Fixed texts that find every line that some rule may match, none inside another."""
-        matchers = [cause.match for cause in self.causes]
-        matchers += [entry.match for entry in self.harmless if entry.spans]
-        matchers += [matcher for cause in self.causes for matcher in (cause.after, cause.unless)]
-        texts = {text for matcher in matchers for text in matcher.literals()}
-        return sorted(text for text in texts if not any(o in text for o in texts if o != text))
+        looked_for = {"cause", "after", "unless", "success"}
+        texts = {
+            text
+            for (part, number), pattern in self._owned()
+            if part in looked_for or (part == "harmless" and self.harmless[number].spans)
+            for text in pattern.needs
+        }
+        kept: list[str] = []
+        for text in sorted(texts, key=len):
+            if not any(shorter in text for shorter in kept):
+                kept.append(text)
+        return sorted(kept)
+
+    def _owned(self) -> Iterator[tuple[Owner, Pattern]]:
+        for number, cause in enumerate(self.causes):
+            yield from ((("cause", number), pattern) for pattern in cause.match)
+            yield from ((("after", number), pattern) for pattern in cause.after)
+            yield from ((("unless", number), pattern) for pattern in cause.unless)
+        for number, entry in enumerate(self.harmless):
+            yield from ((("harmless", number), pattern) for pattern in entry.match)
+        yield from ((("mild", 0), pattern) for pattern in self.mild)
+        yield from ((("success", 0), pattern) for pattern in self.success)
 
 
 def load(extra: Sequence[Path] = ()) -> Rules:
     """The rules of the user's files, which come first, then the shipped ones."""
+    if not extra:
+        return _shipped()
     rules = [*(_read(path) for path in extra), _shipped()]
-    causes = tuple(cause for part in rules for cause in part.causes)
-    harmless = tuple(entry for part in rules for entry in part.harmless)
-    return Rules(causes, harmless)
+    return Rules(
+        tuple(cause for part in rules for cause in part.causes),
+        tuple(entry for part in rules for entry in part.harmless),
+        tuple(pattern for part in rules for pattern in part.mild),
+        tuple(pattern for part in rules for pattern in part.success),
+    )
 
 
 @cache
@@ -110,12 +118,22 @@ def _read(path: Path) -> Rules:
         raise NotFound(f"the rules {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
-    causes = [_cause(entry, path) for entry in _tables(tree, "cause", path)]
     harmless = [
-        Harmless(_matcher(entry, "match", path), int(entry.get("spans", 0)))
+        Harmless(_patterns(entry, "match", path), int(entry.get("spans", 0)))
         for entry in _tables(tree, "harmless", path)
     ]
-    return Rules(tuple(causes), tuple(harmless))
+    return Rules(
+        tuple(_cause(entry, path) for entry in _tables(tree, "cause", path)),
+        tuple(harmless),
+        tuple(_lines(tree, "mild", path)),
+        tuple(_lines(tree, "success", path)),
+    )
+
+
+def _lines(tree: dict[str, Any], name: str, path: Path) -> Iterator[Pattern]:
+    """The patterns of all [[name]] tables."""
+    for entry in _tables(tree, name, path):
+        yield from _patterns(entry, "match", path)
 
 
 def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]:
@@ -123,7 +141,8 @@ def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]
     tables = tree.get(name, [])
     unknown = [key for key in tree if key not in _KEYS]
     if not isinstance(tables, list) or unknown:
-        raise UsageError(f"{path}: rules stand in [[cause]] and [[harmless]] tables")
+        known = ", ".join(f"[[{name}]]" for name in _KEYS)
+        raise UsageError(f"{path}: rules stand in the tables {known}")
     for table in tables:
         for key in table:
             if key not in _KEYS[name]:
@@ -139,77 +158,46 @@ def _cause(entry: dict[str, Any], path: Path) -> Cause:
         name = entry.get("label", "a [[cause]]")
         what = f"lacks {', '.join(missing)}" if missing else f"has the kind {kind!r}"
         raise UsageError(f"{path}: {name} {what}", hint=f"a kind is one of {', '.join(KINDS)}")
-    return Cause(
+    cause = Cause(
         label=entry["label"],
         means=entry["means"],
         fix=entry["fix"],
-        match=_matcher(entry, "match", path),
+        match=_patterns(entry, "match", path),
         kind=kind,
         probably_not=entry.get("not", ""),
-        after=_matcher(entry, "after", path),
-        unless=_matcher(entry, "unless", path),
+        after=_patterns(entry, "after", path),
+        unless=_patterns(entry, "unless", path),
         confidence=float(entry.get("confidence", 0.9)),
         also=tuple(entry.get("also", ())),
+        firm=bool(entry.get("firm", False)),
     )
+    _check_fix(cause, path)
+    return cause
 
 
-def _matcher(entry: dict[str, Any], key: str, path: Path) -> Matcher:
+def _check_fix(cause: Cause, path: Path) -> None:
+    """A fix may ask for named groups of its patterns, and for what runs and lines have."""
+    known = {name for pattern in cause.match for name in pattern.regex.groupindex}
+    known |= {*fixes.OF_RUN, *fixes.OF_LINE}
+    if unknown := sorted(fixes.names(cause.fix) - known):
+        hint = f"no group of its patterns has that name; known: {', '.join(sorted(known))}"
+        raise UsageError(f"{path}: the fix of {cause.label} asks for {unknown[0]!r}", hint=hint)
+
+
+def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
     value = entry.get(key, ())
-    patterns = [value] if isinstance(value, str) else list(value)
+    texts = [value] if isinstance(value, str) else list(value)
     needs = tuple(entry.get("needs", ())) if key == "match" else ()
-    return Matcher(tuple(_part(pattern, needs, path) for pattern in patterns))
+    return tuple(_pattern(text, needs, path) for text in texts)
 
 
-def _part(
-    pattern: str, needs: tuple[str, ...], path: Path
-) -> tuple[tuple[str, ...], re.Pattern[str]]:
+def _pattern(text: str, needs: tuple[str, ...], path: Path) -> Pattern:
     try:
-        compiled = re.compile(pattern)
+        compiled = re.compile(text)
     except re.error as error:
-        raise UsageError(f"{path}: {pattern!r} is no regular expression: {error}") from error
-    needs = needs or tuple(sorted(fixed_texts(pattern)))
-    if not needs or min(map(len, needs)) < _SHORTEST:
-        hint = f"write {_SHORTEST} fixed characters into each of its branches, or give `needs`"
-        raise UsageError(f"{path}: {pattern!r} holds no fixed text by which to find it", hint=hint)
-    return needs, compiled
-
-
-def fixed_texts(pattern: str) -> set[str]:
-    """Texts of which every match of `pattern` holds at least one; empty when it has none."""
-    parser = importlib.import_module("re._parser")  # the one that compiles it, by no public name
-    return _best(_required(parser.parse(pattern)))
-
-
-def _required(tree: Iterable[tuple[Any, Any]]) -> Iterator[set[str]]:
-    """For each part that must be there: the texts of which it holds one."""
-    run = ""
-    for operation, argument in tree:
-        name = str(operation)
-        if name == "LITERAL":
-            run += chr(argument)
-            continue
-        yield {run}
-        run = ""
-        if name == "SUBPATTERN":
-            yield from _required(argument[3])
-        elif name == "BRANCH":
-            yield _either(argument[1])
-        elif name in {"MAX_REPEAT", "MIN_REPEAT"} and argument[0] > 0:
-            yield from _required(argument[2])
-    yield {run}
-
-
-def _either(branches: Iterable[Any]) -> set[str]:
-    """One of the texts of each branch; nothing when a branch has none."""
-    found = [_best(_required(branch)) for branch in branches]
-    return {text for texts in found for text in texts} if all(found) else set()
-
-
-def _best(candidates: Iterable[set[str]]) -> set[str]:
-    """The candidate whose least telling text tells most."""
-    usable = [texts for texts in candidates if texts and all(texts)]
-    return max(usable, key=lambda texts: min(map(_telling, texts)), default=set())
-
-
-def _telling(text: str) -> int:
-    return 1 if _COMMON.fullmatch(text.strip()) else len(text)
+        raise UsageError(f"{path}: {text!r} is no regular expression: {error}") from error
+    needs = needs or tuple(sorted(fixed_texts(text)))
+    if min(map(len, needs), default=0) < SHORTEST:
+        hint = f"write {SHORTEST} fixed characters into each of its branches, or give `needs`"
+        raise UsageError(f"{path}: {text!r} holds no fixed text by which to find it", hint=hint)
+    return Pattern(needs, compiled)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from deploykit.diagnosis import marks, reading
+from deploykit.diagnosis import fixes, marks, reading
 from deploykit.diagnosis.reading import Line
-from deploykit.diagnosis.rules import Cause, Rules
+from deploykit.diagnosis.rules import KINDS, Cause, Owner, Rules
 
 SHOWN = 3
 """Lines that prove a cause, at most."""
 _AFTER = 400
 """Lines for which the `after` of a rule holds."""
 _REMEMBERED = 20_000
-"""Lines that say nothing, digits aside: logs repeat them again and again."""
+"""Hashes of lines that say nothing, digits aside: logs repeat them again and again."""
 _DIGITS = re.compile(r"\d+")
 _TELLING = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits tell, or what came before them."""
+_MILD = ("mild", 0)
+
+_Hits = Mapping[Owner, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -38,99 +42,148 @@ class Finding:
     order: tuple[str, int, int] = ("", 0, 0)
     also: list[str] = field(default_factory=list)
     first_rank: int | None = None
+    firm: set[int] = field(default_factory=set)
+    """Numbers of the logs with a line that no program carries on from."""
+    values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fix(self) -> str:
+        return fixes.render(self.cause.fix, self.values)
+
+
+class _Waiting(NamedTuple):
+    """A line without a root cause so far, with those behind it, and the patterns that may match."""
+
+    line: Line
+    text: str
+    places: list[int]
+
+    def longer(self, text: str) -> _Waiting:
+        return self._replace(text=f"{self.text} {marks.bare(text)}")
 
 
 class Diagnosis:
-    """Feed it the lines of each log, then ask for the findings."""
+    """Feed it the lines of each log, then ask for the findings.
 
-    def __init__(self, rules: Rules) -> None:
+    `values` are those of the run (fixes.OF_RUN), for the text of the fix.
+    """
+
+    def __init__(self, rules: Rules, values: Mapping[str, str] | None = None) -> None:
         self._rules = rules
+        self._values = dict(values or {})
         self._found: dict[int, Finding] = {}
         self._ruled_out: set[int] = set()
-        self.literals = rules.literals()
+        self.literals = [*rules.literals, marks.SUMMARY]
         self._files = 0
-        self._dull: set[str] = set()
+        self._dull: set[int] = set()
         self._root: int | None = None
 
     def read(self, name: str, lines: Iterable[Line], node: int | None = None) -> None:
         """All lines of one log; `node` is where it was written, when that is known."""
         self._files += 1
         log = _Log(name, self._files, node)
-        waiting: list[tuple[Line, str]] = []
+        waiting: list[_Waiting] = []
         for line in lines:
             if not line.hit:
-                waiting = [(first, f"{text} {marks.bare(line.text)}") for first, text in waiting]
+                waiting = [each.longer(line.text) for each in waiting]
                 continue
             self._settle(log, waiting)
-            self._note_first(line.text)
-            waiting = [(line, piece) for piece in self._open(log, line)]
+            self._note_summed(log, line.text)
+            waiting = list(self._open(log, line))
         self._settle(log, waiting)
 
-    def _open(self, log: _Log, line: Line) -> Iterator[str]:
-        """Judge a line; what no rule matches is tried again with the lines behind it."""
+    def _open(self, log: _Log, line: Line) -> Iterator[_Waiting]:
+        """Judge a line; one without a root cause is tried again with the lines behind it."""
         if line.number <= log.muted:
             return
         for piece in reading.pieces(line.text):
             text = marks.bare(piece)
-            dull = text if _TELLING.search(text) else _DIGITS.sub("0", text)
+            dull = hash(text if _TELLING.search(text) else _DIGITS.sub("0", text))
             if dull in self._dull:
                 continue
-            if (spans := self._harmless(text)) is not None:
+            places = self._rules.index.places(text)
+            hits = self._rules.index.find(text, places)
+            if (spans := self._harmless(hits)) is not None:
                 log.muted = max(log.muted, line.number + spans)
-            elif not self._judge(log, line, piece, text):
-                if len(self._dull) < _REMEMBERED:
-                    self._dull.add(dull)
-                yield text
-
-    def _settle(self, log: _Log, waiting: list[tuple[Line, str]]) -> None:
-        for line, text in waiting:
-            self._judge(log, line, line.text, text)
-
-    def _harmless(self, text: str) -> int | None:
-        return next((h.spans for h in self._rules.harmless if h.match.find(text)), None)
-
-    def _judge(self, log: _Log, line: Line, raw: str, text: str) -> bool:
-        """Give the line to the first cause that matches it."""
-        for index, cause in enumerate(self._rules.causes):
-            if cause.after.parts and cause.after.find(text):
-                log.after[index] = line.number
-            if index not in self._ruled_out and cause.unless.find(text):
-                self._ruled_out.add(index)
-        matched = list(self._match(log, line, text))
-        for index in matched:
-            self._keep(index, log, line, raw)
-        return bool(matched)
-
-    def _match(self, log: _Log, line: Line, text: str) -> Iterator[int]:
-        """The first cause that matches; more as long as those before may yet be ruled out."""
-        for index, cause in enumerate(self._rules.causes):
-            last = log.after.get(index, -_AFTER - 1)
-            if cause.after.parts and line.number - last > _AFTER:
                 continue
-            if cause.match.find(text):
-                yield index
-                if not cause.unless.parts:
-                    return
+            kinds = self._judge(log, line, piece, hits)
+            if not kinds and len(self._dull) < _REMEMBERED:
+                self._dull.add(dull)
+            if "root" not in kinds:
+                yield _Waiting(line, text, places)
 
-    def _keep(self, index: int, log: _Log, line: Line, raw: str) -> None:
-        stamp = marks.time(raw) or log.time
-        log.time = stamp
-        order = (stamp, log.number, line.number)
-        rank = marks.rank(raw)
-        shown = " ".join(marks.bare(raw).split())[:400]
-        host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
-        proof = Evidence(log.name, line.number, shown, rank, host, stamp)
+    def _settle(self, log: _Log, waiting: Iterable[_Waiting]) -> None:
+        for line, text, places in waiting:
+            self._judge(log, line, line.text, self._rules.index.find(text, places))
+
+    def _harmless(self, hits: _Hits) -> int | None:
+        return max(
+            (self._rules.harmless[n].spans for part, n in hits if part == "harmless"), default=None
+        )
+
+    def _judge(self, log: _Log, line: Line, raw: str, hits: _Hits) -> set[str]:
+        """Give the line to the first cause that matches it; the kinds of those that do."""
+        for part, number in hits:
+            if part == "after":
+                log.after[number] = line.number
+            elif part == "unless":
+                self._ruled_out.add(number)
+            elif part == "success":
+                self._went_well(log)
+        matched = list(self._match(log, line, hits))
+        for number in matched:
+            firm = _MILD not in hits or self._rules.causes[number].firm
+            self._keep(number, log, line, raw, firm=firm)
+            finding = self._found[number]
+            finding.values = hits["cause", number] | finding.values
+        return {self._rules.causes[number].kind for number in matched}
+
+    def _went_well(self, log: _Log) -> None:
+        """What this log complained of before was overcome."""
+        for finding in self._found.values():
+            finding.firm.discard(log.number)
+
+    def _match(self, log: _Log, line: Line, hits: _Hits) -> Iterator[int]:
+        """The first cause that matches; more as long as those before may yet be ruled out."""
+        for number in sorted(number for part, number in hits if part == "cause"):
+            cause = self._rules.causes[number]
+            last = log.after.get(number, -_AFTER - 1)
+            if cause.after and line.number - last > _AFTER:
+                continue
+            yield number
+            if not cause.unless:
+                return
+
+    def _keep(self, index: int, log: _Log, line: Line, raw: str, *, firm: bool) -> None:
+        """Note that a line proves a cause; one that is firm stands before all that are not."""
+        log.time = marks.time(raw) or log.time
+        order = (log.time, log.number, line.number)
         found = self._found.setdefault(index, Finding(self._rules.causes[index], order=order))
+        if firm and not found.firm:
+            found.evidence.clear()
+            found.order = order
+        elif found.firm and not firm:
+            return
+        proof = self._proof(log, line, raw)
         if order < found.order:
             found.order = order
             found.evidence.insert(0, proof)
-        elif len(found.evidence) < SHOWN:
+        elif len(found.evidence) < SHOWN and [proof] != found.evidence[-1:]:
             found.evidence.append(proof)
         del found.evidence[SHOWN:]
+        if firm:
+            found.firm.add(log.number)
 
-    def _note_first(self, text: str) -> None:
-        rank = marks.first_failure(text)
-        self._root = rank if rank is not None else self._root
+    def _proof(self, log: _Log, line: Line, raw: str) -> Evidence:
+        shown = " ".join(marks.bare(raw).split())[:400]
+        host = marks.host(raw) or (None if log.node is None else f"node {log.node}")
+        rank = log.summed if marks.of_summed(raw) else marks.rank(raw)
+        return Evidence(log.name, line.number, shown, rank, host, log.time)
+
+    def _note_summed(self, log: _Log, text: str) -> None:
+        rank = marks.summed(text)
+        if rank is not None:
+            log.summed = self._root = rank
 
     def findings(self) -> list[Finding]:
         """The causes, the most probable first; symptoms only where there is no cause."""
@@ -141,8 +194,8 @@ class Diagnosis:
             if index not in self._ruled_out and first not in proved:
                 kept[index] = finding
                 proved.add(first)
-        for kind in ("root", "late", "symptom"):
-            chosen = [f for f in kept.values() if f.cause.kind == kind]
+        for kind in KINDS:
+            chosen = [f for f in kept.values() if f.cause.kind == kind and f.firm]
             if chosen:
                 rest = [f for f in kept.values() if f not in chosen]
                 return [self._finish(f, rest) for f in _once(chosen)]
@@ -155,6 +208,10 @@ class Diagnosis:
         finding.also = [label for label in also if label != finding.cause.label]
         ranks = (proof.rank for proof in finding.evidence)
         finding.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        first = finding.evidence[0]
+        line = {"file": first.file, "host": first.host, "rank": finding.first_rank}
+        finding.values |= {name: str(value) for name, value in line.items() if value is not None}
+        finding.values |= self._values
         return finding
 
 
@@ -173,4 +230,5 @@ class _Log:
     node: int | None
     muted: int = 0
     time: str = ""
+    summed: int | None = None
     after: dict[int, int] = field(default_factory=dict)

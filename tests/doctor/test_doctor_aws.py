@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from aws_faults import FAULTS
 from aws_places import Closed, Natted
+from aws_snippets import AWS, look_at, needs_programs
 
-AWS = shutil.which(
-    "aws", path=f"{Path(__file__).parents[2] / '.venv-aws/bin'}:{os.environ['PATH']}"
-)
 pytestmark = pytest.mark.aws
 FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
 """One fault for each label."""
-needs_cli = pytest.mark.skipif(AWS is None, reason="the AWS CLI is not installed")
 
 
 @pytest.mark.parametrize("kind", ["ml.g5.xlarge", "ml.p4d.24xlarge"])
@@ -32,7 +28,7 @@ def test_a_healthy_place_has_no_findings(place, kind, doctor, moto):
     assert (found.findings, found.code) == ([], 0)
 
 
-@needs_cli
+@needs_programs
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, tmp_path):
     place = fault.place(moto)
@@ -45,20 +41,10 @@ def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, t
     assert found.code == (80 if fault.severity == "error" else 0)
     assert one["evidence"]
     assert doctor(settings, "--from", str(saved), kind=fault.kind) == found
-    if fault in FIRST:
-        assert lint(one["fix"]["cloudformation"]) == []
+    look_at(one["fix"], lint=fault in FIRST)
     settings |= {**one["fix"]["settings"], **apply(one["fix"]["cli"])}
     after = doctor(settings, kind=fault.kind)
     assert (after.findings, after.code) == ([], 0)
-
-
-def lint(snippet):
-    """Errors and warnings of cfn-lint, as its command shows them; some fixes have no snippet."""
-    if not snippet:
-        return []
-    from cfnlint import lint_all
-
-    return [str(one) for one in lint_all(snippet) if one.rule.id[0] != "I"]
 
 
 def apply(script):

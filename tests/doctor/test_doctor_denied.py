@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from aws_places import Closed
+from aws_snippets import look_at, needs_programs
 
 pytestmark = pytest.mark.aws
 DEDICATED = '"InstanceTenancy": "dedicated"'
@@ -38,6 +39,7 @@ def user(place, monkeypatch, *statements):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
 
 
+@needs_programs
 def test_a_denied_question_is_a_finding_and_the_others_go_on(
     doctor, moto, enforced, monkeypatch, tmp_path
 ):
@@ -54,6 +56,7 @@ def test_a_denied_question_is_a_finding_and_the_others_go_on(
     assert unseen["message"] == "could not look: needs ec2:DescribeNetworkAcls"
     assert "ada" in unseen["evidence"][0]
     assert "put-user-policy --user-name ada" in unseen["fix"]["cli"]
+    look_at(unseen["fix"], lint=True)
     assert doctor(place.settings, "--from", str(tmp_path)) == found
 
 
@@ -119,6 +122,7 @@ def test_a_deny_and_a_boundary_are_named(doctor, moto):
     assert "logs:PutLogEvents: the role's permissions boundary" in said
 
 
+@needs_programs
 def test_private_dns_that_is_off(doctor, moto):
     """Moto cannot turn it on, so the command is only looked at here."""
     place = Closed(moto)
@@ -128,8 +132,10 @@ def test_private_dns_that_is_off(doctor, moto):
     assert one["fault"] == "endpoint_dns"
     assert f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {door}" in one["fix"]["cli"]
     assert one["fix"]["cli"].rstrip().endswith("--private-dns-enabled")
+    look_at(one["fix"], lint=True)
 
 
+@needs_programs
 def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     """Moto cannot make one, so its answer is changed here."""
     place = Closed(moto)
@@ -139,3 +145,4 @@ def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     (one,) = doctor(place.settings, "--from", str(tmp_path)).findings
     assert one["fault"] == "vpc_tenancy"
     assert "--instance-tenancy default" in one["fix"]["cli"]
+    look_at(one["fix"], lint=True)

@@ -118,3 +118,12 @@ def test_a_job_of_several_groups_needs_the_type_that_trains():
     found = needs.of(*vary(distribution="mpi", **changes), "us-east-1")
     assert (found.instance_type, found.nodes) == ("p4d.24xlarge", 2)
     assert found.quota == "ml.p4d.24xlarge for training job usage"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "port"),
+    [("torch_distributed", 7777), ("smdistributed.modelparallel", 7777), ("mpi", 22)],
+)
+def test_the_port_by_which_the_ranks_are_started(distribution, port):
+    (flow,) = needs.of(*vary(distribution=distribution), "us-east-1").peers
+    assert flow.ports[0] == (port, port)

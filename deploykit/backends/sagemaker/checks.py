@@ -32,7 +32,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
 def bundled(options: Options, bundle: Bundle) -> Iterator[Problem]:
     """What in the source would make the container start something else."""
     names = {entry.path for entry in bundle.entries}
-    if "setup.py" in names and options.distribution in _TORCHRUN:
+    if "setup.py" in names and options.by_torchrun:
         yield Problem(
             "source",
             "holds a setup.py, which the container takes for a package to install, and refuses "
@@ -46,8 +46,6 @@ def described(request: Mapping[str, Any]) -> Iterator[Problem]:
     for fault in faults("CreateTrainingJob", request):
         yield _translated(fault)
 
-
-_TORCHRUN = ("torch_distributed", "smdistributed.modelparallel")
 
 _PLACES = {
     "Environment": "env",

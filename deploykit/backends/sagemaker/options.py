@@ -218,6 +218,11 @@ class Options:
                 return group.instance_type
         return self.instance_type or ""
 
+    @property
+    def by_torchrun(self) -> bool:
+        """Whether the container starts the ranks with torchrun, rather than with mpirun."""
+        return self.distribution in {"torch_distributed", "smdistributed.modelparallel"}
+
 
 def region(options: Options) -> str | None:
     """The region the job goes to: the job file's, else the environment's."""

@@ -109,6 +109,6 @@ def _secrets(job: JobSpec) -> tuple[str, ...]:
 def _peers(job: JobSpec, options: Options) -> tuple[Flow, ...]:
     if job.resources.nodes == 1:
         return ()
-    first = _TORCHRUN if options.distribution == "torch_distributed" else _SSH
+    first = _TORCHRUN if options.by_torchrun else _SSH
     encryption = (IKE, ESP) if options.encrypt_inter_container_traffic else ()
     return (Flow("tcp", (first, EPHEMERAL)), *encryption)

@@ -8,6 +8,8 @@ import textwrap
 import pytest
 from sagemaker_hosts import LauncherFailedError, on_loopback, run_on_hosts
 
+from deploykit import cli
+
 pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
 
 PROGRAM = textwrap.dedent(
@@ -78,11 +80,16 @@ def test_data_of_a_channel(aws, captured, program, hosts):
     assert (output / "b.txt").read_text() == "42"
 
 
-def test_failure_of_the_program_is_the_launchers(aws, captured, program, hosts):
-    request = captured(program("import sys; sys.exit(7)"), nodes=1)
+def test_failure_of_the_program_is_the_launchers(aws, captured, program, hosts, capsys):
+    request = captured(program("raise ValueError('label 7 is not below 5')"), nodes=1)
     with pytest.raises(LauncherFailedError, match=r"exit codes are \[[1-9]"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert "ExecuteUserScriptError" in (hosts / "host-0/output/failure").read_text()
+    log = hosts / "host-0/log.txt"
+    assert cli.main(["diagnose", str(log), "--json"]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert first["cause"] == "user_code_error", log.read_text()
+    assert "ValueError: label 7 is not below 5" in first["evidence"][0]["text"]
 
 
 def test_groups_that_each_train_alone_are_stopped(aws, captured, program, hosts):

@@ -1,0 +1,164 @@
+"""Dumps of PyTorch's flight recorder, read as plain data.
+
+They are pickles, and a pickle may call any function while it is read. What comes out of here is
+made of texts, numbers and lists alone, and PyTorch's analyzer gets no other file: it passes one
+text of a dump (`ranks`) to eval().
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import pickle
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit.errors import UsageError
+
+PREFIX = "fr_"
+_LARGEST = 256 * 2**20
+"""Bytes; the recorder's 2000 records are a few MiB."""
+_FIRST = b"\x80"
+"""First byte of a pickle of protocol 2 or later, and of no text in UTF-8."""
+_NUMBER = re.compile(r"(\d+)$")
+_VERSION = re.compile(r"\d+\.\d+")
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "record_id": (int,),
+    "collective_seq_id": (int,),
+    "p2p_seq_id": (int,),
+    "op_id": (int,),
+    "is_p2p": (bool,),
+    "profiling_name": (str,),
+    "state": (str,),
+    "time_created_ns": (int,),
+}
+"""What PyTorch's analyzer needs of a record, beside the lists:
+https://github.com/pytorch/pytorch/tree/main/torch/distributed/flight_recorder"""
+_LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+
+
+class NotADump(UsageError):
+    """A file that is no plain dump of the flight recorder."""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What one rank had called, oldest first, in the words of PyTorch's recorder."""
+
+    path: Path
+    rank: int
+    version: str
+    entries: tuple[dict[str, Any], ...]
+    groups: dict[str, dict[str, str]]
+
+    def pickled(self) -> bytes:
+        """The same for PyTorch's analyzer."""
+        entries = list(self.entries)
+        return pickle.dumps({"version": self.version, "entries": entries, "pg_config": self.groups})
+
+
+class _Plain(pickle.Unpickler):
+    """Takes no name of a module: so nothing is imported, and nothing called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise NotADump(f"it asks for {module}.{name}")
+
+
+def like(path: Path) -> bool:
+    """Whether the file is a pickle rather than a log."""
+    if not path.is_file():  # a pipe can be read once only
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == _FIRST
+    except OSError:
+        return False
+
+
+def read(path: Path) -> Dump:
+    """Raises NotADump for everything but a plain dump whose name ends with its rank."""
+    try:
+        return _dump(path)
+    except (NotADump, OSError, LookupError, TypeError, ValueError, SyntaxError) as error:
+        why = error if isinstance(error, NotADump) else repr(error)
+        raise NotADump(
+            f"{path} is no plain dump of PyTorch's flight recorder: {why}",
+            hint="a dump is named fr_0, fr_1 and so on; do not open one that you do not trust",
+        ) from None
+
+
+def _dump(path: Path) -> Dump:
+    found = _NUMBER.search(path.name)
+    if found is None:
+        raise NotADump("its name does not end with the number of a rank")
+    tree = _load(path)
+    version = _checked(tree["version"], str)
+    if not _VERSION.fullmatch(version):
+        raise NotADump(f"{version!r} is no version")
+    entries = tuple(_entry(entry) for entry in _list(tree["entries"]))
+    return Dump(path, int(found[1]), version, entries, _groups(tree["pg_config"], entries))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _LARGEST:
+        raise NotADump(f"it is larger than {_LARGEST >> 20} MiB")
+    try:
+        tree = _Plain(io.BytesIO(path.read_bytes())).load()
+    except (pickle.UnpicklingError, EOFError, AttributeError, MemoryError, RecursionError) as error:
+        raise NotADump(f"it is broken ({error})") from None
+    return dict(_checked(tree, dict))
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise NotADump(f"it holds a {type(value).__name__} in place of a {kinds[0].__name__}")
+    if type(value) is str and not value.isprintable():
+        raise NotADump(f"it holds the text {value!r}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return list(_checked(value, list, tuple))
+
+
+def _entry(raw: Any) -> dict[str, Any]:
+    """A record with the fields that are known, each of its type."""
+    _checked(raw, dict)
+    entry = {name: _checked(raw[name], *kinds) for name, kinds in _FIELDS.items()}
+    entry |= {name: [_scalar(item) for item in _list(raw[name])] for name in _LISTS}
+    name, description = (_checked(part, str) for part in _list(raw["process_group"]))
+    frames = [_frame(frame) for frame in _list(raw.get("frames", []))]
+    return {**entry, "process_group": (name, description), "frames": frames}
+
+
+def _scalar(item: Any) -> Any:
+    """A type's name, or a tensor's sizes."""
+    if type(item) is str:
+        return _checked(item, str)
+    return [_checked(size, int) for size in _list(item)]
+
+
+def _frame(raw: Any) -> dict[str, Any]:
+    kinds = {"name": str, "filename": str, "line": int}
+    return {name: _checked(raw[name], kind) for name, kind in kinds.items()}
+
+
+def _groups(raw: Any, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Name, description and ranks of each process group.
+
+    Gloo (torch 2.13) leaves the name of the default group empty here, but not in its records.
+    """
+    found = {name: _group(name, group) for name, group in _checked(raw, dict).items()}
+    nameless = found.pop("", None)
+    if nameless:
+        for name, description in sorted({entry["process_group"] for entry in entries}):
+            found.setdefault(name, {**nameless, "name": name, "desc": description})
+    return found
+
+
+def _group(name: Any, raw: Any) -> dict[str, str]:
+    ranks = [_checked(rank, int) for rank in _list(ast.literal_eval(_checked(raw["ranks"], str)))]
+    return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": str(ranks)}

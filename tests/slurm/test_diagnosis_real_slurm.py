@@ -1,0 +1,132 @@
+"""What Slurm does to jobs, done to real ones, and its diagnosis from their logs.
+
+All run at the same time on one cluster. `logs` lets it all happen.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from slurm_helpers import output, wait_for
+from survival_runs import big_cluster
+
+from deploykit import cli
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+WAITS = "echo up; sleep 900"
+HUNGRY = """\
+import os, time
+held = []
+while True:
+    held.append(os.urandom(1 << 20) * 50)
+    time.sleep(0.1)
+"""
+ONE_RAISES = """\
+import os
+if os.environ["SLURM_PROCID"] == "1":
+    raise ValueError("label 7 is not below 5")
+"""
+JOBS = {
+    "slurm_time_limit": (WAITS, ()),
+    "slurm_preempted": (WAITS, ("--partition=low", "--no-requeue")),
+    "slurm_node_fail": (WAITS, ("--no-requeue",)),
+    "slurm_cancelled": (WAITS, ()),
+    "slurm_oom": (f"{sys.executable} hungry.py", ("--mem=100", "--acctg-freq=task=1")),
+    "command_not_found": ("torchrunn train.py", ()),
+    "user_code_error": (f"srun --label {sys.executable} one.py", ("--ntasks=2",)),
+    "slurm_bad_request": ("srun --ntasks=9 true", ()),
+}
+"""The label, what the batch script does, and its options."""
+PROOFS = {
+    "slurm_time_limit": "DUE TO TIME LIMIT",
+    "slurm_preempted": "DUE TO PREEMPTION",
+    "slurm_node_fail": "DUE TO NODE FAILURE",
+    "slurm_cancelled": "CANCELLED AT",
+    "slurm_oom": "memory limit",
+    "command_not_found": "torchrunn: not found",
+    "user_code_error": "ValueError: label 7 is not below 5",
+    "slurm_bad_request": "Unable to create step",
+}
+REFUSED = {
+    "invalid partition": ("--partition=nope",),
+    "node configuration is not available": ("--nodes=1", "--mem=9T"),
+    "Invalid --time specification": ("--time=soon",),
+    "Invalid feature": ("--constraint=a100",),
+    "Invalid generic resource": ("--gres=tpu:1",),
+}
+"""Words of Slurm's, and the options that bring them."""
+
+
+@pytest.fixture(scope="module")
+def failed(needs_slurm, tmp_path_factory):
+    """The log of each job, by label, and what Slurm said of each refused one."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "hungry.py").write_text(HUNGRY)
+    (folder / "one.py").write_text(textwrap.dedent(ONE_RAISES))
+    with pytest.MonkeyPatch.context() as patch, big_cluster(len(JOBS)) as box:
+        patch.setenv("SLURM_CONF", str(box / "slurm.conf"))
+        patch.chdir(folder)
+        jobs = {label: sent(label, *JOBS[label]) for label in JOBS}
+        happen(jobs)
+        wait_for(lambda: not output("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"))
+        return {label: folder / f"{label}.log" for label in jobs} | {
+            words: refused(folder / f"{words}.log", options) for words, options in REFUSED.items()
+        }
+
+
+def sent(label, script, options):
+    words = ["--nodes=1", "--exclusive", f"--output={label}.log", "--parsable", *options]
+    return output("sbatch", *words, "--wrap", script).strip()
+
+
+def refused(log, options):
+    argv = ["sbatch", *options, "--wrap", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode
+    log.write_text(done.stderr)
+    return log
+
+
+def happen(jobs):
+    """To each that waits, what it is named after."""
+    nodes = {label: up(jobs[label]) for label, (script, _) in JOBS.items() if script == WAITS}
+    output("scancel", jobs["slurm_cancelled"])
+    down = ["state=down", "reason=test"]
+    output("scontrol", "update", f"nodename={nodes['slurm_node_fail']}", *down)
+    words = ["--partition=high", "--exclusive", f"--nodelist={nodes['slurm_preempted']}"]
+    output("sbatch", *words, "--output=/dev/null", "--wrap", "true")
+    output("scontrol", "update", f"jobid={jobs['slurm_time_limit']}", "endtime=now+2")
+
+
+def up(job):
+    """The node of a job, once it runs there."""
+    show = ["squeue", "--noheader", "--format=%T %N", f"--jobs={job}"]
+    return wait_for(lambda: (line := output(*show)).startswith("RUNNING") and line.split()[1])
+
+
+def first_finding(log, capsys):
+    assert cli.main(["diagnose", str(log), "--json"]) == 79, log.read_text()
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert {proof["file"] for proof in first["evidence"]} == {str(log)}
+    return first
+
+
+@pytest.mark.parametrize("label", JOBS)
+def test_what_became_of_a_job_is_named(label, failed, capsys):
+    first = first_finding(failed[label], capsys)
+    assert first["cause"] == label, failed[label].read_text()
+    assert any(PROOFS[label] in proof["text"] for proof in first["evidence"]), first
+    if label == "user_code_error":
+        assert first["first_rank"] == 1
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_refusal_is_named(words, failed, capsys):
+    first = first_finding(failed[words], capsys)
+    assert first["cause"] == "slurm_bad_request", failed[words].read_text()
+    assert any(words in proof["text"] for proof in first["evidence"]), first

@@ -1,0 +1,161 @@
+"""Dumps of the flight recorder that are not to be trusted, or cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+
+import pytest
+
+from deploykit import cli
+
+RECORD = {
+    "record_id": 0,
+    "collective_seq_id": 1,
+    "p2p_seq_id": 0,
+    "op_id": 1,
+    "is_p2p": False,
+    "profiling_name": "nccl:all_reduce",
+    "state": "started",
+    "time_created_ns": 1,
+    "process_group": ("0", "default_pg"),
+    "frames": [{"name": "main", "filename": "train.py", "line": 7}],
+    **{f"{way}_sizes": [[4]] for way in ("input", "output")},
+    **{f"{way}_dtypes": ["Float"] for way in ("input", "output")},
+}
+
+
+def dump(records, *, ranks="[0, 1]", **more):
+    """As PyTorch writes it with NCCL."""
+    group = {"name": "0", "desc": "default_pg", "ranks": ranks, **more}
+    return {"version": "2.10", "entries": records, "pg_config": {"0": group}}
+
+
+@pytest.fixture
+def diagnosed(tmp_path, capsys):
+    """Write what each rank left, as bytes or as data, and diagnose it."""
+
+    def look(*left):
+        files = []
+        for rank, each in enumerate(left):
+            files.append(tmp_path / f"fr_{rank}")
+            files[-1].write_bytes(each if isinstance(each, bytes) else pickle.dumps(each))
+        code = cli.main(["diagnose", "--json", *map(str, files)])
+        said = capsys.readouterr()
+        return code, json.loads(said.out), said.err
+
+    return look
+
+
+class Called:
+    """What a pickle calls while it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_that_calls_a_function_is_refused_and_calls_nothing(diagnosed, tmp_path):
+    code, said, _ = diagnosed(dump([{**RECORD, "state": Called(tmp_path / "called")}]))
+    assert code == 64
+    assert "is no plain dump of PyTorch's flight recorder: it asks for io.open" in str(said)
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
+    """PyTorch's analyzer passes `ranks` to eval() where it is a text in a text."""
+    program = f"open({str(tmp_path / 'called')!r}, 'w') and [0, 1]"
+    code, said, _ = diagnosed(dump([RECORD], ranks=repr(program)))
+    assert (code, "it holds a str in place of a list" in str(said)) == (64, True)
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pickle.dumps(dump([RECORD]))[:-40],
+        [1, 2],
+        {"entries": []},
+        dump([{**RECORD, "collective_seq_id": "1"}]),
+        dump([{**RECORD, "profiling_name": "nccl:all_reduce\nmissing ranks: {1}"}]),
+        dump([RECORD], ranks="[0, 1"),
+        dump([{name: value for name, value in RECORD.items() if name != "state"}]),
+        {**dump([RECORD]), "version": "../../x"},
+    ],
+)
+def test_what_is_no_dump_is_refused_in_a_sentence(left, diagnosed):
+    code, said, _ = diagnosed(left)
+    assert (code, "fr_0" in said["error"]["message"]) == (64, True)
+
+
+def test_a_rank_without_a_dump_is_named(diagnosed):
+    code, said, _ = diagnosed(dump([RECORD]))
+    assert code == 79
+    (first,) = said["findings"]
+    assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
+    assert "no dump of rank 1" in first["evidence"][0]["text"]
+
+
+def test_a_rank_that_raised_left_no_dump_and_its_exception_is_the_cause(tmp_path, capsys):
+    (tmp_path / "fr_0").write_bytes(pickle.dumps(dump([RECORD])))
+    log = "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: label 7\n"
+    (tmp_path / "node-1.log").write_text(log)
+    files = [str(tmp_path / name) for name in ("fr_0", "node-1.log")]
+    assert cli.main(["diagnose", "--json", *files]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert (first["cause"], first["first_rank"]) == ("user_code_error", 1)
+
+
+def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, said, remark = diagnosed(dump([RECORD]), dump([]))
+    assert (code, said) == (0, {"findings": []})
+    assert "PyTorch is not installed here" in remark
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("others", "rank", "words"),
+    [
+        ([{**RECORD, "state": "scheduled"}], 1, "is scheduled on rank 1 and started on others"),
+        ([RECORD], None, "all ranks called the same"),
+    ],
+)
+def test_what_the_records_of_nccl_say(diagnosed, others, rank, words):
+    code, said, remark = diagnosed(dump([RECORD]), dump(others))
+    assert code == 79, remark
+    (first,) = said["findings"]
+    assert (first["cause"], first["first_rank"]) == ("collective_timeout", rank)
+    assert words in first["evidence"][0]["text"]
+
+
+@pytest.mark.torch
+def test_the_odd_one_is_named_even_if_it_is_the_first(diagnosed):
+    """The analyzer blames all ranks that differ from rank 0."""
+    odd = {**RECORD, "input_sizes": [[8]], "output_sizes": [[8]]}
+    three = "[0, 1, 2]"
+    left = [dump([record], ranks=three) for record in (odd, RECORD, RECORD)]
+    _, said, _ = diagnosed(*left)
+    assert [finding["first_rank"] for finding in said["findings"]] == [0]
+
+
+@pytest.mark.torch
+def test_the_dumps_of_a_run_are_read_with_its_logs(project, capsys, tmp_path):
+    (project / "train.py").write_text("raise SystemExit(3)\n")
+    assert cli.main(["submit", "--backend", "local", "--run", "one", "--wait"]) == 3
+    folder = tmp_path / "state folder/runs/one/debug"
+    folder.mkdir()
+    for rank, records in enumerate(([RECORD], [])):
+        (folder / f"fr_{rank}").write_bytes(pickle.dumps(dump(records)))
+    (folder / "fr_2").write_bytes(b"\x80cut")
+    capsys.readouterr()
+    assert cli.main(["diagnose", "one", "--json"]) == 79
+    said = capsys.readouterr()
+    first, *_ = json.loads(said.out)["findings"]
+    assert os.fspath(folder / "fr_1") == first["evidence"][0]["file"]
+    assert "fr_2 is no plain dump" in said.err
