@@ -77,6 +77,7 @@ def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
     """Pass signals on until the child has ended. Returns whether one of them asked for that.
 
     A notice that comes before the program listens, while it loads its libraries, is kept for it.
+    What came before there was a program did not reach it; what ends it at once may come twice.
     """
     direct: dict[int, float] = {}
     early: set[int] = set()
@@ -96,7 +97,7 @@ def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
         stopped = stopped or number in signals.STOPS
         if number in signals.NOTICES and not signals.caught(child.pid, number):
             early.add(number)
-        elif _reached_child(sender):
+        elif _reached_child(sender) and signals.caught(child.pid, number):
             direct[number] = time.monotonic()
         elif time.monotonic() - direct.get(number, -SAME) >= SAME:
             child.send_signal(number)

@@ -178,6 +178,19 @@ def test_torchrun_signals_the_whole_group_and_the_program_hears_it_once(bundle, 
     assert started.finish().said["rank 3"] == ["ready", "1"]
 
 
+def test_what_torchrun_sends_before_the_program_exists_is_not_lost(bundle, as_rank):
+    """The relay holds SIGTERM from its first moment, as below torchrun, and is told at once."""
+    bundle.write("stay.py", "import time; time.sleep(60)")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        started = bundle.start("stay.py", TORCHELASTIC_RUN_ID="x", **as_rank)
+        os.killpg(started.process.pid, signal.SIGTERM)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    assert started.finish().code == -signal.SIGTERM
+    assert bundle.end("rank-3")["stopped"]
+
+
 def test_the_program_dies_with_its_relay(bundle, as_rank):
     bundle.write("stay.py", "import os, time; print('pid', os.getpid()); time.sleep(60)")
     started = bundle.start("stay.py", **as_rank)
