@@ -25,7 +25,9 @@ _HOST = re.compile(
     r"|\b(algo-\d+)\b|Node failure on (\S+)"
 )
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
-_FIRST = re.compile(r"^\s*rank\s+: (\d+) \(local_rank")
+FIRST = "(local_rank: "
+"""What every line holds that `first_failure` reads."""
+_FIRST = re.compile(r"^\s*rank\s+: (\d+) \(local_rank: ")
 
 
 def bare(text: str) -> str:
