@@ -93,6 +93,15 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("no known cause in these logs")
 
 
+def test_torchrun_names_the_first_rank_that_failed(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    summary = "  rank      : {} (local_rank: {})\n  exitcode  : 1 (pid: 9)\n"
+    ranks = "".join(summary.format(rank, rank) for rank in (3, 1))
+    path.write_text(f"torch.distributed.elastic.ChildFailedError:\n\n\n\n{ranks}")
+    _, found = diagnosed(path, capsys)
+    assert (found[0]["cause"], found[0]["first_rank"]) == ("unknown", 1)
+
+
 def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text("loss: nan\ntorch.OutOfMemoryError: CUDA out of memory\n")

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from deploykit.diagnosis import fixes
+from deploykit.diagnosis import fixes, marks
 from deploykit.diagnosis.matching import SHORTEST, Index, Pattern, fixed_texts
 from deploykit.errors import NotFound, UsageError
 
@@ -68,7 +68,7 @@ class Rules:
 
     @cached_property
     def literals(self) -> list[str]:
-        """Fixed texts that find every line that some rule may match, none inside another."""
+        """Fixed texts that find every line that tells something, none inside another."""
         looked_for = {"cause", "after", "unless", "success"}
         texts = {
             text
@@ -77,7 +77,7 @@ class Rules:
             for text in pattern.needs
         }
         kept: list[str] = []
-        for text in sorted(texts, key=len):
+        for text in sorted(texts | {marks.SUMMARY}, key=len):
             if not any(shorter in text for shorter in kept):
                 kept.append(text)
         return sorted(kept)

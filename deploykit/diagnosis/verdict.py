@@ -73,7 +73,7 @@ class Diagnosis:
         self._values = dict(values or {})
         self._found: dict[int, Finding] = {}
         self._ruled_out: set[int] = set()
-        self.literals = [*rules.literals, marks.SUMMARY]
+        self.literals = rules.literals
         self._files = 0
         self._dull: set[int] = set()
         self._root: int | None = None
