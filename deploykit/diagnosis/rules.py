@@ -1,4 +1,4 @@
-"""The rules: causes, and lines that are none, from TOML (rules.toml says what each key means)."""
+"""The rules: causes, and lines that are none, from TOML (causes/ says what each key means)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from deploykit.diagnosis import fixes, marks
 from deploykit.diagnosis.matching import SHORTEST, Index, Pattern, fixed_texts
 from deploykit.errors import NotFound, UsageError
 
-SHIPPED = Path(__file__).parent / "rules.toml"
+SHIPPED = Path(__file__).parent / "causes"
+"""In its files, by their numbers and from top to bottom, the most probable cause comes first."""
 KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs say no more than that it happened."""
@@ -97,7 +98,10 @@ def load(extra: Sequence[Path] = ()) -> Rules:
     """The rules of the user's files, which come first, then the shipped ones."""
     if not extra:
         return _shipped()
-    rules = [*(_read(path) for path in extra), _shipped()]
+    return _together([*(_read(path) for path in extra), _shipped()])
+
+
+def _together(rules: Sequence[Rules]) -> Rules:
     return Rules(
         tuple(cause for part in rules for cause in part.causes),
         tuple(entry for part in rules for entry in part.harmless),
@@ -108,7 +112,7 @@ def load(extra: Sequence[Path] = ()) -> Rules:
 
 @cache
 def _shipped() -> Rules:
-    return _read(SHIPPED)
+    return _together([_read(path) for path in sorted(SHIPPED.glob("*.toml"))])
 
 
 def _read(path: Path) -> Rules:
