@@ -122,8 +122,6 @@ def test_a_run_that_another_waits_for(home, tmp_path, monkeypatch):
 
 def test_arrays_that_cannot_be():
     assert set(problems(options=Options(at_once=2))) == {"slurm.at_once"}
-    far = Options(array=2, host="login1", folder="/shared/ada")
-    assert set(problems(options=far)) == {"slurm.array"}
 
 
 def test_a_host_needs_a_folder_there():

@@ -185,8 +185,6 @@ def _check_after(options: Options) -> Iterator[Problem]:
 def _check_array(options: Options) -> Iterator[Problem]:
     if options.array is None and options.at_once is not None:
         yield Problem("slurm.at_once", "is for an array", "set slurm.array")
-    if options.array is not None and options.host is not None:
-        yield Problem("slurm.array", "cannot be sent from another machine", "leave out slurm.host")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
