@@ -27,10 +27,8 @@ def test_values_that_would_leave_their_line(name, value):
 
 
 def test_empty_values_are_named():
-    assert set(problems(options=Options(partition="", python=""))) == {
-        "slurm.partition",
-        "slurm.python",
-    }
+    found = problems(options=Options(partition="", python=" ", exclude=","))
+    assert set(found) == {"slurm.partition", "slurm.python", "slurm.exclude"}
 
 
 @pytest.mark.parametrize("name", ["job-name", "outp", "time", "part", "no-requeue", "wrap", "nod"])

@@ -130,7 +130,7 @@ def _check_values(options: Options) -> Iterator[Problem]:
                 "its #SBATCH line",
                 "remove it",
             )
-        elif not value and not path.startswith("slurm.extra."):
+        elif not value.strip(" ,") and not path.startswith("slurm.extra."):
             yield Problem(path, "is empty", "leave it out for the site's default")
     for number, line in enumerate(options.setup):
         if "\r" in line:
