@@ -25,7 +25,7 @@ from deploykit import cli, lifecycle, paths, runs
 
 PATIENCE = 900
 FINAL = ("succeeded", "failed", "cancelled")
-STEPS = 40
+STEPS = 30
 EVERY = 10
 """Steps between two checkpoints."""
 AT = 15
@@ -35,7 +35,7 @@ LOST = AT % EVERY
 SURVIVOR = Path(__file__).with_name("survivor.py")
 OPTIONS = [
     *("--task", "text", "--text", ".", "--sequence", "16", "--layers", "1", "--width", "16"),
-    *("--heads", "2", "--optimizer", "sgd", "--lr", "0.1", "--batch-size", "8", "--epochs", "99"),
+    *("--heads", "2", "--optimizer", "sgd", "--lr", "0.1", "--batch-size", "8", "--epochs", "1"),
     *("--steps", str(STEPS), "--checkpoint-steps", str(EVERY), "--log-every", "1"),
     "--no-tensorboard",
 ]
@@ -57,7 +57,7 @@ def source(folder):
     shutil.copy(trainer / "train.py", folder)
     shutil.copytree(trainer / "trainer", folder / "trainer")
     shutil.copy(SURVIVOR, folder)
-    (folder / "words.txt").write_text("All that is gold does not glitter. " * 100)
+    (folder / "words.txt").write_text("All that is gold does not glitter. " * 400)
     (folder / "job.yaml").write_text(JOB)
 
 

@@ -29,8 +29,8 @@ TWO = "resources.nodes=2"
 LOW = "slurm.partition=low"
 GRACED = "slurm.partition=graced"
 FIRST = {
-    "timed": (TWO, "slurm.signal_seconds=10"),
-    "graced": (TWO, GRACED),
+    "timed": (TWO,),
+    "graced": (GRACED,),
     "killed": (TWO,),
     "frozen": (TWO,),
     "downed": (TWO,),
@@ -79,8 +79,8 @@ def field(needs_slurm, tmp_path_factory):
             stack.enter_context(runs.another_controller(box))
             happen_first(jobs, box)
             begin(THEN, jobs, stack)
-            happen_then(jobs)
             run_out_of_time(jobs["timed"])
+            happen_then(jobs)
             for job in jobs.values():
                 job.ended()
         yield jobs
@@ -126,10 +126,10 @@ def happen_then(jobs):
 
 
 def near_the_limit(job):
-    """Let the time limit come near, whatever the job has used of it."""
+    """Let the time limit come so near that notice is given, whatever the job has used of it."""
     used = output("squeue", "--noheader", "--format=%M", f"--jobs={job.job}").split(":")
     minutes = 60 * int(used[-3]) if len(used) > 2 else 0
-    output("scontrol", "update", f"jobid={job.job}", f"timelimit={minutes + int(used[-2]) + 1}")
+    output("scontrol", "update", f"jobid={job.job}", f"timelimit={minutes + int(used[-2]) + 2}")
 
 
 def run_out_of_time(job):
