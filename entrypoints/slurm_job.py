@@ -117,7 +117,10 @@ def log_sizes(folder: Path, node: int) -> dict[str, int]:
 
 
 def _logs(node: int) -> tuple[str, ...]:
-    return ("slurm.log", f"node-{node}.log")
+    """Of the batch script and of a node; the first one of an array's task lies beside the tasks."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    batch = "slurm.log" if task is None else f"../../../logs/slurm-{task}.log"
+    return batch, f"node-{node}.log"
 
 
 def _seconds(text: str) -> float:

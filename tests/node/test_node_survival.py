@@ -58,6 +58,15 @@ def test_the_step_daemon_says_why_it_ends_a_job(tmp_path, words, why):
     assert slurm_job.cause(tmp_path, 0, before) == why
 
 
+def test_the_batch_script_of_an_arrays_task_says_it_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+    for folder in ("logs", "tasks/7/logs"):
+        (tmp_path / folder).mkdir(parents=True)
+    ended = "slurmstepd-n1: error: *** JOB 38 ON n1 CANCELLED AT 09:49 DUE TO PREEMPTION ***\n"
+    (tmp_path / "logs/slurm-7.log").write_text(ended)
+    assert slurm_job.cause(tmp_path / "tasks/7", 0, {}) == "preemption"
+
+
 def test_the_first_who_knows_the_reason_has_the_last_word(tmp_path):
     (tmp_path / "ends").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}

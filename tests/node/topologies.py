@@ -191,6 +191,23 @@ def two_meanings(lab):
     return pair
 
 
+@_meet("unlike nodes: `ens5` behind `docker0`; `enp3s0` as one of five NICs, `eth0` down")
+def unlike_nodes(lab):
+    """Each node's own name means 127.0.1.1 there, and they have one network in common."""
+    switch, pair = lab.switch(), (lab.machine("n0"), lab.machine("n1"))
+    first, second = pair
+    lab.bridge(first, "docker0", "172.17.0.1/16")
+    lab.plug(first, "ens5", switch, "10.0.0.1/24")
+    for card in range(4):
+        lab.plug(second, f"eth{card}", lab.switch(f"s{card}"), f"192.168.{card}.2/24")
+    netns.ip("-n", second, "link", "set", "eth0", "down")
+    lab.bridge(second, "br-1a2b", "172.18.0.1/16")
+    lab.plug(second, "enp3s0", switch, "10.0.0.2/24")
+    for number, hosts in enumerate(_own_name("127.0.1.1")):
+        lab.name(pair[number], f"n{number}", hosts)
+    return pair
+
+
 @_cannot("no network in common", "no route from this node to n")
 def apart(lab):
     pair = lab.machine("n0"), lab.machine("n1")

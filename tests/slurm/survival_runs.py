@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import itertools
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -16,20 +19,46 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_helpers import cluster_command, output, wait_for
-from survivor import AT
+from trainer_losses import losses
 
-from deploykit import lifecycle, runs
+from deploykit import cli, lifecycle, paths, runs
 
 PATIENCE = 900
 FINAL = ("succeeded", "failed", "cancelled")
-STEPS = 60
+STEPS = 30
+EVERY = 10
+"""Steps between two checkpoints."""
+AT = 15
+"""The step at which something happens."""
+LOST = AT % EVERY
+"""Steps since the last checkpoint, where nobody gave notice."""
 SURVIVOR = Path(__file__).with_name("survivor.py")
+OPTIONS = [
+    *("--task", "text", "--text", ".", "--sequence", "16", "--layers", "1", "--width", "16"),
+    *("--heads", "2", "--optimizer", "sgd", "--lr", "0.1", "--batch-size", "8", "--epochs", "1"),
+    *("--steps", str(STEPS), "--checkpoint-steps", str(EVERY), "--log-every", "1"),
+    "--no-tensorboard",
+]
+"""A very small model, whose steps cost little."""
 JOB = f"""\
 name: survivor
-entrypoint: {{script: survivor.py, args: ["{STEPS}", hold]}}
+entrypoint: {{script: survivor.py, args: {[f"hold:{AT}", *OPTIONS]}}}
 resources: {{time_limit: 2h, memory: 4GiB}}
+env: {{OMP_NUM_THREADS: "1"}}
 slurm: {{exclusive: true, python: {sys.executable}}}
 """
+FAULTY = f"entrypoint.args={[f'fail:{AT}', *OPTIONS]}"
+UNHARMED = f"entrypoint.args={['run', *OPTIONS]}"
+
+
+def source(folder):
+    """What a job needs, in `folder`: the reference trainer, something to learn, the job file."""
+    trainer = paths.shipped("entrypoints")
+    shutil.copy(trainer / "train.py", folder)
+    shutil.copytree(trainer / "trainer", folder / "trainer")
+    shutil.copy(SURVIVOR, folder)
+    (folder / "words.txt").write_text("All that is gold does not glitter. " * 400)
+    (folder / "job.yaml").write_text(JOB)
 
 
 @dataclass
@@ -37,20 +66,24 @@ class Watched:
     """A run, and what its status was over time."""
 
     run: str
+    folder: Path
     seen: list = field(default_factory=list)
     """(state, reason), each time they changed."""
-
-    @property
-    def folder(self):
-        return Path(os.environ["DEPLOYKIT_HOME"], "runs", self.run)
+    waiting: subprocess.Popen | None = None
+    """`deploykit wait`, from before anything happened on."""
 
     @property
     def job(self):
         return str((self.folder / "claim").readlink())
 
     @property
+    def losses(self):
+        """The loss of each step, as the trainer kept it."""
+        return losses(self.folder / "output")
+
+    @property
     def steps(self):
-        """What rank 0 did, in order: restart, step, loss."""
+        """What rank 0 did, in order: restart, step."""
         path = self.folder / "output" / "steps.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
@@ -91,12 +124,17 @@ class Watched:
     def ended(self):
         wait_for(lambda: self.seen and self.seen[-1][0] in FINAL, PATIENCE)
 
+    @functools.cached_property
+    def waited(self):
+        """What `wait` came to: its exit code, and all that it printed."""
+        said, _ = self.waiting.communicate(timeout=PATIENCE)
+        return self.waiting.returncode, said
+
 
 def deploykit(*words):
-    """Run a command to its end: its exit code, and all that it printed."""
-    argv = [sys.executable, "-m", "deploykit", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    return done.returncode, done.stdout + done.stderr
+    """Run a command in this process: its exit code, and all that it printed."""
+    with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        return cli.main(words), said.getvalue()
 
 
 def submit(run, *settings):
@@ -104,7 +142,21 @@ def submit(run, *settings):
     words = [word for setting in settings for word in ("--set", setting)]
     code, said = deploykit("submit", "--backend", "slurm", "--run", run, *words)
     assert code == 0, said
-    return Watched(run)
+    return Watched(run, paths.run_folder(run))
+
+
+@contextlib.contextmanager
+def awaited(jobs):
+    """`deploykit wait` for each of the jobs, all the time."""
+    for job in jobs:
+        argv = [sys.executable, "-m", "deploykit", "wait", job.run]
+        to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        job.waiting = subprocess.Popen(argv, **to)
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.waiting.kill()
 
 
 @contextlib.contextmanager
@@ -145,23 +197,45 @@ class Watch(threading.Thread):
 
 
 @contextlib.contextmanager
-def big_cluster(nodes):
-    """A cluster that ends jobs which use more memory than they asked for, in a short path.
-
-    Many processes share few cores here, so it waits longer for them than the usual one.
-    """
+def cluster_of(nodes, *options):
+    """A cluster of its own, in a short path."""
     box = Path(tempfile.mkdtemp(prefix="box-"))
     try:
-        done = cluster_command("start", box, "--nodes", nodes)
+        done = cluster_command("start", box, "--nodes", nodes, *options)
         assert done.returncode == 0, done.stderr
-        with (box / "slurm.conf").open("a") as conf:
-            conf.write("JobAcctGatherParams=OverMemoryKill\nKillWait=15\n")
-        argv = ["scontrol", "reconfigure"]
-        subprocess.run(argv, env={**os.environ, "SLURM_CONF": f"{box}/slurm.conf"}, check=True)
         yield box
     finally:
         cluster_command("stop", box)
         shutil.rmtree(box, ignore_errors=True)
+
+
+# there are many processes, and few cores for all of them, so Slurm has to wait longer
+SETTINGS = """\
+JobAcctGatherParams=OverMemoryKill
+KillWait=15
+PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+"""
+
+
+def configure(box):
+    """End jobs that use more memory than they asked for, and have a partition with grace."""
+    with (box / "slurm.conf").open("a") as conf:
+        conf.write(SETTINGS)
+    output("scontrol", "reconfigure")
+
+
+def preempt_by_quality(box):
+    """Two qualities of service, `normal` and `urgent`, that the user may have; needs accounts."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for words in (
+        "add account lab",
+        f"add user {user} account=lab",
+        "add qos urgent preempt=normal",
+        f"modify user {user} set qos+=urgent",
+    ):
+        output("sacctmgr", "--immediate", *words.split())
+    conf = box / "slurm.conf"
+    conf.write_text(conf.read_text().replace("preempt/partition_prio", "preempt/qos"))
 
 
 @contextlib.contextmanager

@@ -1,103 +1,53 @@
-"""A trainer for the tests: resumable, and the same numbers on any number of ranks.
+"""The reference trainer, in the first attempt of which something can happen at a step known before.
 
-    survivor.py STEPS [hold | fail]
+    survivor.py hold:STEP | fail:STEP | run [OPTIONS of train.py]...
 
-It fits a line by gradient descent with momentum, and leaves a checkpoint every `EVERY` steps.
-Told to stop by SIGTERM or SIGUSR2, all ranks finish the step, rank 0 saves, and all end with exit
-code 75. Each step is a line of `steps.jsonl`: restart, step, loss. The first attempt stays at
-step `AT` until something happens to it (hold), or its last rank raises an exception there (fail).
+The first attempt stays at STEP until something happens to it or the file `go` appears in its
+output folder (hold), or its last rank raises an exception there (fail). Each step that rank 0 does
+is a line of `steps.jsonl`: restart, step. The losses are in the trainer's own `metrics.jsonl`.
 """
-
-# ruff: noqa: T201
 
 import json
 import os
-import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import torch
-from torch import distributed
+import train
+from trainer import group
 
-EVERY = 10
-AT = 15
-BATCH = 8
+SLOW = 0.11
+"""Seconds by which each step of the first attempt is longer: the ranks then vote in each."""
 
 
-def main(steps, at_last=None):
-    told = []
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda received, _: told.append(received))
-    distributed.init_process_group("gloo")
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    step, weights, speed = resume()
-    restart = restarts()
-    while step < steps:
-        if (step, restart, at_last) == (AT, 0, "fail") and rank == world - 1:
+class Survivor(train.Run):
+    def __init__(self, fate, options, place, notices):
+        super().__init__(options, place, notices)
+        self.fate, _, at = fate.partition(":")
+        self.at, self.told = int(at or 0), notices
+        # each torchrun counts its restarts for itself
+        counts = group.totals(place, [float(os.environ["DEPLOYKIT_RESTART_COUNT"])])
+        self.restart = int(counts[0])
+
+    def learn(self, batch, epoch):
+        super().learn(batch, epoch)
+        if self.place.first:
+            with (train.OUTPUT / "steps.jsonl").open("a") as file:
+                print(json.dumps({"restart": self.restart, "step": self.step}), file=file)
+        if self.at and not self.restart:
+            time.sleep(SLOW)
+            if self.step == self.at:
+                self.meet_its_fate()
+
+    def meet_its_fate(self):
+        if self.fate == "fail" and self.place.rank == self.place.world - 1:
             raise RuntimeError("a fault of the user's")
-        held = (step, restart, at_last) == (AT, 0, "hold")
-        if held:
+        go = Path(train.OUTPUT, "go")
+        while not any(group.totals(self.place, [float(bool(self.told)), float(go.exists())])):
             time.sleep(0.1)
-        else:
-            gradient, loss = descend(step, weights, rank, world)
-            speed = 0.9 * speed + gradient
-            weights = weights - 0.05 * speed
-            step += 1
-        stop = torch.tensor(float(bool(told)))
-        distributed.all_reduce(stop)
-        if rank == 0 and not held:
-            record(restart, step, loss)
-        if rank == 0 and (stop or step % EVERY == 0 or step == steps):
-            save(step, weights, speed)
-        if stop:
-            print(f"stopped after step {step}", flush=True)
-            leave(75)
-    print("finished", flush=True)
-    leave(0)
-
-
-def restarts():
-    """How often this job was started again: each torchrun counts for itself, so the most of all."""
-    count = torch.tensor(int(os.environ["DEPLOYKIT_RESTART_COUNT"]))
-    distributed.all_reduce(count, distributed.ReduceOp.MAX)
-    return count.item()
-
-
-def descend(step, weights, rank, world):
-    """Gradient and loss of batch `step`, each rank with its share of it."""
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randn(BATCH, 4, generator=generator, dtype=torch.float64)[rank::world]
-    error = inputs @ weights - inputs @ torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
-    sums = torch.cat([inputs.T @ error, (error**2).sum().reshape(1)]) / BATCH
-    distributed.all_reduce(sums)
-    return sums[:4], sums[4].item()
-
-
-def record(restart, step, loss):
-    with Path(os.environ["DEPLOYKIT_OUTPUT_DIR"], "steps.jsonl").open("a") as file:
-        print(json.dumps({"restart": restart, "step": step, "loss": loss}), file=file)
-
-
-def save(step, weights, speed):
-    folder = Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"])
-    torch.save([step, weights, speed], folder / "saving.tmp")
-    (folder / "saving.tmp").replace(folder / f"step-{step:05d}.pt")
-
-
-def resume():
-    found = sorted(Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"]).glob("step-*.pt"))
-    if not found:
-        return 0, torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    print("resumed from", found[-1].name, flush=True)
-    return torch.load(found[-1])
-
-
-def leave(code):
-    distributed.barrier()
-    sys.stdout.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    train.Run = partial(Survivor, sys.argv.pop(1))
+    train.main()

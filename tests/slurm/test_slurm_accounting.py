@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 
 import pytest
 from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
-from survival_runs import another_controller
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
@@ -55,33 +53,3 @@ def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
 
 def recorded():
     return output("sacct", "--allocations", "--noheader", "--format=State")
-
-
-PREEMPTED = """
-import os, sys, time
-if int(os.environ["DEPLOYKIT_RESTART_COUNT"]):
-    sys.exit(0)
-open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/up", "w").close()
-time.sleep(900)
-"""
-
-
-def test_a_preemption_by_quality_of_service(accounts, make_plan, send, tmp_path):
-    user = pwd.getpwuid(os.getuid()).pw_name
-    for words in (
-        "add account lab",
-        f"add user {user} account=lab",
-        "add qos urgent preempt=normal",
-        f"modify user {user} set qos+=urgent",
-    ):
-        subprocess.run(["sacctmgr", "--immediate", *words.split()], check=True)
-    conf = accounts / "slurm.conf"
-    conf.write_text(conf.read_text().replace("preempt/partition_prio", "preempt/qos"))
-    with another_controller(accounts):
-        handle = send(make_plan(PREEMPTED, nodes=2, options=Options(exclusive=True)))
-        wait_for((folder_of("one-1", tmp_path) / "output/up").exists)
-        urgent = ["--qos=urgent", "--exclusive", "--nodes=2", "--output=/dev/null"]
-        output("sbatch", *urgent, "--wrap", "sleep 1")
-        status = ended(handle)
-    assert status.state is State.SUCCEEDED
-    assert status.reason == "after 1 restart (preemption 1)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from slurm_helpers import ended, folder_of, output, wait_for
 
@@ -70,6 +72,15 @@ sys.exit(3 if number == "1" else 0)
 """
 
 
+COMES_BACK = """
+import os, time
+restart = os.environ["DEPLOYKIT_RESTART_COUNT"]
+print("restart", restart, flush=True)
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1" and restart == "0":
+    time.sleep(900)
+"""
+
+
 class TestOnACluster:
     pytestmark = real
 
@@ -102,3 +113,29 @@ class TestOnACluster:
         slurm.cancel(handle)
         status = ended(handle)
         assert (status.state, status.reason[:24]) == (State.CANCELLED, "of 2 tasks 2 cancelled; ")
+
+    def test_one_task_is_put_back_into_the_queue(self, cluster, make_plan, send, tmp_path):
+        handle = send(make_plan(COMES_BACK, options=Options(array=2)))
+        seen = []
+
+        def reason():
+            seen.append(slurm.status([handle])[handle])
+            return seen[-1].reason
+
+        wait_for(lambda: "1 run, 1 succeeded" in reason())
+        log = folder_of("one-1", tmp_path) / "tasks/1/logs/node-0.log"
+        wait_for(lambda: "restart 0" in log.read_text())
+        output("scontrol", "requeue", f"{handle.id}_1")
+        wait_for(lambda: "task 1:" in reason() and "restart 1 to come (request 1)" in reason())
+        status = ended(handle)
+        assert (status.state, status.reason) == (State.SUCCEEDED, "of 2 tasks 2 succeeded")
+        assert not any(one.state.final for one in seen)
+        tasks = folder_of("one-1", tmp_path) / "tasks"
+        found = {task: sorted((tasks / task / "ends").glob("restart-*.json")) for task in "01"}
+        assert found["0"] == []
+        (restart,) = found["1"]
+        assert json.loads(restart.read_text())["why"] == "request"
+        lines = [
+            (line.task, line.text) for line in slurm.logs(handle, follow=False) if line.rank == 0
+        ]
+        assert sorted(lines) == [(0, "restart 0"), (1, "restart 0"), (1, "restart 1")]

@@ -52,5 +52,6 @@ def test_a_function_whose_process_is_killed_has_ended(functions):
 def test_what_a_function_cannot_have(project):
     words = ["slurm.host=login1", "slurm.folder=/x", "env.KEY=secret:env:KEY"]
     with pytest.raises(JobFileError) as caught:
-        executor(overrides=words)
-    assert {problem.path for problem in caught.value.problems} == {"slurm.host", "env.KEY"}
+        executor(overrides=[*words, "slurm.container={image: a.sif}"])
+    wrong = {problem.path for problem in caught.value.problems}
+    assert wrong == {"slurm.host", "slurm.container", "env.KEY"}

@@ -201,7 +201,9 @@ def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
 def test_a_controller_that_is_away(box, make_plan, send, monkeypatch):
     assert cluster_command("start", box, "--nodes", "1").returncode == 0
     assert cluster_command("stop", box).returncode == 0
-    monkeypatch.setenv("SLURM_CONF", str(box / "slurm.conf"))
+    conf = box / "slurm.conf"
+    conf.write_text(conf.read_text().replace("MessageTimeout=10", "MessageTimeout=2"))
+    monkeypatch.setenv("SLURM_CONF", str(conf))
     with pytest.raises(BackendUnavailable, match="Unable to contact slurm controller"):
         send(make_plan(REPORT))
     ours = Handle("slurm", "localhost", "1", "one-1", str(box))

@@ -102,11 +102,15 @@ def test_the_life_of_a_run(laptop):
     assert len(jobs_of("life")) == 1
 
 
-def test_the_trainers_own_exit_code(laptop):
-    assert submit(laptop, "seven", "--set", "env.CODE=7")[0] == 0
+def test_an_array_and_the_trainers_own_exit_code(laptop):
+    assert submit(laptop, "seven", "--set", "env.CODE=7", "--set", "slurm.array=2")[0] == 0
+    assert len(jobs_of("seven")) in (1, 2), "one job, or its tasks"
     code, said, _ = run("wait", "seven")
     assert code == 7
-    assert "rank 0 ended with exit code 7" in said
+    assert "of 2 tasks 2 failed; task 0: rank 0 ended with exit code 7" in said
+    code, said, _ = run("logs", "seven", "--task", "1", "--rank", "0")
+    assert (code, said) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
+    assert (there(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"
 
 
 def test_a_refusal(laptop):

@@ -1,13 +1,12 @@
 """What a cluster does to jobs, done to real ones: each goes on, or ends, as it is meant to.
 
-All run at the same time on one cluster. `happened` lets it all happen, and each test looks at
-what became of one job.
+The jobs are the reference trainer's. All run at the same time on one cluster; `happened` lets it
+all happen, and each test looks at what became of one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -19,39 +18,40 @@ from pathlib import Path
 
 import pytest
 import survival_runs as runs
+import trainer_losses
 from slurm_helpers import output, wait_for
-from survivor import AT, EVERY
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
 
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 TWO = "resources.nodes=2"
 LOW = "slurm.partition=low"
-FAULTY = "entrypoint.args=['60', fail]"
-LOST = AT % EVERY
-"""Steps since the last checkpoint, where nobody gave notice."""
+GRACED = "slurm.partition=graced"
 FIRST = {
-    "graced": (TWO, LOW),
-    "worker": (TWO, "retries=1"),
-    "downed": (TWO,),
+    "timed": (TWO,),
+    "graced": (GRACED,),
     "killed": (TWO,),
     "frozen": (TWO,),
-    "faulty": (TWO, FAULTY),
+    "downed": (TWO,),
+    "alone": (),
+    "steady": (),
+}
+"""Jobs whose fate takes its time."""
+THEN = {
+    "worker": (TWO, "retries=1"),
     "requeued": (),
     "preempted": (LOW,),
     "weary": (LOW, "slurm.restarts.preemption=0"),
     "cancelled": (),
-    "alone": (),
-    "timed": (TWO, "slurm.signal_seconds=10"),
-    "asked": ("slurm.restarts.error=1", FAULTY),
-}
-LATER = {
+    "asked": ("slurm.restarts.error=1", runs.FAULTY),
+    "faulty": ("resources.processes_per_node=2", runs.FAULTY),
     "hungry": (
         *("resources.memory=600MiB", "entrypoint.script=hungry.py"),
         "slurm.extra={acctg-freq: task=1}",
     ),
 }
-"""Those that begin while the others train, since they end by themselves."""
+"""Those that begin meanwhile."""
 
 HUNGRY = """
 import os, time
@@ -62,105 +62,133 @@ while True:
 """
 
 
-@pytest.fixture
-def field(happened, monkeypatch):
-    """All jobs by name, after everything has happened to them."""
-    jobs, variables = happened
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return jobs
-
-
 @pytest.fixture(scope="module")
-def happened(needs_slurm, tmp_path_factory):
-    """The jobs, and the variables by which commands find them."""
-    home = tmp_path_factory.mktemp("field")
+def field(needs_slurm, tmp_path_factory):
+    """All jobs by name, after everything has happened to them."""
     jobs = {}
     with contextlib.ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("DEPLOYKIT_HOME", str(home / "state"))
-        patch.chdir(home)
-        Path("job.yaml").write_text(runs.JOB)
-        Path("hungry.py").write_text(HUNGRY)
-        shutil.copy(runs.SURVIVOR, home)
-        box = stack.enter_context(runs.big_cluster(29))
-        patch.setenv("SLURM_CONF", str(box / "slurm.conf"))
-        for name, settings in FIRST.items():
-            jobs[name] = runs.submit(name, *settings)
-        with (
-            runs.following("downed", home / "followed"),
-            runs.Watch(jobs),
-        ):
-            for name in set(jobs) - {"faulty", "asked"}:
+        home = enter_home(stack, tmp_path_factory)
+        (home / "hungry.py").write_text(HUNGRY)
+        box = stack.enter_context(runs.cluster_of(29))
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", f"{box}/slurm.conf")
+        runs.configure(box)
+        begin(FIRST, jobs, stack)
+        with runs.following("downed", home / "followed"), runs.Watch(jobs):
+            for name in FIRST:
                 jobs[name].in_mid_run()
             stack.enter_context(runs.another_controller(box))
-            for name, settings in LATER.items():
-                jobs[name] = runs.submit(name, *settings)
-            happen(jobs, box)
+            happen_first(jobs, box)
+            begin(THEN, jobs, stack)
+            run_out_of_time(jobs["timed"])
+            happen_then(jobs)
             for job in jobs.values():
                 job.ended()
-        yield jobs, {name: os.environ[name] for name in ("DEPLOYKIT_HOME", "SLURM_CONF")}
+        yield jobs
 
 
-def happen(jobs, box):
+def enter_home(stack, tmp_path_factory):
+    """A folder with a job file, and one for deploykit's runs."""
+    home = tmp_path_factory.mktemp("field")
+    patch = stack.enter_context(pytest.MonkeyPatch.context())
+    patch.setenv("DEPLOYKIT_HOME", str(home / "state"))
+    patch.chdir(home)
+    runs.source(home)
+    return home
+
+
+def begin(which, jobs, stack):
+    """Submit those, and wait for each with the command of that name."""
+    for name, settings in which.items():
+        job = runs.submit(name, *settings)
+        stack.enter_context(runs.awaited([job]))
+        jobs[name] = job
+
+
+def happen_first(jobs, box):
     """To each what it is named after."""
-    output("scontrol", "requeue", jobs["requeued"].job)
-    make_way(jobs["preempted"])
-    make_way(jobs["weary"])
-    assert runs.deploykit("cancel", "cancelled")[0] == 0
-    os.kill(runs.trainer_of(jobs["worker"], 1), signal.SIGKILL)
+    near_the_limit(jobs["timed"])
+    make_way(jobs["graced"])
     runs.strike(box, jobs["killed"].nodes[1], signal.SIGKILL)
     runs.strike(box, jobs["alone"].nodes[0], signal.SIGKILL)
     runs.strike(box, jobs["frozen"].nodes[1], signal.SIGSTOP)
     output("scontrol", "update", f"nodename={jobs['downed'].nodes[1]}", "state=down", "reason=test")
-    run_out_of_time(jobs["timed"])
-    for name in ("preempted", "weary"):
-        wait_for(lambda name=name: jobs[name].seen[-1][0] != "running", runs.PATIENCE)
-    output("scontrol", "update", "partition=low", "gracetime=30")
-    make_way(jobs["graced"])
+    (jobs["steady"].folder / "output" / "go").touch()
+
+
+def happen_then(jobs):
+    for name in ("worker", "requeued", "preempted", "weary", "cancelled"):
+        jobs[name].in_mid_run()
+    os.kill(runs.trainer_of(jobs["worker"], 1), signal.SIGKILL)
+    output("scontrol", "requeue", jobs["requeued"].job)
+    make_way(jobs["preempted"])
+    make_way(jobs["weary"])
+    assert runs.deploykit("cancel", "cancelled")[0] == 0
+
+
+def near_the_limit(job):
+    """Let the time limit come so near that notice is given, whatever the job has used of it."""
+    used = output("squeue", "--noheader", "--format=%M", f"--jobs={job.job}").split(":")
+    minutes = 60 * int(used[-3]) if len(used) > 2 else 0
+    output("scontrol", "update", f"jobid={job.job}", f"timelimit={minutes + int(used[-2]) + 2}")
 
 
 def run_out_of_time(job):
-    """Let the time limit come near, whatever the job has used of it, and once only."""
-    used = output("squeue", "--noheader", "--format=%M", f"--jobs={job.job}").split(":")
-    minutes = 60 * int(used[-3]) if len(used) > 2 else 0
-    update = ["scontrol", "update", f"jobid={job.job}"]
-    output(*update, f"timelimit={minutes + int(used[-2]) + 1}")
-    wait_for(lambda: job.seen[-1][0] == "queued", runs.PATIENCE)
-    output(*update, "timelimit=120")
+    """Once only."""
+    wait_for(lambda: job.restarts, runs.PATIENCE)
+    output("scontrol", "update", f"jobid={job.job}", "timelimit=120")
 
 
-def make_way(job):
+def make_way(job, *chosen):
     """Send a job of higher priority to the same nodes."""
     wanted = [f"--nodes={len(job.nodes)}", f"--nodelist={','.join(job.nodes)}"]
-    options = ["--partition=high", "--exclusive", "--output=/dev/null"]
+    options = ["--exclusive", "--output=/dev/null", *(chosen or ["--partition=high"])]
     output("sbatch", *options, *wanted, "--wrap", "sleep 1")
+
+
+@pytest.fixture(scope="module")
+def outranked(needs_slurm, tmp_path_factory):
+    """A job that lost its node to one of a better quality of service, on a cluster of its own."""
+    programs = ("slurmdbd", "mariadbd")
+    if None in {shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in programs}:
+        pytest.skip("not installed: slurmdbd, mariadb-server")
+    with contextlib.ExitStack() as stack:
+        enter_home(stack, tmp_path_factory)
+        box = stack.enter_context(runs.cluster_of(1, "--accounting", 1))
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", f"{box}/slurm.conf")
+        runs.preempt_by_quality(box)
+        stack.enter_context(runs.another_controller(box))
+        jobs = {}
+        begin({"outranked": ()}, jobs, stack)
+        job = jobs["outranked"]
+        with runs.Watch(jobs):
+            job.in_mid_run()
+            make_way(job, "--qos=urgent")
+            job.ended()
+        yield job
 
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
     """The loss of each step of a run that nothing happens to, on one rank."""
-    folder = tmp_path_factory.mktemp("alone")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    folders = {f"DEPLOYKIT_{name}_DIR": str(folder) for name in ("OUTPUT", "CHECKPOINT")}
-    env = {"PATH": os.environ["PATH"], "DEPLOYKIT_RESTART_COUNT": "0", **place, **folders}
-    argv = [sys.executable, runs.SURVIVOR, str(runs.STEPS)]
-    subprocess.run(argv, env=env, check=True, capture_output=True)
-    lines = map(json.loads, (folder / "steps.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines}
+    folder = tmp_path_factory.mktemp("undisturbed")
+    runs.source(folder)
+    places = {f"DEPLOYKIT_{name}_DIR": str(folder / name) for name in ("OUTPUT", "CHECKPOINT")}
+    argv = [sys.executable, "train.py", *runs.OPTIONS]
+    env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **places}
+    subprocess.run(argv, env=env, cwd=folder, check=True, capture_output=True)
+    found = trainer_losses.losses(folder / "OUTPUT")
+    assert list(found) == list(range(1, runs.STEPS + 1))
+    return found
 
 
 def trained(job, losses, *, lost=0):
     """The job did all steps with the right numbers, and `lost` of them twice."""
-    assert runs.deploykit("wait", job.run)[0] == 0, job.log
-    assert sorted({line["step"] for line in job.steps}) == list(range(1, runs.STEPS + 1)), job.log
-    for line in job.steps:
-        assert line["loss"] == pytest.approx(losses[line["step"]], abs=1e-6)
+    code, said = job.waited
+    assert code == 0, (said, job.log)
+    assert sorted({line["step"] for line in job.steps}) == list(losses), job.log
+    assert job.losses == pytest.approx(losses, rel=0, abs=1e-6)
     assert job.lost == lost
-    assert job.log.count("[rank 0] finished") == 1
+    assert job.log.count("[rank 0] test accuracy") == 1
 
 
 def went_on(job, losses, why, *, lost=0, told=None):
@@ -176,7 +204,7 @@ def went_on(job, losses, why, *, lost=0, told=None):
     before = set(job.states[:-1])
     assert before <= {"queued", "running", "stopping"}, "what comes back has not ended"
     assert len(before) > 1
-    assert "resumed from step-" in job.log
+    assert "resumed from " in job.log
 
 
 def test_the_time_limit(field, losses):
@@ -193,6 +221,10 @@ def test_a_preemption_with_grace(field, losses):
     assert "put back into the queue: restart 1 (preemption 1)" in field["graced"].log
 
 
+def test_a_preemption_by_quality_of_service(outranked, losses):
+    went_on(outranked, losses, "preemption")
+
+
 def test_a_requeue_by_hand(field, losses):
     went_on(field["requeued"], losses, "request")
 
@@ -202,42 +234,49 @@ def test_a_node_that_is_set_down(field, losses):
 
 
 def test_a_node_that_dies_under_the_others(field, losses):
-    went_on(field["killed"], losses, "node_failure", lost=LOST)
+    went_on(field["killed"], losses, "node_failure", lost=runs.LOST)
     # the launcher on the other node, or Slurm where torchrun took its time to end
     noticed = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
     assert any(words in field["killed"].log for words in noticed)
 
 
 def test_a_node_that_dies_with_the_batch_script(field, losses):
-    went_on(field["alone"], losses, "node_failure", lost=LOST, told="not known yet")
+    went_on(field["alone"], losses, "node_failure", lost=runs.LOST, told="not known yet")
 
 
 def test_a_node_that_freezes(field, losses):
-    went_on(field["frozen"], losses, "node_failure", lost=LOST)
+    went_on(field["frozen"], losses, "node_failure", lost=runs.LOST)
 
 
 def test_an_error_that_is_to_be_tried_again(field, losses):
-    went_on(field["asked"], losses, "error", lost=LOST)
+    went_on(field["asked"], losses, "error", lost=runs.LOST)
 
 
 def test_a_worker_that_is_killed_is_started_again_by_torchrun(field, losses):
     job = field["worker"]
-    trained(job, losses, lost=LOST)
+    trained(job, losses, lost=runs.LOST)
     assert job.restarts == []
     assert job.states[-1] == "succeeded"
+
+
+def test_a_controller_that_is_restarted(field, losses):
+    job = field["steady"]
+    trained(job, losses)
+    assert job.restarts == []
+    assert job.states[-2:] == ["running", "succeeded"]
 
 
 def test_an_error_of_the_users_is_not_tried_again(field):
     job = field["faulty"]
     assert job.restarts == []
     assert job.seen[-1] == ("failed", "rank 1 ended with exit code 1")
-    assert runs.deploykit("wait", job.run)[0] == 1
+    assert job.waited[0] == 1
 
 
 def test_out_of_memory_is_not_tried_again(field):
     job = field["hungry"]
     assert job.restarts == []
-    code, said = runs.deploykit("wait", job.run)
+    code, said = job.waited
     assert code == 137
     assert "more memory than Slurm gave it" in said
     assert job.seen[-1] == ("failed", "all its processes were killed, and none could say why")
@@ -249,14 +288,14 @@ def test_restarts_that_are_used_up(field):
     assert job.seen[-1][0] == "failed"
     assert "slurm.restarts.preemption allows no restarts" in job.seen[-1][1]
     assert f"--set checkpoints={job.folder}/checkpoints" in job.seen[-1][1]
-    assert runs.deploykit("wait", job.run)[0] == 75
+    assert job.waited[0] == 75
 
 
 def test_a_cancelled_job_stays_cancelled(field):
     job = field["cancelled"]
     assert job.restarts == []
     assert job.states[-1] == "cancelled"
-    assert runs.deploykit("wait", job.run)[0] == 143
+    assert job.waited[0] == 143
 
 
 def test_a_log_is_followed_across_a_requeue(field):
@@ -266,19 +305,68 @@ def test_a_log_is_followed_across_a_requeue(field):
     logs = "".join(path.read_text() for path in (job.folder / "logs").glob("node-*.log"))
     written = [line.split(" ", 1)[1] for line in logs.splitlines() if " [rank " in line]
     assert sorted(line for line in followed if line.startswith("[rank ")) == sorted(written)
-    assert "[rank 0] finished" in followed
+    assert any(line.startswith("[rank 0] test accuracy") for line in followed)
+
+
+HEADS = ("what happened", "what followed", "steps lost", "counted as", "`status`", "`wait`")
+SAVED = "the ranks saved and ended; deploykit put the job back"
+WARNED = "the ranks saved and ended; Slurm put the job back"
+NOTICED = "the other ranks ended; the job was put back without that node"
+ROWS = {
+    "timed": ("the time limit came near", SAVED),
+    "graced": ("preempted, with 30 s of grace", SAVED),
+    "preempted": ("preempted, without grace", WARNED),
+    "outranked": ("preempted by a job of another QOS", WARNED),
+    "requeued": ("`scontrol requeue`", WARNED),
+    "downed": ("one of two nodes set down", WARNED),
+    "killed": ("one of two nodes killed", NOTICED),
+    "frozen": ("one of two nodes frozen", NOTICED),
+    "alone": ("its only node killed", "Slurm put the job back on another node"),
+    "worker": ("one rank killed with SIGKILL, `retries: 1`", "torchrun started the ranks again"),
+    "steady": ("the controller restarted", "nothing"),
+    "asked": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
+    "faulty": ("an exception", "nothing"),
+    "hungry": ("out of memory", "nothing"),
+    "weary": ("preempted, `restarts: {preemption: 0}`", "Slurm put the job back; it ended at once"),
+    "cancelled": ("`deploykit cancel`", "nothing"),
+}
+"""Jobs, and what the page says of each beside what was measured."""
+
+
+def test_the_page_shows_what_happened(field, outranked):
+    """Written anew, where it is not so, by this test run with DEPLOYKIT_WRITE=1."""
+    jobs = {**field, "outranked": outranked}
+    rows = [(*words, *measured(jobs[name])) for name, words in ROWS.items()]
+    lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
+    before, mark, rest = PAGE.read_text().partition("<!-- measured -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    page = "\n".join([before + mark, *lines, "", end + after])
+    if os.environ.get("DEPLOYKIT_WRITE"):
+        PAGE.write_text(page)
+    assert page == PAGE.read_text()
+
+
+def measured(job):
+    """Steps lost, the reason counted, what `status` said in the end and before, and `wait`."""
+    state, reason = job.seen[-1]
+    told = re.search(r"restart 1 to come \(.*?\)", job.said("queued") + job.said("stopping"))
+    said = f"{told[0]}; {state}" if told else state
+    if state == "failed":
+        said += f": {reason.partition(';')[0]}"
+    lost = str(job.lost) if state == "succeeded" else ""
+    return lost, f"`{job.restarts[0]}`" if job.restarts else "", said, str(job.waited[0])
 
 
 def test_two_jobs_that_want_one_port(cluster, losses, tmp_path, monkeypatch):
     """Two nodes each, all on this machine, and two ports alone to choose from."""
     monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(runs.JOB.replace("exclusive: true, ", ""))
-    shutil.copy(runs.SURVIVOR, tmp_path)
+    runs.source(tmp_path)
     low = free_pair()
-    settings = [TWO, f"env.DEPLOYKIT_PORTS={low}-{low + 1}", "entrypoint.args=['60']"]
-    jobs = [runs.submit(name, *settings) for name in ("one", "other")]
-    for job in jobs:
-        trained(job, losses)
+    settings = [TWO, f"env.DEPLOYKIT_PORTS={low}-{low + 1}", "slurm.exclusive=false"]
+    jobs = [runs.submit(name, *settings, runs.UNHARMED) for name in ("one", "other")]
+    with runs.awaited(jobs):
+        for job in jobs:
+            trained(job, losses)
     ports = [re.search(r"node 0 of 2 .* port (\d+)", job.log)[1] for job in jobs]
     assert sorted(map(int, ports)) == [low, low + 1]
 

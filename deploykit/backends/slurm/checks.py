@@ -130,7 +130,7 @@ def _check_values(options: Options) -> Iterator[Problem]:
                 "its #SBATCH line",
                 "remove it",
             )
-        elif not value and not path.startswith("slurm.extra."):
+        elif not value.strip(" ,") and not path.startswith("slurm.extra."):
             yield Problem(path, "is empty", "leave it out for the site's default")
     for number, line in enumerate(options.setup):
         if "\r" in line:
@@ -185,8 +185,6 @@ def _check_after(options: Options) -> Iterator[Problem]:
 def _check_array(options: Options) -> Iterator[Problem]:
     if options.array is None and options.at_once is not None:
         yield Problem("slurm.at_once", "is for an array", "set slurm.array")
-    if options.array is not None and options.host is not None:
-        yield Problem("slurm.array", "cannot be sent from another machine", "leave out slurm.host")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:

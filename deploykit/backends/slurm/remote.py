@@ -21,6 +21,8 @@ from deploykit.model import Handle, Plan
 FOLDERS = ("logs", "output", "checkpoints", "ends")
 SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
 """Options that a site sets by variables (SBATCH_ACCOUNT) where a job file leaves them open."""
+LOGS = ("logs/*.log", "tasks/*/logs/*.log")
+"""In the run's folder; the second ones are those of an array."""
 _SCRIPT = "plan.sh"
 _MOST = 1 << 23
 """Bytes of one log that are fetched at once."""
@@ -71,73 +73,81 @@ def job(place: Place) -> str | None:
     return match[0].decode() if match else None
 
 
-def fetch_ends(host: str, handles: Sequence[tuple[Handle, Place]]) -> None:
-    """Bring what the nodes have left in the folders of these runs, in one call."""
+def fetch_ends(host: str, runs: Sequence[tuple[Handle, Place]]) -> None:
+    """Bring what the nodes have left in the folders of these runs and their tasks, in one call."""
+    files = "ends/*.json tasks/*/ends/*.json"  # of one line each
     loop = (
-        'cd "$1" 2>/dev/null && { for f in ends/*.json; do [ -f "$f" ] && '
-        'printf "%s\\t%s\\t%s\\n" "$1" "$f" "$(cat "$f")"; done; '
-        '[ -L claim ] && printf "%s\\tclaim\\t%s\\n" "$1" "$(readlink claim)"; }'
+        'cd "$1" 2>/dev/null && { printf "\\t%s\\n" "$1"; '
+        f"grep -sH '' {files}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
     )
-    folders = " ".join(shlex.quote(place.folder) for _, place in handles)
+    folders = " ".join(shlex.quote(place.folder) for _, place in runs)
     script = f'show() {{ {loop}; }}; for one in {folders}; do (show "$one"); done; exit 0'
-    _, out, _ = machine.run(host, script)
-    local = {place.folder: Path(handle.folder) for handle, place in handles}
+    local = {place.folder: Path(handle.folder) for handle, place in runs}
     found: dict[str, dict[str, str]] = {there: {} for there in local}
-    for line in out.decode(errors="replace").splitlines():
-        there, _, rest = line.partition("\t")
-        name, _, text = rest.partition("\t")
-        found.get(there, {})[name] = text
-    for there, files in found.items():
-        _mirror(local[there], files)
+    there = ""
+    for line in _run(host, script).decode(errors="replace").splitlines():
+        if line.startswith("\t"):
+            there = line[1:]
+        else:
+            name, _, text = line.partition(":")
+            found.setdefault(there, {})[name] = text
+    for folder, path in local.items():
+        _mirror(path, found[folder])
 
 
 def _mirror(folder: Path, files: dict[str, str]) -> None:
-    """Make `ends/` and the claim of a run here what they are there."""
-    ends = folder / "ends"
-    ends.mkdir(exist_ok=True)
-    for path in ends.glob("*.json"):
-        if f"ends/{path.name}" not in files:
+    """Make `ends/` of a run and its tasks, and the claim, here what they are there."""
+    for path in (*folder.glob("ends/*.json"), *folder.glob("tasks/*/ends/*.json")):
+        if str(path.relative_to(folder)) not in files:
             path.unlink()
     for name, text in files.items():
         if name == "claim":
             with contextlib.suppress(FileExistsError):
                 (folder / "claim").symlink_to(text)
-        elif re.fullmatch(r"ends/[\w.-]+", name):
-            (folder / name).write_text(text + "\n")
+        elif re.fullmatch(r"(tasks/\d+/)?ends/[\w-][\w.-]*", name):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
 
 
 def fetch_logs(place: Place, folder: Path) -> None:
     """Append to the logs here what has been written there since the last call."""
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    while _fetch_some(place, logs):
+    while _fetch_some(place, folder):
         pass
 
 
-def _fetch_some(place: Place, logs: Path) -> bool:
-    """One call; whether there may be more."""
-    have = "".join(f"{shlex.quote(path.name)}) at={path.stat().st_size};; " for path in _all(logs))
+def _fetch_some(place: Place, folder: Path) -> bool:
+    """One call; whether there may be more. A file that has not grown costs no process there."""
+    have = "".join(
+        f"{shlex.quote(str(path.relative_to(folder)))}) at={path.stat().st_size};; "
+        for pattern in LOGS
+        for path in folder.glob(pattern)
+    )
     script = (
-        f"cd {shlex.quote(place.folder)}/logs 2>/dev/null || exit 0; for f in *.log; do "
-        f'[ -f "$f" ] || continue; case "$f" in {have}*) at=0;; esac; '
-        'n=$(($(wc -c < "$f") - at)); [ "$n" -gt 0 ] || continue; '
+        f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; "
+        f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | while read -r n f; do "
+        f'case "$f" in {have}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
         f'[ "$n" -le {_MOST} ] || n={_MOST}; printf "%s %s\\n" "$f" "$n"; '
         'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; exit 0'
     )
-    _, out, _ = machine.run(place.host, script)
+    out = _run(place.host, script)
     more = False
     while out:
         head, _, out = out.partition(b"\n")
         name, _, count = head.decode().rpartition(" ")
         size = int(count)
-        with (logs / Path(name).name).open("ab") as file:
-            file.write(out[:size])
+        if re.fullmatch(r"(tasks/\d+/)?logs/[^/]+\.log", name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / name).open("ab") as file:
+                file.write(out[:size])
         out, more = out[size:], more or size == _MOST
     return more
 
 
-def _all(logs: Path) -> list[Path]:
-    return sorted(logs.glob("*.log"))
+def _run(host: str, script: str) -> bytes:
+    """What a script printed that may be longer than a word on a command line can be."""
+    _, out, _ = machine.run(host, "exec sh", script.encode())
+    return out
 
 
 def _relative(place: Place, home: Path) -> str:

@@ -28,9 +28,6 @@ _ASK_AGAIN = (1.0, 15.0)
 _QUEUE_AGE = 60
 """Seconds for which the queue of all users is remembered: it may be long."""
 
-_LOGS = ("logs/*.log", "tasks/*/logs/*.log")
-"""In the run's folder; the second ones are those of an array."""
-
 _NOT_SLURMS = _FORGOTTEN, _ENDED = "forgotten", "ended"
 """Native states of a job that Slurm does not know any more."""
 
@@ -73,10 +70,10 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     members = {handle: arrays.handles(handle, n) for handle, n in counts.items() if n}
     groups: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
-        groups[_host(handle)] += members.get(handle, [handle])
+        groups[_host(handle)].append(handle)
     found: dict[Handle, Status] = {}
-    for host, group in groups.items():
-        found |= _status_at(host, group)
+    for host, runs in groups.items():
+        found |= _status_at(host, runs, [one for run in runs for one in members.get(run, [run])])
     for handle, tasks in members.items():
         found[handle] = _whole(handle, [found[task] for task in tasks])
     return {handle: found[handle] for handle in handles}
@@ -89,11 +86,14 @@ def _whole(array: Handle, tasks: Sequence[Status]) -> Status:
     return Status(State.UNKNOWN, "", why_not) if why_not else arrays.status(tasks)
 
 
-def _status_at(host: str | None, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+def _status_at(
+    host: str | None, runs: Sequence[Handle], handles: Sequence[Handle]
+) -> Mapping[Handle, Status]:
+    """The status of `handles`, which are those of the runs or, of an array, of its tasks."""
     try:
         rows = _with_turns(_rows({handle.id: handle for handle in handles}, host), host)
         if host is not None:
-            remote.fetch_ends(host, [(handle, _there(handle)) for handle in handles])
+            remote.fetch_ends(host, [(run, _there(run)) for run in runs])
         answer = None
     except BackendUnavailable as error:
         rows, answer = {}, str(error)
@@ -117,7 +117,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     if _host(handle) is not None:
         ended = _fetching(handle, ended)
         ended()
-    return logfiles.read(folder, follow=follow, ended=ended, patterns=_LOGS)
+    return logfiles.read(folder, follow=follow, ended=ended, patterns=remote.LOGS)
 
 
 def _fetching(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
