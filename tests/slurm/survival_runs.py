@@ -57,7 +57,7 @@ def source(folder):
     shutil.copy(trainer / "train.py", folder)
     shutil.copytree(trainer / "trainer", folder / "trainer")
     shutil.copy(SURVIVOR, folder)
-    (folder / "words.txt").write_text("All that is gold does not glitter. " * 400)
+    (folder / "words.txt").write_text("A small text, of which much is said twice. " * 350)
     (folder / "job.yaml").write_text(JOB)
 
 

@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 from slurm_helpers import output, wait_for
-from survival_runs import big_cluster
+from survival_runs import cluster_of, configure
 
 from deploykit import cli
 
@@ -68,8 +68,9 @@ def failed(needs_slurm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     (folder / "hungry.py").write_text(HUNGRY)
     (folder / "one.py").write_text(textwrap.dedent(ONE_RAISES))
-    with pytest.MonkeyPatch.context() as patch, big_cluster(len(JOBS)) as box:
+    with pytest.MonkeyPatch.context() as patch, cluster_of(len(JOBS)) as box:
         patch.setenv("SLURM_CONF", str(box / "slurm.conf"))
+        configure(box)
         patch.chdir(folder)
         jobs = {label: sent(label, *JOBS[label]) for label in JOBS}
         happen(jobs)

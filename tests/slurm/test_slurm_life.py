@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from deploykit.backends.slurm import Options, watching
 from deploykit.errors import BackendUnavailable, SubmitRefused
 from deploykit.model import Handle, State
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 
 REPORT = """
@@ -131,6 +133,18 @@ def test_a_log_is_followed_to_its_end(cluster, make_plan, send):
     handle = send(make_plan(program))
     said = [line.text for line in slurm.logs(handle, follow=True) if line.rank == 0]
     assert said == [f"line {n}" for n in range(20)]
+
+
+def test_no_line_is_lost_or_doubled_across_a_requeue(cluster, tmp_path, monkeypatch):
+    """The benchmark's 8 ranks on 2 nodes, followed live, with a fifth of its lines."""
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks/slurm.py")
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    monkeypatch.setattr(figures, "LINES", 10_000)
+    monkeypatch.chdir(tmp_path)
+    found = figures.logs(tmp_path)
+    assert (found["lines"], found["exit_code"]) == (8 * 10_000, 0)
+    assert found["ranks_with_every_line_once_in_order"] == 8
 
 
 def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
