@@ -109,7 +109,8 @@ class Vote:
 
     The question goes out before a step's work and its answer is read after it, over gloo and a
     group of its own: it hides behind the work, never waits for a GPU, and mixes with nothing. With
-    it goes the length of a step on the slowest rank, from which all know when to ask next.
+    it goes the length of a step on the slowest rank, from which all know when to ask next. At first
+    none is known, so all ask again at the second step.
     """
 
     def __init__(self, notices: Sequence[int]) -> None:
@@ -118,7 +119,7 @@ class Vote:
         self._flag = torch.zeros(2, dtype=torch.float64)
         self._work: distributed.Work | None = None
         self._steps, self._left = 1, 1
-        self._asked = time.monotonic()
+        self._asked: float | None = None
 
     def ask(self) -> None:
         """Every rank calls this once before each step."""
@@ -126,7 +127,8 @@ class Vote:
         if self._left:
             return
         now = time.monotonic()
-        told, seconds = float(bool(self._notices)), (now - self._asked) / self._steps
+        seconds = PERIOD if self._asked is None else (now - self._asked) / self._steps
+        told = float(bool(self._notices))
         self._flag.copy_(torch.tensor([told, seconds], dtype=torch.float64))
         self._asked = now
         self._work = distributed.all_reduce(

@@ -21,6 +21,7 @@ from ranks import (
 )
 
 import train
+from trainer import group
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -61,6 +62,21 @@ def test_sigterm_to_one_rank_stops_all_and_the_rest_follows_exactly(two_ranks, t
     assert f"resumed from {path}, {step} steps done (restart 0)" in resumed
     assert lines(tmp_path) == lines(two_ranks)
     assert weights(tmp_path).equal(weights(two_ranks))
+
+
+def test_the_second_step_already_is_asked_about_however_fast_the_start_was():
+    """What lies between the making of a vote and its first question is no step."""
+    group.join()
+    try:
+        notices = []
+        vote = group.Vote(notices)
+        vote.ask()
+        assert not vote.stop()
+        notices.append(signal.SIGTERM)
+        vote.ask()
+        assert vote.stop()
+    finally:
+        group.leave()
 
 
 def test_sigusr2_stops_in_the_middle_of_an_epoch(tmp_path):
