@@ -1,6 +1,6 @@
 """The `slurm` section at random, judged by the controller: it has what was meant, or was not asked.
 
-`EXAMPLES=2000 pytest tests/slurm/test_slurm_fuzz.py` tries more of them than CI does.
+`EXAMPLES=20000 pytest tests/slurm/test_slurm_fuzz.py` tries more of them than CI does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deploykit.model import Entrypoint, JobSpec, Resources
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1800)]
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "2000"))
 BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
 ODD = [
     *(
