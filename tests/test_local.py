@@ -153,6 +153,8 @@ def test_a_failed_run_ends_with_its_cause(project, capsys):
     shown = capsys.readouterr().out
     assert "missing_module" in shown
     assert "no_such_module_at_all" in shown
+    assert cli.main(["logs", run]) == 0
+    assert capsys.readouterr().err.startswith("cause: missing_module, ")
     assert cli.main(["diagnose", run, "--json"]) == 79
     (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["cause"], finding["first_rank"]) == ("missing_module", 0)

@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import TextIO
 
 from deploykit import backend, lifecycle, runs
-from deploykit.commands import arguments, output
+from deploykit.commands import arguments, diagnose, output
 from deploykit.errors import NotFound
 from deploykit.model import LogLine
+from deploykit.runs import Run
 
 _AGAIN = re.compile(r"restart (\d+)\b")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -62,13 +63,19 @@ def run(args: argparse.Namespace) -> int:
         lines = _since(lines, args.since)
     if args.first_error:
         lines = _first_error(lines)
-    lines = _noting_silence(lines, _wanted(args))
-    if args.json:
+    _print(row, _noting_silence(lines, _wanted(args)), as_json=args.json)
+    return 0
+
+
+def _print(row: Run, lines: Iterable[LogLine], *, as_json: bool) -> None:
+    """The lines; for a person, why the run has failed, behind them."""
+    if as_json:
         for line in lines:
             output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
-    else:
-        print_lines(lines, sys.stdout)
-    return 0
+        return
+    print_lines(lines, sys.stdout)
+    if cause := diagnose.brief(lifecycle.refresh([row])[0]):
+        output.note(f"cause: {cause}")
 
 
 def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
