@@ -63,18 +63,20 @@ def run(args: argparse.Namespace) -> int:
         lines = _since(lines, args.since)
     if args.first_error:
         lines = _first_error(lines)
-    _print(row, _noting_silence(lines, _wanted(args)), as_json=args.json)
+    _print(row, _noting_silence(lines, _wanted(args)), args)
     return 0
 
 
-def _print(row: Run, lines: Iterable[LogLine], *, as_json: bool) -> None:
+def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
     """The lines; for a person, why the run has failed, behind them."""
-    if as_json:
+    if args.json:
         for line in lines:
             output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
         return
     print_lines(lines, sys.stdout)
-    if cause := diagnose.brief(lifecycle.refresh([row])[0]):
+    if args.follow:
+        (row,) = lifecycle.refresh([row])
+    if cause := diagnose.brief(row):
         output.note(f"cause: {cause}")
 
 

@@ -95,7 +95,7 @@ def _program() -> str:
 def _undumped(read: Sequence[Dump]) -> list[int]:
     """Ranks that belong to a group, and of which there is no dump."""
     groups = [group for dump in read for group in dump.groups.values()]
-    wanted = {int(rank) for group in groups for rank in re.findall(r"\d+", group["ranks"])}
+    wanted = {rank for group in groups for rank in _numbers(group["ranks"])}
     return sorted(wanted - {dump.rank for dump in read})
 
 

@@ -88,9 +88,9 @@ class Bubble:
         """The mean of the ranks' idle shares since the last call; None if there was no step."""
         parts = self._clock.lap()
         every = torch.zeros(self._group.size(), 2, dtype=torch.float64, device=self._device)
-        busy = parts.get("busy", 0.0)
+        mine = parts.get("busy", 0.0)
         every[self._group.rank()] += torch.tensor(
-            [busy, busy + parts.get("step", 0.0)], device=self._device
+            [mine, mine + parts.get("step", 0.0)], device=self._device
         )
         distributed.all_reduce(every, group=self._group)
         busy, whole = every[:, 0].cpu(), float(every[:, 1].max())

@@ -93,17 +93,19 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     the login fails meanwhile, it goes on where it was, unless that lasts for `_PATIENCE` seconds.
     """
     tokens: dict[str, str] = {}
-    looked, failing = False, None
+    looked, failing, client = False, None, None
     while True:
         found: list[tuple[tuple[int, int], LogLine]] = []
         try:
             last = not follow or status([handle])[handle].state.final
-            _look(handle, tokens, found)
+            client = client or aws.client("logs", handle.place)
+            _look(client, handle, tokens, found)
             looked, failing = True, None
         except (BackendUnavailable, NotPermitted, TryAgain) as error:
             if not looked:
                 raise
             last, failing = False, _bear(error, failing)
+            client = None  # a new one finds a new login
         for _, line in sorted(found, key=lambda pair: pair[0]):
             yield line
         if last and not (follow and found):
@@ -112,10 +114,12 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 
 def _look(
-    handle: Handle, tokens: dict[str, str], found: list[tuple[tuple[int, int], LogLine]]
+    client: Any,
+    handle: Handle,
+    tokens: dict[str, str],
+    found: list[tuple[tuple[int, int], LogLine]],
 ) -> None:
-    """Append what is new. A new client, so that a new login is found."""
-    client = aws.client("logs", handle.place)
+    """Append what is new."""
     with aws.errors(handle.place):
         for stream in _streams(client, handle.id):
             for line in _new_lines(client, stream, tokens):
