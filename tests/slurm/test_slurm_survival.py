@@ -263,7 +263,8 @@ def test_a_controller_that_is_restarted(field, losses):
     job = field["steady"]
     trained(job, losses)
     assert job.restarts == []
-    assert job.states[-2:] == ["running", "succeeded"]
+    assert set(job.states) <= {"queued", "running", "stopping", "succeeded"}
+    assert job.states[-1] == "succeeded"
 
 
 def test_an_error_of_the_users_is_not_tried_again(field):
