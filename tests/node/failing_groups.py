@@ -1,7 +1,8 @@
 """Programs that fail under torchrun's own agent, many for the price of one import of torch.
 
 Reads cases as JSON: folder of `train.py`, number of ranks, variables. Each agent is a fork, and so
-is each rank below it; the log of all is `torchrun.log` in the folder.
+is each rank below it; the log of all is `torchrun.log` in the folder. A fork of a process with
+threads hangs once in a while, on a lock that one of them held: then the case is tried again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from functools import partial
 
 import torch
@@ -23,11 +25,13 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from torch.distributed.launcher.api import elastic_launch
 
 _AT_ONCE = 6
-_LONGEST = 120
+_LONGEST = 60
+_TRIES = 3
 
 
 def _rank(argv, env):
     """What a rank's fork does in place of starting Python: the same, to the same end."""
+    signal.alarm(_LONGEST)
     os.closerange(3, 1024)  # torchrun waits for one of them
     os.environ.clear()
     os.environ.update(env)
@@ -64,7 +68,7 @@ def _child(case):
     signal.alarm(_LONGEST)
     os.setsid()
     os.chdir(case["folder"])
-    log = os.open("torchrun.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    log = os.open("torchrun.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(case["env"])
@@ -81,14 +85,17 @@ def _child(case):
 
 def main():
     torch.set_num_threads(1)
-    waiting, running = json.load(sys.stdin), 0
+    waiting, running = json.load(sys.stdin), {}
+    tries = Counter()
     while waiting or running:
-        while waiting and running < _AT_ONCE:
-            running += 1
+        while waiting and len(running) < _AT_ONCE:
             case = waiting.pop()
-            _ = os.fork() or _child(case)
-        os.wait()
-        running -= 1
+            running[os.fork() or _child(case)] = case
+        child, status = os.wait()
+        case = running.pop(child)
+        tries[case["folder"]] += 1
+        if status == signal.SIGALRM and tries[case["folder"]] < _TRIES:
+            waiting.append(case)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ this file is one such rank: a line of JSON in, a line out.
 """
 
 import contextlib
+import functools
 import io
 import json
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import environment, free_port
+from torch import distributed
 
 import train
 from trainer import group, tasks
@@ -75,14 +77,9 @@ class Ranks:
             process.kill()
 
     def close(self):
+        self._kill()
         for process in self._processes:
-            process.stdin.close()
-        timer = threading.Timer(10, self._kill)
-        timer.start()
-        for process in self._processes:
-            process.wait()
-            process.stdout.close()
-        timer.cancel()
+            process.communicate()
         self._processes = []
 
 
@@ -97,7 +94,7 @@ def topics(folder, size):
 
 def run(place, folder, arguments, *, double=False):
     """One training run in this process, a rank of a group that is there already."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _few_groups(patch):
         patch.setattr(train, "OUTPUT", folder / "output")
         patch.setattr(train, "CHECKPOINTS", folder / "checkpoints")
         if double:
@@ -106,6 +103,27 @@ def run(place, folder, arguments, *, double=False):
             train.Run(train.parse(arguments), place, notices=[]).train()
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def _few_groups(patch):
+    """Each group of gloo has a thread that wakes up a hundred times a second, and a process that
+    stays would collect those of every run: make each mesh once, and close the other groups.
+    """
+    made = []
+
+    def new_group(*arguments, **options):
+        made.append(NEW_GROUP(*arguments, **options))
+        return made[-1]
+
+    patch.setattr(distributed, "new_group", new_group)
+    patch.setattr(group.Place, "mesh", MESH)
+    yield
+    for each in made:
+        distributed.destroy_process_group(each)
+
+
+NEW_GROUP, MESH = distributed.new_group, functools.cache(group.Place.mesh)
 
 
 def _compute_in_double_precision(patch):
@@ -136,7 +154,6 @@ def main():
                 fault = f"{type(error).__name__}: {error}"
         sys.stdout.write(json.dumps(fault) + "\n")
         sys.stdout.flush()
-    group.leave()
 
 
 if __name__ == "__main__":
