@@ -144,7 +144,9 @@ def first_label(text):
     return next((found.cause.label for found in diagnosis.findings()), None)
 
 
-@pytest.mark.parametrize("log", logs("failures.toml"), ids=lambda log: log["cause"])
+@pytest.mark.parametrize(
+    "log", logs("failures.toml") + logs("threads.toml"), ids=lambda log: log["cause"]
+)
 def test_a_failure_as_the_software_prints_it_is_named(log):
     assert first_label(log["text"]) in {log["cause"], *log.get("also", ())}
 

@@ -14,6 +14,9 @@ _FRONT = re.compile(
     | algo-\d+(?:-\w+)?\s*(?:\||:)\s
     | \((?:\w+\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s            # ray
     | \#\sMAGIC\s | [|>\#]\s
+    | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+             # kubectl, CloudWatch
+    | (?:\[[\w-]+\])+\s*(?=Traceback|File\ "|[\w.]*(?:Error|Exception)\b)
+    | [/\w][\w./\[\]-]*:\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)  # pdsh, pods
     )""",
     re.VERBOSE,
 )
