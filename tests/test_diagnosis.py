@@ -172,6 +172,13 @@ def test_what_a_log_overcame_is_no_cause():
     assert first_label(f"WARNING: {failed}, retrying with half the batch\n") is None
 
 
+def test_an_earlier_exception_comes_before_the_time_out_that_follows_it():
+    raised = '[rank3]: Traceback (most recent call last):\n[rank3]: KeyError: "text"\n'
+    waited = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8)\n"
+    assert first_label(raised + waited) == "user_code_error"
+    assert first_label(waited + raised) == "collective_timeout"
+
+
 def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text("[W socket.cpp:1] failed to bind to [::]:6000 (errno: 98 - in use)\n")

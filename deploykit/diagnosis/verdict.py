@@ -198,7 +198,7 @@ class Diagnosis:
             chosen = [f for f in kept.values() if f.cause.kind == kind and f.firm]
             if chosen:
                 rest = [f for f in kept.values() if f not in chosen]
-                return [self._finish(f, rest) for f in _once(chosen)]
+                return [self._finish(f, rest) for f in _once(_in_turn(chosen))]
         return []
 
     def _finish(self, finding: Finding, rest: Iterable[Finding]) -> Finding:
@@ -213,6 +213,16 @@ class Diagnosis:
         finding.values |= {name: str(value) for name, value in line.items() if value is not None}
         finding.values |= self._values
         return finding
+
+
+def _in_turn(findings: list[Finding]) -> list[Finding]:
+    """As given, but what a cause yields to stands before it where it was seen earlier."""
+    ahead = [
+        first
+        for first in findings
+        if any(first.cause.label in f.cause.yields and first.order < f.order for f in findings)
+    ]
+    return [*ahead, *(f for f in findings if f not in ahead)]
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
