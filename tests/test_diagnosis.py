@@ -214,3 +214,15 @@ def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
     mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
     assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
     assert "asks for 'prot'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "front", ["[1,3]<stderr>:", "node-3: ", "   41\t", "2026-03-01T10:00:00Z ", "w-0 "]
+)
+def test_what_stands_before_each_line_changes_no_label(front):
+    wrong = []
+    for log in logs("threads.toml"):
+        text = "\n".join(front + line for line in log["text"].strip().splitlines())
+        if first_label(text) not in {log["cause"], *log.get("also", ())}:
+            wrong.append((log["from"], first_label(text)))
+    assert len(wrong) <= 0.02 * len(logs("threads.toml")), wrong

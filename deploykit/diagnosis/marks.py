@@ -10,7 +10,7 @@ _FRONT = re.compile(
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
     | \[(?:rank|default)\s?\d+\](?::|\s)
     | \[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:                    # torchrun, mpirun
-    | \d{1,4}:\s(?=\D)                                          # srun --label, a pager
+    | \d{1,4}:\s(?=\D) | \d{1,6}\t                               # srun --label, a pager
     | algo-\d+(?:-\w+)?\s*(?:\||:)\s
     | \((?:\w+\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s            # ray
     | \#\sMAGIC\s | [|>\#]\s
