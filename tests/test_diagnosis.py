@@ -144,7 +144,9 @@ def first_label(text):
     return next((found.cause.label for found in diagnosis.findings()), None)
 
 
-@pytest.mark.parametrize("log", logs("failures.toml"), ids=lambda log: log["cause"])
+@pytest.mark.parametrize(
+    "log", logs("failures.toml") + logs("threads.toml"), ids=lambda log: log["cause"]
+)
 def test_a_failure_as_the_software_prints_it_is_named(log):
     assert first_label(log["text"]) in {log["cause"], *log.get("also", ())}
 
@@ -168,6 +170,13 @@ def test_what_a_log_overcame_is_no_cause():
     assert first_label(failed) == "cuda_oom"
     assert first_label(f"{failed}\nReporting training SUCCESS\n") is None
     assert first_label(f"WARNING: {failed}, retrying with half the batch\n") is None
+
+
+def test_an_earlier_exception_comes_before_the_time_out_that_follows_it():
+    raised = '[rank3]: Traceback (most recent call last):\n[rank3]: KeyError: "text"\n'
+    waited = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8)\n"
+    assert first_label(raised + waited) == "user_code_error"
+    assert first_label(waited + raised) == "collective_timeout"
 
 
 def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
@@ -205,3 +214,15 @@ def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
     mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
     assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
     assert "asks for 'prot'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "front", ["[1,3]<stderr>:", "node-3: ", "   41\t", "2026-03-01T10:00:00Z ", "w-0 "]
+)
+def test_what_stands_before_each_line_changes_no_label(front):
+    wrong = []
+    for log in logs("threads.toml"):
+        text = "\n".join(front + line for line in log["text"].strip().splitlines())
+        if first_label(text) not in {log["cause"], *log.get("also", ())}:
+            wrong.append((log["from"], first_label(text)))
+    assert len(wrong) <= 0.02 * len(logs("threads.toml")), wrong

@@ -10,10 +10,13 @@ _FRONT = re.compile(
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
     | \[(?:rank|default)\s?\d+\](?::|\s)
     | \[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:                    # torchrun, mpirun
-    | \d{1,4}:\s(?=\D)                                          # srun --label, a pager
+    | \d{1,4}:\s(?=\D) | \d{1,6}\t                               # srun --label, a pager
     | algo-\d+(?:-\w+)?\s*(?:\||:)\s
     | \((?:\w+\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s            # ray
     | \#\sMAGIC\s | [|>\#]\s
+    | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+             # kubectl, CloudWatch
+    | (?:\[[\w-]+\])+\s*(?=Traceback|File\ "|[\w.]*(?:Error|Exception)\b)
+    | [/\w][\w./\[\]-]*:\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)  # pdsh, pods
     )""",
     re.VERBOSE,
 )

@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "needs", "after", "unless", "confidence"),
-        *("also", "means", "not", "fix", "firm"),
+        *("also", "means", "not", "fix", "firm", "yields"),
     },
     "harmless": {"match", "needs", "spans"},
     "mild": {"match", "needs"},
@@ -44,6 +44,7 @@ class Cause:
     confidence: float = 0.9
     also: tuple[str, ...] = ()
     firm: bool = False
+    yields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def _cause(entry: dict[str, Any], path: Path) -> Cause:
         confidence=float(entry.get("confidence", 0.9)),
         also=tuple(entry.get("also", ())),
         firm=bool(entry.get("firm", False)),
+        yields=tuple(entry.get("yields", ())),
     )
     _check_fix(cause, path)
     return cause

@@ -194,9 +194,11 @@ class Diagnosis:
             if index not in self._ruled_out and first not in proved:
                 kept[index] = finding
                 proved.add(first)
+        firm = [finding for finding in kept.values() if finding.firm]
         for kind in KINDS:
-            chosen = [f for f in kept.values() if f.cause.kind == kind and f.firm]
+            chosen = [finding for finding in firm if finding.cause.kind == kind]
             if chosen:
+                chosen = _in_turn(chosen, firm)
                 rest = [f for f in kept.values() if f not in chosen]
                 return [self._finish(f, rest) for f in _once(chosen)]
         return []
@@ -213,6 +215,16 @@ class Diagnosis:
         finding.values |= {name: str(value) for name, value in line.items() if value is not None}
         finding.values |= self._values
         return finding
+
+
+def _in_turn(chosen: list[Finding], firm: list[Finding]) -> list[Finding]:
+    """As given, but what a cause yields to stands before it where it was seen earlier."""
+    ahead = [
+        first
+        for first in firm
+        if any(first.cause.label in f.cause.yields and first.order < f.order for f in chosen)
+    ]
+    return [*ahead, *(f for f in chosen if f not in ahead)]
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
