@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from ports import free_port
 
 SECTION = """\
 sagemaker:
@@ -38,7 +39,7 @@ def moto():
 @contextlib.contextmanager
 def moto_server(**environment):
     """The port of a moto server. A missing server is a failure, never a skip."""
-    port = _free_port()
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         env={**os.environ, **environment},
@@ -149,12 +150,6 @@ def _ask(port, method, path, headers=None):
         answer = connection.getresponse()
         assert answer.status < 300, answer.read()
         answer.read()
-
-
-def _free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def _wait_for(port, server):

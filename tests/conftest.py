@@ -40,9 +40,10 @@ def project(tmp_path, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """A real cluster and its jobs take their time on a slow machine."""
+    """A real cluster and its jobs, and processes of torch, take their time on a slow machine."""
     for item in items:
-        if item.get_closest_marker("slurm") and not item.get_closest_marker("timeout"):
+        slow = item.get_closest_marker("slurm") or item.get_closest_marker("torch")
+        if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from deploykit.advise import Layout, Training, activations, gpt
 from deploykit.advise.memory import rank_memory, stages
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from ports import free_port
 
 COUNT = Path(__file__).with_name("count_bytes.py")
 SHAPE = ("layers", "width", "heads", "vocabulary", "positions")
@@ -80,10 +83,7 @@ ALL = {named(world, each): (world, each) for world in CASES for each in CASES[wo
 @functools.cache
 def count(world):
     """What each case of `world` ranks allocates, the largest of its ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [sys.executable, "-W", "ignore", str(COUNT), json.dumps(CASES[world])]
     ranks = [
         subprocess.Popen(
@@ -96,7 +96,7 @@ def count(world):
         for rank in range(world)
     ]
     try:
-        told = [rank.communicate(timeout=240) for rank in ranks]
+        told = [rank.communicate(timeout=600) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

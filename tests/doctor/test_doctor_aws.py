@@ -60,7 +60,7 @@ def apply(script):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, f"{script}\n{done.stderr}"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks import outputs, start, start_ranks
+from ranks import PATIENCE, outputs, start, start_ranks
 from torch.nn.functional import cross_entropy
 
 from deploykit import cli
@@ -87,9 +87,9 @@ def test_a_parameter_server_waits_for_nobody(ran):
 
 
 def test_bounded_staleness_is_a_bound(ran):
-    arguments = ("--straggler", "0.01", "--max-staleness", "2")
+    arguments = ("--straggler", "0.01", "--max-staleness", "2", *GENTLY)
     run = found(ran("parameter_server.py", *arguments, world=3))
-    assert run.accuracy > 0.9
+    assert run.accuracy > 0.7
     assert run.max == 2
 
 
@@ -179,7 +179,7 @@ def test_the_images_are_those_of_the_main_trainer(monkeypatch):
 @pytest.mark.parametrize("script", ["parameter_server.py", "weight_stashing.py"])
 def test_one_process_is_refused_with_the_command_to_use(script, tmp_path):
     process = start([str(EXAMPLES / script)], tmp_path)
-    assert "torchrun --nproc-per-node=" in process.communicate(timeout=60)[0]
+    assert "torchrun --nproc-per-node=" in process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 1
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit import bundle as bundles
@@ -71,6 +71,7 @@ def test_secret_stays_a_reference_and_out_of_the_second_copy(planned):
     assert "DEPLOYKIT_ENV" not in sent
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=20))
 def test_argument_vector_survives_and_no_shell_would_act_on_it(argv):
     pieces = rendering.pieces(argv)

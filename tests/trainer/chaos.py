@@ -1,10 +1,13 @@
-"""Kill a rank at random moments, again and again, and start both again from their checkpoints.
+"""Kill a rank at random steps, again and again, and start both again from their checkpoints.
+
+Every other time it is killed in the next save. So nothing depends on how fast the machine is.
 
     python chaos.py FOLDER KILLS
 
 torch is imported once; the ranks are forked. Prints one JSON line for each kill.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -31,14 +34,16 @@ def main(folder, kills):
     moments = random.Random(0)
     train.OUTPUT, train.CHECKPOINTS = folder / "output", folder / "checkpoints"
     for number in range(kills):
-        log = folder / f"round-{number}.log"
+        log, began = folder / f"round-{number}.log", time.time()
         ranks = start(log)
-        wait_for(BEGUN, log)
-        time.sleep(moments.uniform(0.0, 0.6))
+        wait_for(lambda log=log: log.exists() and BEGUN in log.read_text(), log)
+        last = last_step() + moments.randint(0, 2 * INTERVAL)
+        wait_for(lambda last=last: last_step() >= last, log)
+        if number % 2:
+            wait_for(lambda began=began: saving(began), log)
         os.kill(moments.choice(ranks), signal.SIGKILL)
         end(ranks)
-        told = {"logged": last_step(), "saving": bool(list(train.CHECKPOINTS.glob("*.saving")))}
-        tell({**told, **resumed(log.read_text())})
+        tell({"logged": last_step(), "saving": saving(began), **resumed(log.read_text())})
     log = folder / "last.log"
     for rank in start(log, "--steps", str(last_step() + 1)):
         assert os.waitpid(rank, 0)[1] == 0, log.read_text()
@@ -80,12 +85,19 @@ def fork(rank, port, log, more):
         os._exit(code)
 
 
-def wait_for(text, log):
-    for _ in range(6000):
-        if log.exists() and text in log.read_text():
+def wait_for(condition, log):
+    for _ in range(60_000):
+        if condition():
             return
-        time.sleep(0.01)
+        time.sleep(0.005)
     raise TimeoutError(log.read_text())
+
+
+def saving(since):
+    """Whether a save is at work, or was when it was killed, and not before the time `since`."""
+    with contextlib.suppress(FileNotFoundError):  # it has just ended
+        return any(path.stat().st_mtime > since for path in train.CHECKPOINTS.glob("*.saving"))
+    return False
 
 
 def end(ranks):

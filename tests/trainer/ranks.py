@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,17 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
-sys.path.insert(0, str(ENTRYPOINTS))
+sys.path[:0] = [str(ENTRYPOINTS), str(Path(__file__).resolve().parents[1])]
 
-import train  # noqa: E402 - found only now
+from ports import free_port  # noqa: E402 - found only now
+
+import train  # noqa: E402
 from trainer import checkpoint, group  # noqa: E402
 
 TRAIN = str(ENTRYPOINTS / "train.py")
 MEASURED = ("_seconds", "_second", "_bytes")
+PATIENCE = 600
+"""Seconds until processes are given up: a slow machine needs many."""
 FOUR_EPOCHS = ("--epochs", "4", "--log-every", "1", "--no-tensorboard")
 
 
@@ -32,12 +35,6 @@ def environment(folder, **more):
         "PYTHONPATH": str(ENTRYPOINTS),
     }
     return kept | ours | more
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(command, folder, stdout=subprocess.PIPE, **more):
@@ -99,7 +96,7 @@ train.main()
 def outputs(processes, code=0):
     """What each process printed; all of them must end with `code`."""
     try:
-        texts = [process.communicate(timeout=120)[0] for process in processes]
+        texts = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

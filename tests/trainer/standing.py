@@ -16,14 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import environment, free_port
+from ranks import PATIENCE, environment, free_port
 from torch import distributed
 
 import train
 from trainer import group, tasks
-
-PATIENCE = 250
-"""Seconds until ranks that wait for each other are given up."""
 
 
 class Ranks:

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 import torch
-from ranks import ENTRYPOINTS, lines, newest, train_alone
+from ranks import ENTRYPOINTS, PATIENCE, lines, newest, train_alone
 from safetensors.torch import load_file
 
 import export
@@ -127,7 +127,7 @@ def ask(url, content=None, kind="application/json"):
     body = None if content is None else content.encode()
     request = urllib.request.Request(url, body, {"Content-Type": kind} if body else {})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -1,4 +1,4 @@
-"""Fifty SIGKILLs at random moments of training and saving, and nothing is lost but an interval."""
+"""Fifty SIGKILLs at random steps and in saves, and nothing is lost but an interval."""
 
 import json
 import os

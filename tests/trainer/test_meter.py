@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import TRAIN, all_lines, outputs, start, start_ranks, train_alone
+from ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from torch.utils.data import TensorDataset
 
 from trainer import models, speed
@@ -17,8 +17,8 @@ from trainer.timing import Clock, slow_rank
 
 pytestmark = pytest.mark.torch
 
-LAG = 0.3
-"""Seconds that one rank sleeps in every step."""
+LAG = 0.8
+"""Seconds that one rank sleeps in every step: many times what a step takes on a slow machine."""
 LAGGING = f"""
 import sys, time, torch, train
 from pathlib import Path
@@ -43,6 +43,7 @@ WAITING = [
     *("ddp", "manual", "zero1", "zero2", "zero3", "hsdp --shard-ranks 1", "tp"),
     *("pp --micro-batches 4", "pp --schedule gpipe --micro-batches 2"),
 ]
+TOGETHER = pytest.mark.xdist_group("lagging")
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +75,19 @@ def test_operations_are_counted_by_torch_and_fit_the_formula_for_transformers():
     assert counted == sequence * (6 * parameters + 12 * layers * width * sequence)
 
 
+@TOGETHER
 @pytest.mark.parametrize("strategy", WAITING)
 def test_waiting_for_a_slow_rank_is_communication_and_no_other_part(lagging, strategy):
     last = [line for line in all_lines(lagging[0] / strategy) if "step_seconds" in line][-1]
     waited = last["communication_seconds"]
 
-    assert waited > LAG / 2
-    assert max(last[part] for part in PARTS) < LAG / 2
+    # half of it: of the two steps that a line tells of, one waits, and a log does for the other
+    assert waited > LAG / 4
+    assert max(last[part] for part in PARTS) < LAG / 4
     assert waited + sum(last[part] for part in PARTS) <= last["step_seconds"]
 
 
+@TOGETHER
 @pytest.mark.parametrize("strategy", WAITING)
 def test_the_rank_that_lags_is_named(lagging, strategy):
     said = lagging[1].partition(f"{strategy}\n")[2].partition("test accuracy")[0]
@@ -141,7 +145,7 @@ def test_progress_is_drawn_on_a_terminal_only(tmp_path):
             shown += piece
     except OSError:  # Linux says that the other side is closed
         pass
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert b"/17" in shown
 
     piped = outputs([start([TRAIN, "--epochs", "1", "--no-tensorboard"], tmp_path / "piped")])[0]

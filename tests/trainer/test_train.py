@@ -8,7 +8,17 @@ from itertools import chain
 import pytest
 import torch
 import yaml
-from ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, start_ranks, train_alone
+from ranks import (
+    ENTRYPOINTS,
+    PATIENCE,
+    TRAIN,
+    lines,
+    losses,
+    outputs,
+    start,
+    start_ranks,
+    train_alone,
+)
 from test_metrics import scalars
 from torch.utils.data import TensorDataset
 
@@ -171,10 +181,10 @@ def test_compiled_layers_compute_the_same(tmp_path):
     cache = tmp_path / "cache"
     command = (TRAIN, *options, "--no-tensorboard", "--compile")
     process = start(command, tmp_path / "compiled", TORCHINDUCTOR_CACHE_DIR=str(cache))
-    said, _ = process.communicate(timeout=280)
+    said, _ = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 0, said
     assert list(cache.rglob("*.so"))
     eager = losses(tmp_path / "eager")
     assert len(eager) == 3
-    assert losses(tmp_path / "compiled") == pytest.approx(eager, rel=1e-6)
+    assert losses(tmp_path / "compiled") == pytest.approx(eager, rel=1e-5)

@@ -52,7 +52,7 @@ def on_loopback(folder, count):
     return [Host(f"127.0.0.{at}", place, str(place)) for at, place in enumerate(places, start=1)]
 
 
-def run_on_hosts(request, endpoint, hosts, *, timeout=240, image=None):
+def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None):
     """Run `request` unmodified on `hosts`; the folders ``output/data`` of each, in order.
 
     `endpoint` is the URL of a server that holds the source, `image` are variables that the
