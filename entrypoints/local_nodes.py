@@ -45,12 +45,18 @@ class _Nodes:
         self._folder = folder
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._code = 0
+        self._started = False
+        self._early: list[int] = []
+        """Signals that came before all launchers had been started."""
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, self._time_is_over)
         for node in range(count):
             process = self._start(node, count, command)
             self._running[process.pid] = process
+        self._started = True
+        for number in self._early:
+            self._pass_on(number, None)
 
     def _start(self, node: int, count: int, command: list[str]) -> subprocess.Popen[bytes]:
         place = {"DEPLOYKIT_NODE_RANK": str(node), "DEPLOYKIT_NODES": str(count)}
@@ -71,6 +77,9 @@ class _Nodes:
         return self._code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if not self._started:
+            self._early.append(number)
+            return
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

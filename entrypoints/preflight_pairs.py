@@ -33,7 +33,7 @@ _SEGMENT = 536
 """Bytes of a TCP segment that any network carries: RFC 9293, section 3.7.1."""
 _PORTS = 3
 """Ports that a node may listen on: one may be taken there."""
-_TRIES = 2
+_TRIES = 3
 _GONE = (OSError, ValueError, EOFError, asyncio.CancelledError)
 """The other end has gone, or is none of us; or this test is over."""
 _PATIENCE = 2.5
@@ -231,7 +231,7 @@ def _greeting(told: Record, port: int, asked: float) -> Record:
 
 
 async def _transferred(address: str, port: int, deadline: float, wire: asyncio.Semaphore) -> Record:
-    """Send a mebibyte, again where it went ill: a busy machine looks like a bad link once."""
+    """Send a mebibyte, again where it went ill: a busy machine looks like a bad link at times."""
     found: Record = {}
     for _ in range(_TRIES):
         one = await _transfer(address, port, deadline, wire)

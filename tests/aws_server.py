@@ -92,6 +92,7 @@ class _Recorder(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # many ask at once
 
     def __init__(self, target, address):
         super().__init__((address, 0), _Passing)

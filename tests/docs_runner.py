@@ -16,7 +16,7 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK = "@@ended"
-_PATIENCE = 280
+_PATIENCE = 840
 
 
 @dataclass(frozen=True)

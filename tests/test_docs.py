@@ -145,11 +145,13 @@ def test_the_three_commands_of_the_readme_can_be_planned(words, readme_project, 
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(900)
 def test_readme_runs(readme_project):
     play(README, readme_project)
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(900)
 def test_first_steps_run(tmp_path, monkeypatch):
     monkeypatch.delenv("DEPLOYKIT_HOME")
     folder = tmp_path / "hello"
@@ -158,6 +160,7 @@ def test_first_steps_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(900)
 def test_trainer_guide_runs(tmp_path):
     for name in ("train.py", "report.py", "export.py", "trainer"):
         copy = shutil.copytree if name == "trainer" else shutil.copy
@@ -165,6 +168,7 @@ def test_trainer_guide_runs(tmp_path):
     play((DOCS / "guides/trainer.md").read_text(encoding="utf-8"), tmp_path)
 
 
+@pytest.mark.timeout(900)
 def test_infra_guide_runs(tmp_path):
     play((DOCS / "guides/infra.md").read_text(encoding="utf-8"), tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
+from deploykit import cli, paths
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +27,7 @@ def status(capsys, run):
     return json.loads(capsys.readouterr().out)[0]
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=250):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -69,7 +70,7 @@ def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
     (project / "train.py").write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True); time.sleep(60)\n"
+        "print('ready', flush=True); time.sleep(600)\n"
     )
     run = submit(capsys)["run"]
     log = tmp_path / "state folder/runs" / run / "logs/node-0.log"
@@ -81,6 +82,29 @@ def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
     assert status(capsys, run)["state"] == "cancelled"
     assert "saved" in log.read_text()
     assert cli.main(["cancel", run]) == 0
+
+
+EARLY = """
+import os, signal, sys
+import local_nodes
+start = local_nodes._Nodes._start
+def told(*words):
+    process = start(*words)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return process
+local_nodes._Nodes._start = told
+sys.exit(local_nodes.main(sys.argv[1:]))
+"""
+
+
+def test_a_cancel_while_launchers_are_being_started_reaches_each(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "train.py").write_text("import time; time.sleep(900)")
+    words = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--", "train.py"]
+    argv = [sys.executable, "-c", EARLY, "--nodes=2", "--time-limit=900", *words]
+    more = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "PYTHONPATH": str(paths.shipped("entrypoints"))}
+    done = subprocess.run(argv, env=os.environ | more, cwd=tmp_path, check=False, timeout=250)
+    assert done.returncode == 143
 
 
 def test_the_time_limit_holds(project, capsys, tmp_path, monkeypatch):
@@ -100,7 +124,7 @@ def test_killed_launcher_is_not_running_for_ever(project, capsys, tmp_path):
     argv = ["ps", "-o", "sid=", "-p", (folder / "claim").read_text().strip()]
     session = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run(["pkill", "-KILL", "-s", session], check=True)
-    wait_for(lambda: status(capsys, run)["state"] == "failed", 20)
+    wait_for(lambda: status(capsys, run)["state"] == "failed")
     subprocess.run(["pkill", "-KILL", "-f", str(folder)], check=False)
 
 
@@ -128,7 +152,7 @@ def test_a_failed_node_stops_the_others(project, capsys):
         "import os, sys, time\nif os.environ['GROUP_RANK'] == '1': sys.exit(9)\ntime.sleep(300)\n"
     )
     run = submit(capsys, "--set", "resources.nodes=2")["run"]
-    assert cli.main(["wait", run, "--timeout", "60"]) == 9
+    assert cli.main(["wait", run, "--timeout", "250"]) == 9
 
 
 def test_a_python_that_does_not_exist_is_named(project, capsys):

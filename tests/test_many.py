@@ -13,6 +13,7 @@ from deploykit import cli
 
 
 @pytest.mark.aws
+@pytest.mark.timeout(900)
 def test_fifty_submits(project, aws, capsys):
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION)

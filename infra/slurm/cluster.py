@@ -46,7 +46,7 @@ SBIN = "/usr/sbin:/sbin"
 PORTS = range(20000, 32000)
 LONGEST_SOCKET = 107
 ATTEMPTS = 3
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
 

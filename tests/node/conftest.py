@@ -51,14 +51,14 @@ class Launcher:
     def log(self) -> str:
         return self.logfile.read_text(errors="surrogateescape")
 
-    def wait_for(self, text: str, count: int = 1, patience: float = 60) -> None:
+    def wait_for(self, text: str, count: int = 1, patience: float = 250) -> None:
         deadline = time.monotonic() + patience
         while self.log.count(text) < count:
             assert self.process.poll() is None, f"ended without {text!r}:\n{self.log}"
             assert time.monotonic() < deadline, f"no {text!r} yet:\n{self.log}"
             time.sleep(0.05)
 
-    def finish(self, patience: float = 90) -> Done:
+    def finish(self, patience: float = 250) -> Done:
         return Done(self.process.wait(patience), self.log)
 
 

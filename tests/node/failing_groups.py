@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from torch.distributed.launcher.api import elastic_launch
 
 _AT_ONCE = 6
-_LONGEST = 60
+_LONGEST = 100
 _TRIES = 3
 
 

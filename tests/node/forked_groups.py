@@ -2,11 +2,13 @@
 
 Reads cases as JSON: each a list of nodes. Forks for every node, moves into its namespace and its
 /etc/hosts, and joins the group in one of two ways: as launch.py and torchrun's own agent do
-(`way` is "ours"), or by gloo alone, with a fixed interface or none.
+(`way` is "ours"), or by gloo alone, with a fixed interface or none. A fork of a process with
+threads, as torchrun's agent is one, hangs once in a while: then the case is tried again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import datetime as dt
@@ -16,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -30,7 +33,8 @@ import network
 _NEW_NET, _NEW_NS, _NEW_UTS = 0x40000000, 0x00020000, 0x04000000
 _BIND, _PRIVATE_ALL = 4096, (1 << 18) | 16384
 _AT_ONCE = 5
-_LONGEST = 90
+_LONGEST = 120
+_TRIES = 3
 _TIMEOUT = dt.timedelta(seconds=20)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -114,26 +118,46 @@ def _child(node):
 
 def main():
     waiting = json.load(sys.stdin)
-    running, codes = {}, {}
+    running, codes, tries = {}, {}, Counter()
     while waiting or running:
         while waiting and len(running) < 2 * _AT_ONCE:
             running |= _start(waiting.pop())
         pid, status = os.wait()
-        node, pair = running.pop(pid)
+        node, case, pair = running.pop(pid)
         codes[node["log"]] = os.waitstatus_to_exitcode(status)
         if status and node["way"] != "ours":  # the other one would wait for it until its time-out
             for other in pair.intersection(running):
                 os.kill(other, signal.SIGKILL)
+        if not pair.intersection(running) and _hung(case, codes):
+            tries[node["store"]] += 1
+            if tries[node["store"]] < _TRIES:
+                _clear(case, pair)
+                waiting.append(case)
     told = {log: [code, Path(log).read_text()] for log, code in codes.items()}
     json.dump(told, sys.stdout)
 
 
 def _start(case):
-    """The processes of a case: each with its node, and with those that belong together."""
+    """The processes of a case: each with its node, the case, and those that belong together."""
     for node in case:
         Path(node["log"]).touch()  # one that is ended early has written nothing
     pids = [os.fork() or _child(node) for node in case]
-    return {pid: (node, set(pids)) for pid, node in zip(pids, case, strict=True)}
+    return {pid: (node, case, set(pids)) for pid, node in zip(pids, case, strict=True)}
+
+
+def _hung(case, codes):
+    """Whether the alarm has ended one that joins our way: there, everything else has an end."""
+    return any(node["way"] == "ours" and codes[node["log"]] == -signal.SIGALRM for node in case)
+
+
+def _clear(case, pair):
+    """Leave nothing of a try: no rank of its agents, no log, no port."""
+    for pid in pair:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    for node in case:
+        Path(node["log"]).unlink()
+        Path(node["env"]["DEPLOYKIT_RUN_DIR"], "rendezvous.json").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

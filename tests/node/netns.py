@@ -125,7 +125,7 @@ class Lab:
 
     def ready(self) -> None:
         """Wait until every interface that is up has its carrier and its addresses are usable."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         for machine in self._names:
             while b" tentative " in _addresses(machine) or _waiting(_links(machine)):
                 assert time.monotonic() < deadline, _links(machine)

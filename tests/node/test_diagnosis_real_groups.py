@@ -17,6 +17,7 @@ import pytest
 from deploykit import cli
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("failing groups")]
+pytestmark += [pytest.mark.timeout(900)]
 
 
 JOIN = """\
@@ -342,7 +343,7 @@ def made(tmp_path_factory):
             "TMPDIR": str(tmp_path_factory.mktemp("torchrun")),
         },
         check=True,
-        timeout=280,
+        timeout=840,
     )
     return folders
 

@@ -31,7 +31,7 @@ def ip(*words):
 
 def settle(namespace, text):
     """Wait until ``ip link`` shows `text`; the kernel tells of a carrier up to a second late."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     show = ["ip", "-n", namespace, "-o", "link", "show", "fast0"]
     while text not in subprocess.run(show, check=True, capture_output=True, text=True).stdout:
         assert time.monotonic() < deadline

@@ -25,7 +25,7 @@ except cluster.LaunchError as error:
     sys.exit(error.exit_code)
 """
 SYN = "tcp flags & (syn|ack) == syn"
-BRIEF = 16
+BRIEF = 24
 """Seconds, for the faults that are only seen by waiting: under half of them."""
 
 

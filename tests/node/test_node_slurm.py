@@ -50,7 +50,7 @@ def submit(bundle, slurm, *words):
     return job, log
 
 
-def wait_for(path, text, count=1, patience=90):
+def wait_for(path, text, count=1, patience=600):
     deadline = time.monotonic() + patience
     while not path.exists() or path.read_text().count(text) < count:
         shown = path.read_text() if path.exists() else "(none)"
@@ -58,7 +58,7 @@ def wait_for(path, text, count=1, patience=90):
         time.sleep(0.1)
 
 
-def ended(job, slurm, patience=30):
+def ended(job, slurm, patience=600):
     """What the controller says of the job once its script has ended."""
     deadline = time.monotonic() + patience
     while True:
@@ -95,7 +95,7 @@ def test_the_rank_that_failed_first_is_named_on_both_nodes(bundle, slurm):
         import os, sys, time
         if os.environ["RANK"] == "1":
             sys.exit(7)
-        time.sleep(60)
+        time.sleep(900)
         """,
     )
     job, _ = submit(bundle, slurm, *TORCHRUN, "fail.py")

@@ -25,7 +25,7 @@ WAYS = {
 }
 """What is set, and the head of its column."""
 CANNOT = {words: build for words, (build, _) in topologies.CANNOT.items()}
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("topologies")]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("topologies"), pytest.mark.timeout(900)]
 
 
 class Network:
@@ -151,7 +151,7 @@ def test_the_whole_command_in_one_of_them(bundle, tmp_path):
         pair = topologies.named_after_docker(lab)
         lab.ready()
         started = [_launch(lab, bundle, machine, rank) for rank, machine in enumerate(pair)]
-        logs = [process.communicate(timeout=250)[0] for process in started]
+        logs = [process.communicate(timeout=600)[0] for process in started]
     finally:
         lab.remove()
     assert [process.returncode for process in started] == [0, 0], logs

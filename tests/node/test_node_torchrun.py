@@ -66,7 +66,7 @@ def pids(done_or_started, count):
     return [int(line.split()[-1]) for line in lines]
 
 
-def gone(pid, patience=20):
+def gone(pid, patience=120):
     deadline = time.monotonic() + patience
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -150,7 +150,7 @@ def test_the_code_of_the_rank_that_failed_first_is_reported(bundle):
         import os, sys, time
         if os.environ["RANK"] == "1":
             sys.exit(7)
-        time.sleep(60)
+        time.sleep(900)
         """,
     )
     done = bundle.run(*torchrun(), "fail.py")
@@ -188,13 +188,12 @@ def test_sigterm_lets_trainers_finish_with_0(bundle):
 
 def test_sigterm_ends_trainers_that_do_not_listen(bundle):
     bundle.write("sleeper.py", SLEEPER)
-    started = bundle.start(*torchrun(restarts=3), "sleeper.py")
+    # who waited for the grace would be late for `finish`
+    started = bundle.start(*torchrun(restarts=3), "sleeper.py", DEPLOYKIT_GRACE="900")
     started.wait_for(" pid ", 2)
-    begun = time.monotonic()
     started.process.terminate()
     done = started.finish()
     assert done.code == 143
-    assert time.monotonic() - begun < 15
     assert "SIGTERM" in bundle.end("node-0")["reason"]
     assert "as it had been told to end" in bundle.end("node-0")["reason"]
 

@@ -172,7 +172,10 @@ def following(run, log):
 
 
 class Watch(threading.Thread):
-    """Ask for the status of all runs again and again, and keep what changes."""
+    """Ask for the status of all runs again and again, and keep what changes.
+
+    A look at a controller that is just being restarted tells nothing.
+    """
 
     def __init__(self, jobs):
         super().__init__(daemon=True)
@@ -192,8 +195,9 @@ class Watch(threading.Thread):
             every = list(self.jobs.values())
             rows = lifecycle.refresh([runs.get(job.run) for job in every])
             for job, row in zip(every, rows, strict=True):
-                if not job.seen or job.seen[-1] != (row.state, row.reason):
-                    job.seen.append((row.state, row.reason))
+                told = row.state, row.reason
+                if row.state != "unknown" and job.seen[-1:] != [told]:
+                    job.seen.append(told)
 
 
 @contextlib.contextmanager
@@ -212,8 +216,8 @@ def cluster_of(nodes, *options):
 # there are many processes, and few cores for all of them, so Slurm has to wait longer
 SETTINGS = """\
 JobAcctGatherParams=OverMemoryKill
-KillWait=15
-PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+KillWait=30
+PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=120
 """
 
 

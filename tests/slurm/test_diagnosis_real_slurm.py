@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from slurm_helpers import output, wait_for
@@ -95,7 +96,8 @@ def refused(log, options):
 
 def happen(jobs):
     """To each that waits, what it is named after."""
-    nodes = {label: up(jobs[label]) for label, (script, _) in JOBS.items() if script == WAITS}
+    waiting = [label for label, (script, _) in JOBS.items() if script == WAITS]
+    nodes = {label: up(jobs[label], Path(f"{label}.log")) for label in waiting}
     output("scancel", jobs["slurm_cancelled"])
     down = ["state=down", "reason=test"]
     output("scontrol", "update", f"nodename={nodes['slurm_node_fail']}", *down)
@@ -104,10 +106,10 @@ def happen(jobs):
     output("scontrol", "update", f"jobid={jobs['slurm_time_limit']}", "endtime=now+2")
 
 
-def up(job):
-    """The node of a job, once it runs there."""
-    show = ["squeue", "--noheader", "--format=%T %N", f"--jobs={job}"]
-    return wait_for(lambda: (line := output(*show)).startswith("RUNNING") and line.split()[1])
+def up(job, log):
+    """The node of a job, once its script runs there: from then on the log has what Slurm says."""
+    wait_for(lambda: log.exists() and "up" in log.read_text())
+    return output("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
 
 
 def first_finding(log, capsys):

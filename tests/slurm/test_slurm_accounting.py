@@ -39,7 +39,7 @@ def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
     many = send(make_plan("raise SystemExit(3)", run="many", options=Options(array=2)))
     slurm.cancel(held)
     before = {handle: ended(handle) for handle in (well, held, many)}
-    wait_for(lambda: "PENDING" not in recorded() and "RUNNING" not in recorded())
+    wait_for(lambda: all_recorded([well, held, many], tasks=4))
     assert cluster_command("stop", accounts).returncode == 0
     start(accounts)  # with a controller that begins anew
     assert subprocess.run(["scontrol", "show", "job", well.id], check=False).returncode != 0
@@ -51,5 +51,9 @@ def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
     assert found[many].reason == before[many].reason
 
 
-def recorded():
-    return output("sacct", "--allocations", "--noheader", "--format=State")
+def all_recorded(handles, *, tasks):
+    """Whether the database has the end of each task of these jobs; it comes there later."""
+    jobs = ",".join(handle.id for handle in handles)
+    words = ["--allocations", "--noheader", "--format=State", f"--jobs={jobs}"]
+    states = [line.split()[0] for line in output("sacct", *words).splitlines()]
+    return len(states) == tasks and not {"PENDING", "RUNNING"} & set(states)

@@ -124,7 +124,7 @@ class TestOnACluster:
 
         wait_for(lambda: "1 run, 1 succeeded" in reason())
         log = folder_of("one-1", tmp_path) / "tasks/1/logs/node-0.log"
-        wait_for(lambda: "restart 0" in log.read_text())
+        wait_for(lambda: log.exists() and "restart 0" in log.read_text())
         output("scontrol", "requeue", f"{handle.id}_1")
         wait_for(lambda: "task 1:" in reason() and "restart 1 to come (request 1)" in reason())
         status = ended(handle)

@@ -315,7 +315,7 @@ WARNED = "the ranks saved and ended; Slurm put the job back"
 NOTICED = "the other ranks ended; the job was put back without that node"
 ROWS = {
     "timed": ("the time limit came near", SAVED),
-    "graced": ("preempted, with 30 s of grace", SAVED),
+    "graced": ("preempted, with two minutes of grace", SAVED),
     "preempted": ("preempted, without grace", WARNED),
     "outranked": ("preempted by a job of another QOS", WARNED),
     "requeued": ("`scontrol requeue`", WARNED),

@@ -156,14 +156,22 @@ def _sbatch(plan: Plan, folder: Path) -> str:
 
 
 def _found(plan: Plan, folder: Path, said: str) -> str:
-    """The id of a job that the controller took although sbatch gave up waiting for its answer."""
+    """The id of a job that the controller took although sbatch gave up waiting for its answer.
+
+    One that answers again may still come to it.
+    """
+    answered = False
     for pause in _SETTLE:
         time.sleep(pause)
         with contextlib.suppress(BackendUnavailable):
             handle = watching.find(plan.run, folder, plan.place)
-            if handle is None:
-                raise refusal(said)
-            return handle.id
+            if handle is not None:
+                return handle.id
+            answered = True
+            if plan.options.host is not None:
+                break  # whoever sends there holds a lock, so this is the last word
+    if answered:
+        raise refusal(said)
     raise TryAgain(
         f"Slurm does not answer, and may or may not have taken the job: {watching.spoken(said)}",
         hint=f"`deploykit submit --run {plan.run}` with the same job finds out, and starts it once",
