@@ -145,13 +145,11 @@ def test_the_three_commands_of_the_readme_can_be_planned(words, readme_project, 
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(900)
 def test_readme_runs(readme_project):
     play(README, readme_project)
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(900)
 def test_first_steps_run(tmp_path, monkeypatch):
     monkeypatch.delenv("DEPLOYKIT_HOME")
     folder = tmp_path / "hello"
@@ -160,7 +158,6 @@ def test_first_steps_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(900)
 def test_trainer_guide_runs(tmp_path):
     for name in ("train.py", "report.py", "export.py", "trainer"):
         copy = shutil.copytree if name == "trainer" else shutil.copy

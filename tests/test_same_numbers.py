@@ -25,7 +25,7 @@ ARGUMENTS = "entrypoint.args=[--epochs, 2, --batch-size, 64, --log-every, 1, --s
 STEPS = 34
 TOLERANCE = 1e-6
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("port-7777"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
 
 
 def argv(backend, run, nodes, processes, *more):

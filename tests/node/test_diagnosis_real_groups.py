@@ -17,7 +17,6 @@ import pytest
 from deploykit import cli
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("failing groups")]
-pytestmark += [pytest.mark.timeout(900)]
 
 
 JOIN = """\

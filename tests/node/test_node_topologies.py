@@ -25,7 +25,7 @@ WAYS = {
 }
 """What is set, and the head of its column."""
 CANNOT = {words: build for words, (build, _) in topologies.CANNOT.items()}
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("topologies"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("topologies")]
 
 
 class Network:

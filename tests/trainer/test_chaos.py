@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import environment, losses, start, train_ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
 KILLS = 50
 INTERVAL = 5
