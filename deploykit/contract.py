@@ -26,6 +26,7 @@ NODE_PLANE = (
     "checkpoints.py",
     "cluster.py",
     "command.py",
+    "elastic.py",
     "ends.py",
     "network.py",
     "preflight.py",

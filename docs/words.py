@@ -137,10 +137,10 @@ starts, nothing but the standard library (boto3 for secrets of AWS).
 
 1. finds out which node this is, from {launchers}, or that it is alone;
 2. on several nodes finds the interface that leads to another node of the job, and says in the log
-   which and why;
+   which and why; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
-4. starts torchrun with `--rdzv-backend=c10d`, an address and port of its own for this run, and
-   itself once for each rank;
+4. starts torchrun with a [rendezvous of its own](../guides/network.md#who-else-can-come), on an
+   address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
 6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks, and keeps them from
@@ -238,7 +238,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
 | `ends/restart-N.json` | on Slurm: why restart N happened |
 | `debug/` | what NCCL and PyTorch wrote of themselves, a file for each process |
-| `rendezvous.json` | the port at which the nodes meet |
+| `rendezvous.json` | where the nodes meet, and the key of this attempt |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
 """

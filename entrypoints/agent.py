@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,19 +41,28 @@ class Orders(NamedTuple):
     """Told of each signal, once the ranks have it, and of when it came (`time.time`)."""
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], workers: Path, orders: Orders) -> int:
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    workers: Path,
+    orders: Orders,
+    held: socket.socket | None = None,
+) -> int:
     """Run torchrun to its end and return its code, as `subprocess` says it.
 
     A signal is passed to the ranks, which find their own end; torchrun would kill them.
-    `workers` is the folder where they register.
+    `workers` is the folder where they register. `held` is a socket that torchrun inherits.
     """
     before = signals.hold(_HELD)
     process = subprocess.Popen(
         argv,
         env=env,
         start_new_session=True,
+        pass_fds=[held.fileno()] if held else (),
         preexec_fn=_shielded(before),  # noqa: PLW1509 - no thread yet
     )
+    if held:
+        held.close()  # or the port would seem to answer after torchrun has ended
     agent = _Agent(process, env, workers, orders)
     while process.poll() is None:
         if received := signals.wait(_HELD):

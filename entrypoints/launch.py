@@ -90,14 +90,13 @@ def _torchrun(words: Command, env: Environ, here: cluster.Cluster, life: Surviva
     workers = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_WORKERS"] = str(workers)
     env.setdefault("OMP_NUM_THREADS", "1")
-    # without it the ranks of a second attempt meet the addresses of the first (torch 2.13)
-    env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words.options, *meeting.options()]
+    elastic = str(Path(__file__).with_name("elastic.py"))
+    torchrun = [sys.executable, elastic, *words.options, *meeting.options()]
     argv = [*torchrun, __file__, "--", *words.program]
     life.shine(meeting.local)
     try:
         orders = agent.Orders(_grace(env), lambda text: _say(here.node, text), life.hear)
-        code = agent.run(argv, env, workers, orders)
+        code = agent.run(argv, env, workers, orders, meeting.held)
         return _verdict(code, env, workers)
     finally:
         shutil.rmtree(workers, ignore_errors=True)
@@ -126,6 +125,7 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
     """Run the program as one rank. Below our own torchrun the node has been prepared."""
     workers = env.pop("DEPLOYKIT_WORKERS", None)
     if workers:
+        env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
         ends.register(env, Path(workers), me.rank)
     else:
         words.check_world(me)
@@ -186,13 +186,13 @@ def _make_folder(name: str, place: str) -> None:
 def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
     """Find the way to the other nodes; on several nodes, choose the interface."""
     if here.peer is None:
+        env.update(network.loopback(env))
         return rendezvous.alone(env)
     way = _way(here.peer, rendezvous.peer_addresses(here))
     choice = network.choose(way, env)
     env.update(choice.variables)
     _say(here.node, choice.why)
-    master = way.source if here.node == 0 else way.peer
-    found = rendezvous.meet(here, env, master=master, local=way.source)
+    found = rendezvous.meet(here, env, way.source)
     place = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
     _say(here.node, f"{place} meets the others at {found.host} port {found.port}")
     return found

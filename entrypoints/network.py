@@ -91,6 +91,17 @@ def choose(way: Route | None, chosen: Mapping[str, str]) -> Choice:
     return Choice({**added, **user}, f"network: {why}: {_said(added)}{kept}")
 
 
+def loopback(chosen: Mapping[str, str]) -> dict[str, str]:
+    """The variables for ranks that are all on this machine: nobody else can come to loopback.
+
+    Without a word NCCL and Gloo listen on an interface that other machines reach.
+    """
+    if not is_up("lo"):
+        return {}
+    ours = {NCCL: "=lo", GLOO: "lo"}
+    return {name: chosen.get(name) or value for name, value in ours.items()}
+
+
 def interface_of(address: str) -> str | None:
     """The interface that holds `address`."""
     if address.startswith("127.") or address == "::1":

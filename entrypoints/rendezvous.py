@@ -1,12 +1,14 @@
-"""Where the nodes of a job meet: the first node's address, and a port that is nobody else's."""
+"""Where the nodes of a job meet: an address of the first node, and a port that is nobody else's."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
 import random
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,7 +21,7 @@ import ends
 from cluster import BadEnvironment, Cluster, Environ
 
 PORT_FILE = "rendezvous.json"
-"""File in the run's folder: the port at which the nodes of this attempt meet."""
+"""File in the run's folder: where the nodes of this attempt meet, and the key they share."""
 
 _PORTS = range(10_000, 30_000)
 """Below the ephemeral range (32768), where any outgoing connection may take a port."""
@@ -27,47 +29,55 @@ _TRIES = 100
 _PATIENCE = 180.0
 _HURRY = 30.0
 """Seconds for node 0 to name the port; fewer where the job is to be tested first."""
+_HERE = "127.0.0.1"
+_KEY = 32
+"""Bytes of the key that the nodes share."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes' launchers meet, in the words of ``torchrun``."""
+    """Where the nodes' launchers meet: at `port` of the address `host` of node 0."""
 
     host: str
     port: int
     name: str
-    is_host: bool
+    node: int
+    count: int
     local: str
+    """This node's own address, on the interface that was chosen."""
+    key: bytes
+    """What only the nodes of this attempt know."""
     held: socket.socket | None = None
-    """Keeps other jobs away from the port, on the node that has it."""
+    """The socket of `port`, on node 0: nobody else can have it, and torchrun will listen on it."""
 
     def options(self) -> list[str]:
-        """Options for torchrun. `is_host` is said outright, so that no job uses another's store."""
+        """Options for torchrun, as `elastic` takes them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
+        held = f",fd={self.held.fileno()}" if self.held else ""
         return [
-            "--rdzv-backend=c10d",
+            "--rdzv-backend=deploykit",
             f"--rdzv-endpoint={host}:{self.port}",
             f"--rdzv-id={self.name}",
-            f"--rdzv-conf=is_host={int(self.is_host)}",
+            f"--rdzv-conf=node={self.node},count={self.count}{held}",
             f"--local-addr={self.local}",
         ]
 
 
 def alone(env: Environ) -> Rendezvous:
-    """One node meets itself, on a port that the system chooses."""
-    return Rendezvous("localhost", 0, name(env), is_host=True, local="localhost")
+    """One node meets itself, where no other machine can come."""
+    return Rendezvous(_HERE, 0, name(env), 0, 1, _HERE, secrets.token_bytes(_KEY))
 
 
-def meet(cluster: Cluster, env: Environ, *, master: str, local: str) -> Rendezvous:
-    """Where to meet. `master` is the first node's address as seen here, `local` this node's."""
-    host, path = cluster.node == 0, _port_file(env)
-    held = _reserve(_ports(env)) if host else None
-    if held is not None:
-        port = int(held.getsockname()[1])
-        _publish(path, env, port)
-    else:
-        port = _published(cluster, env, _HURRY if env.get("DEPLOYKIT_PREFLIGHT") else _PATIENCE)
-    return Rendezvous(master, port, name(env), is_host=host, local=local, held=held)
+def meet(cluster: Cluster, env: Environ, local: str) -> Rendezvous:
+    """Where to meet. `local` is this node's address; the first node listens on its own alone."""
+    path, held = _port_file(env), None
+    if cluster.node == 0:
+        held = _reserve(local, _ports(env))
+        _publish(path, env, held)
+    patience = _HURRY if env.get("DEPLOYKIT_PREFLIGHT") else _PATIENCE
+    told = _published(cluster, env, patience)
+    key, nodes = bytes.fromhex(told["key"]), len(cluster.hosts)
+    return Rendezvous(told["host"], told["port"], name(env), cluster.node, nodes, local, key, held)
 
 
 def name(env: Environ) -> str:
@@ -157,21 +167,21 @@ def _ports(env: Environ) -> list[int]:
     return list(range(int(found[1]), int(found[2]) + 1))
 
 
-def _reserve(ports: Iterable[int]) -> socket.socket:
-    """Take the first port that is free, so that nobody else does; torchrun still can.
+def _reserve(address: str, ports: Iterable[int]) -> socket.socket:
+    """Take the first port of `address` that is free. torchrun gets the socket itself.
 
-    A port that is bound without SO_REUSEADDR and does not listen can be had by those alone who ask
-    for it with SO_REUSEADDR, once that is set here too (socket(7) of Linux). The store of torchrun
-    does; we do not.
+    Without SO_REUSEADDR nobody else can bind it, another user neither (socket(7) of Linux).
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
-        held = socket.socket()
+        held = socket.socket(family)
         try:
-            held.bind(("", port))
-        except OSError:
+            held.bind((address, port))
+        except OSError as error:
             held.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise BadEnvironment(f"This node has no address {address}: {error}") from None
             continue
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return held
     raise BadEnvironment(
         "No TCP port for the nodes to meet at is free on this node; "
@@ -189,22 +199,31 @@ def _port_file(env: Environ) -> Path:
         ) from None
 
 
-def _publish(path: Path, env: Environ, port: int) -> None:
-    """Tell the other nodes. The file is there already and is written in place: a network file
-    system shows that to whoever opens it, and a new name perhaps a minute later.
+def _publish(path: Path, env: Environ, held: socket.socket) -> None:
+    """Tell the other nodes, and nobody else. The file is there already and is written in place: a
+    network file system shows that to whoever opens it, and a new name perhaps a minute later.
     """
-    record = {"port": port, "launch": name(env), "pid": os.getpid()}
+    host, port = held.getsockname()[:2]
+    record = {
+        "host": host,
+        "port": port,
+        "key": secrets.token_hex(_KEY),
+        "launch": name(env),
+        "pid": os.getpid(),
+    }
+    path.touch(0o600)
+    path.chmod(0o600)
     path.write_text(json.dumps(record) + "\n")
 
 
-def _published(cluster: Cluster, env: Environ, patience: float) -> int:
-    """The port that node 0 chose. An earlier attempt's is not believed."""
+def _published(cluster: Cluster, env: Environ, patience: float) -> ends.Record:
+    """What node 0 tells. An earlier attempt's word is not believed."""
     path = _port_file(env)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         told = ends.read(path)
         if told is not None and told.get("launch") == name(env) and _current(cluster, told):
-            return int(told["port"])
+            return told
         time.sleep(0.05)
     raise BadEnvironment(
         f"Node 0 said nothing in {path} within {patience:g} seconds. "

@@ -27,6 +27,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import elastic_launch
 
 import cluster
+import elastic  # noqa: F401 - torchrun then knows our rendezvous
 import launch
 import network
 
@@ -60,6 +61,8 @@ def _ours(node):
     meeting = launch._connect(env, here)
     os.environ.update(env)
     argv = ["--nnodes=2", "--nproc-per-node=1", *meeting.options(), "unused.py"]
+    if meeting.held:
+        meeting.held.detach()  # the store's now, as below launch.py
     config, _, _ = torchrun.config_from_args(torchrun.parse_args(argv))
     elastic_launch(dataclasses.replace(config, start_method="fork"), _rank)()
 

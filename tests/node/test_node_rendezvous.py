@@ -46,23 +46,49 @@ def slurm(tmp_path):
 
 def test_on_slurm_every_node_learns_the_port_of_the_first(slurm):
     hosts = ("n1", "n2")
-    first = rendezvous.meet(Cluster("slurm", 0, hosts), slurm, master="10.0.0.1", local="10.0.0.1")
-    second = rendezvous.meet(Cluster("slurm", 1, hosts), slurm, master="10.0.0.1", local="10.0.0.2")
+    first = rendezvous.meet(Cluster("slurm", 0, hosts), slurm, "127.0.0.1")
+    second = rendezvous.meet(Cluster("slurm", 1, hosts), slurm, "127.0.0.2")
     assert first.options() == [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=10.0.0.1:{first.port}",
+        "--rdzv-backend=deploykit",
+        f"--rdzv-endpoint=127.0.0.1:{first.port}",
         "--rdzv-id=hello-1.2",
-        "--rdzv-conf=is_host=1",
-        "--local-addr=10.0.0.1",
+        f"--rdzv-conf=node=0,count=2,fd={first.held.fileno()}",
+        "--local-addr=127.0.0.1",
     ]
     assert second.options()[:3] == first.options()[:3]
-    assert second.options()[3:] == ["--rdzv-conf=is_host=0", "--local-addr=10.0.0.2"]
+    assert second.options()[3:] == ["--rdzv-conf=node=1,count=2", "--local-addr=127.0.0.2"]
+    assert first.key == second.key
     first.held.close()
+
+
+def test_the_key_is_new_each_time_and_for_the_user_alone(slurm, tmp_path):
+    path = tmp_path / "rendezvous.json"
+    path.touch(0o644)
+    keys = set()
+    for _ in range(2):
+        found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "127.0.0.1")
+        found.held.close()
+        keys.add(found.key)
+        assert found.key.hex() in path.read_text()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(keys) == 2
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_nobody_takes_the_port_that_is_held(slurm):
+    """Another program could have it, while it does not listen, were SO_REUSEADDR set on it."""
+    found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "127.0.0.1")
+    for address in ("127.0.0.1", "0.0.0.0"):
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                thief.bind((address, found.port))
+    found.held.close()
 
 
 def test_an_earlier_attempts_port_is_not_believed(slurm):
     nodes = Cluster("slurm", 0, ("a", "b"))
-    first = rendezvous.meet(nodes, slurm, master="a", local="a")
+    first = rendezvous.meet(nodes, slurm, "127.0.0.1")
     first.held.close()
     later = {**slurm, "SLURM_RESTART_COUNT": "3"}
     with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
@@ -72,7 +98,7 @@ def test_an_earlier_attempts_port_is_not_believed(slurm):
 def test_ports_stay_below_the_ephemeral_range(slurm):
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(50):
-        found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, master="", local="")
+        found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "127.0.0.1")
         assert 10_000 <= found.port < min(30_000, lowest)
         found.held.close()
 
@@ -86,20 +112,11 @@ def test_a_port_that_is_taken_is_passed_over(slurm):
         listens.listen()
         low = listens.getsockname()[1]
         env = {**slurm, "DEPLOYKIT_PORTS": f"{low}-{low + 9}"}
-        first = rendezvous.meet(nodes, env, master="", local="")
-        second = rendezvous.meet(nodes, env, master="", local="")
+        first = rendezvous.meet(nodes, env, "127.0.0.1")
+        second = rendezvous.meet(nodes, env, "127.0.0.1")
     assert low < first.port < second.port
     first.held.close()
     second.held.close()
-
-
-def test_torchrun_gets_the_port_that_is_kept_for_it(slurm):
-    held = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, master="", local="").held
-    with socket.socket() as store:
-        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        store.bind(("", held.getsockname()[1]))
-        store.listen()
-    held.close()
 
 
 @pytest.mark.parametrize("text", ["20000", "b-a", "9-8", "0-5", "1-70000", "-"])
@@ -110,20 +127,20 @@ def test_ports_that_are_no_range_are_refused(slurm, text):
 
 def test_no_port_is_left():
     with pytest.raises(BadEnvironment, match="DEPLOYKIT_PORTS"):
-        rendezvous._reserve([])
+        rendezvous._reserve("127.0.0.1", [])
 
 
 def test_an_address_of_ip_6_stands_in_brackets():
-    there = rendezvous.Rendezvous("fd00::1", 1, "x", is_host=True, local="fd00::1")
+    there = rendezvous.Rendezvous("fd00::1", 1, "x", 1, 2, "fd00::2", b"")
     assert "--rdzv-endpoint=[fd00::1]:1" in there.options()
 
 
 def test_emulated_nodes_learn_the_port_of_the_first(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
     hosts = ("127.0.0.1",) * 2
-    first = rendezvous.meet(Cluster("emulated", 0, hosts), env, master="a", local="a")
-    second = rendezvous.meet(Cluster("emulated", 1, hosts), env, master="a", local="a")
-    assert second.port == first.port
+    first = rendezvous.meet(Cluster("emulated", 0, hosts), env, "127.0.0.1")
+    second = rendezvous.meet(Cluster("emulated", 1, hosts), env, "127.0.0.1")
+    assert (second.host, second.port) == (first.host, first.port)
     first.held.close()
 
 
@@ -136,12 +153,12 @@ def test_a_dead_attempts_port_is_not_believed(tmp_path):
         rendezvous._published(nodes, env, patience=0.2)
     record["pid"] = os.getpid()
     (tmp_path / "rendezvous.json").write_text(json.dumps(record))
-    assert rendezvous._published(nodes, env, patience=60) == 1
+    assert rendezvous._published(nodes, env, patience=60) == record
 
 
 def test_emulated_nodes_need_a_folder():
     with pytest.raises(BadEnvironment, match="set DEPLOYKIT_RUN_DIR"):
-        rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, master="a", local="a")
+        rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, "127.0.0.1")
 
 
 def test_a_real_address_wins_over_127_0_1_1(names):
@@ -156,6 +173,11 @@ def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
     assert rendezvous.address("n1") == "10.0.0.9"
     assert rendezvous.address("n2") == "10.0.0.9"
     assert rendezvous.address("n3") == "10.0.0.3"
+
+
+def test_an_address_that_is_not_this_nodes_is_a_sentence(slurm):
+    with pytest.raises(BadEnvironment, match=r"no address 192\.0\.2\.1"):
+        rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "192.0.2.1")
 
 
 def test_a_name_that_means_nothing_is_a_sentence(names):
