@@ -31,6 +31,7 @@ NODE_PLANE = (
     "network.py",
     "preflight.py",
     "preflight_group.py",
+    "preflight_messages.py",
     "preflight_node.py",
     "preflight_pairs.py",
     "preflight_ranks.py",

@@ -86,7 +86,7 @@ def _torchrun(words: Command, env: Environ, here: cluster.Cluster, life: Surviva
     _prepare(env)
     meeting = _connect(env, here)
     _set(env, env, here.node)
-    _preflight(env, here, (meeting.name, meeting.port), words.processes())
+    _preflight(env, here, meeting, words.processes())
     workers = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_WORKERS"] = str(workers)
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -214,13 +214,15 @@ def _way(peer: str, addresses: Sequence[str]) -> network.Route:
     return way
 
 
-def _preflight(env: Environ, here: cluster.Cluster, place: tuple[str, int], ranks: int) -> None:
-    """Test the network where the job asks for it. `place` is where the nodes meet: name, port."""
+def _preflight(
+    env: Environ, here: cluster.Cluster, meeting: rendezvous.Rendezvous, ranks: int
+) -> None:
+    """Test the network where the job asks for it."""
     if not env.get("DEPLOYKIT_PREFLIGHT"):
         return
     import preflight  # asyncio takes a while to load
 
-    preflight.run(preflight.course(here, *place), env, ranks, lambda text: _say(here.node, text))
+    preflight.run(preflight.course(here, meeting), env, ranks, lambda text: _say(here.node, text))
 
 
 def _choose_network(env: Environ, me: cluster.Rank, chosen: Environ) -> None:
@@ -238,7 +240,7 @@ def _choose_network(env: Environ, me: cluster.Rank, chosen: Environ) -> None:
         _say(me.rank // me.local_world_size, choice.why)
 
 
-def _preflight_below(env: Environ, me: cluster.Rank) -> None:
+def _preflight_below(env: Environ, me: cluster.Rank, key: bytes) -> None:
     """Below SageMaker's launchers: the first rank of each machine tests.
 
     The others wait for it where the ranks meet.
@@ -248,8 +250,10 @@ def _preflight_below(env: Environ, me: cluster.Rank) -> None:
     here = cluster.find(env)
     if len(here.hosts) * me.local_world_size != me.world_size:
         return  # only a group of the machines trains
-    place = rendezvous.name(env), int(env["MASTER_PORT"]) + 1
-    _preflight(env, here, place, me.local_world_size)
+    way = network.route_to_any(rendezvous.peer_addresses(here)) if here.peer else None
+    local, port = way.source if way else "", int(env["MASTER_PORT"]) + 1
+    meeting = rendezvous.below(env, here, local, port, key)
+    _preflight(env, here, meeting, me.local_world_size)
 
 
 def _own(env: Environ, chosen: Environ) -> Environ:

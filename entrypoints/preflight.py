@@ -15,15 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import network
+import preflight_messages
 import preflight_node
 import preflight_pairs
 import preflight_report
 import preflight_words
 import rendezvous
 from cluster import BadEnvironment, Cluster
-from preflight_pairs import Course, Record
+from preflight_messages import Record, Seal
+from preflight_pairs import Course
 from preflight_ranks import Ranks
 from preflight_words import Finding
+from rendezvous import Rendezvous
 
 VARIABLE = "DEPLOYKIT_PREFLIGHT"
 """Seconds that the whole test may take."""
@@ -44,9 +47,12 @@ def budget(env: Mapping[str, str]) -> float:
     return seconds
 
 
-def course(here: Cluster, name: str, port: int) -> Course:
-    """The test of the nodes of `here`, which meet at `port` of the first one."""
-    return Course(name, here.node, here.hosts, tuple(_addresses(here)), port)
+def course(here: Cluster, meeting: Rendezvous) -> Course:
+    """The test of the nodes of `here`, which meet at `meeting`."""
+    addresses = _addresses(here)
+    addresses[0] = meeting.host or addresses[0]
+    seal, held = Seal(meeting.key), meeting.held
+    return Course(meeting.name, here.node, here.hosts, tuple(addresses), meeting.port, seal, held)
 
 
 def _addresses(here: Cluster) -> list[str]:
@@ -97,29 +103,30 @@ class _Test:
         self.begun = time.monotonic()
         self._rounds: dict[str, _Round] = {}
         self._links: dict[int, Record] = {}
+        self._server = preflight_pairs.Server(plan, self._hear)
         self.findings: list[Finding] = []
 
     async def run(self) -> None:
         self._rounds = {part: _Round() for part in _PARTS}
-        server = preflight_pairs.Server(self._plan, self._hear)
         try:
-            await server.start()
+            await self._server.start()
         except OSError as error:
             raise BadEnvironment(f"preflight cannot listen on this node: {error}") from None
         try:
             await self._parts()
         finally:
-            await server.stop(patience=1)
+            await self._server.stop(patience=1)
 
     async def _parts(self) -> None:
         if not await self._pairs():
             return
-        ranks = Ranks(self._plan.node, self._processes, self._env)
+        address = self._plan.addresses[0]
+        ranks = Ranks(self._plan.node, self._processes, address, self._env)
         try:
             await ranks.start()
-            port = await self._versions(ranks)
-            if port is not None:
-                await self._group(ranks, port)
+            store = await self._versions(ranks)
+            if store is not None:
+                await self._group(ranks, store)
         finally:
             await ranks.stop()
 
@@ -137,7 +144,7 @@ class _Test:
         """The port of the group's store, once the ranks everywhere have the same PyTorch."""
         told = await ranks.versions(self._left("versions"))
         answer = await self._agree("versions", told)
-        return answer.get("port") if answer and self._well() else None
+        return answer["port"] if answer and self._well() else None
 
     async def _group(self, ranks: Ranks, port: int) -> None:
         world = self._processes * len(self._plan.hosts)
@@ -199,17 +206,19 @@ class _Test:
         greeted = [node for node in self._plan.others if "clock" in self._links[node]]
         for node in sorted(greeted, key=bool):
             with contextlib.suppress(OSError, EOFError, ValueError):
-                return await self._ask(node, question)
+                answer = await self._ask(node, question)
+                preflight_messages.check_verdict(answer)
+                return answer
         return None
 
     async def _ask(self, node: int, question: Record) -> Record:
         """Put a question to a node, with patience until it must have an answer."""
         known = self._links.get(node, {"port": self._plan.port})  # one that hands on may still test
         patience = self._left(question["part"], 1) + self._seconds * 0.02
-        address, port = self._plan.addresses[node], known["port"]
-        return await preflight_pairs.ask(address, port, question, patience)
+        return await preflight_pairs.ask(self._plan, node, known["port"], question, patience)
 
     def lines(self, seconds: float) -> Sequence[str]:
         """The report: on node 0 of all nodes, elsewhere of what was found."""
         rounds: dict[str, Any] = {part: now.told for part, now in self._rounds.items()}
-        return preflight_report.lines(self._plan, rounds, self.findings, seconds)
+        ignored = self._server.ignored
+        return preflight_report.lines(self._plan, rounds, self.findings, seconds, ignored)

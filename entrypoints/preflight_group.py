@@ -1,6 +1,6 @@
 """One rank of a small process group: says its versions, waits for an order, adds up, ends.
 
-    python preflight_group.py RANK LOCAL_RANK PROCESSES_ON_THIS_NODE
+    python preflight_group.py RANK LOCAL_RANK PROCESSES_ON_THIS_NODE ADDRESS_OF_NODE_0
 
 Lines that begin with ``preflight`` are for the parent; NCCL prints to the same place. The order is
 one line of JSON: address and port of the store, which rank 0 holds, the number of ranks, and the
@@ -20,15 +20,17 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore
 
+from elastic import listening_store
+
 MARK = "preflight "
 _COUNT = 1 << 18
 
 
 def main() -> None:
-    rank, local, processes = map(int, sys.argv[1:])
+    rank, local, processes = map(int, sys.argv[1:4])
     gpu = torch.cuda.device_count() >= processes
     # a store of its own: below torchrun, init_process_group would look for the agent's
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if not rank else None
+    store = listening_store(sys.argv[4]) if not rank else None
     versions = {"torch": torch.__version__, "NCCL": _nccl(), "backend": "nccl" if gpu else "gloo"}
     _say({**versions, "port": store.port if store else None})
     line = sys.stdin.readline()

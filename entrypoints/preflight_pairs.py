@@ -1,7 +1,7 @@
 """Every pair of nodes over TCP: a short exchange, then a transfer on a port like the trainer's.
 
-A question and its answer are one line of JSON each. Each names the run, so that no node takes
-another job's word for its own.
+A question and its answer are one signed line each (`preflight_messages`), so that no node takes
+the word of another job, or of another user, for its own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Record = dict[str, Any]
+import preflight_messages
+from preflight_messages import LONGEST, QUESTION, Foreign, Record, Seal
+
 Answer = Callable[[Record], Awaitable[Record]]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 T = TypeVar("T")
 
 SLOW = 12.5e6
@@ -28,14 +30,17 @@ _BULK = 1 << 20
 _BLOCK = 1 << 16
 _LEAST = 1 << 14
 """Bytes that come where large packets pass at all."""
-_LONGEST = 1 << 24
 _SEGMENT = 536
 """Bytes of a TCP segment that any network carries: RFC 9293, section 3.7.1."""
 _PORTS = 3
 """Ports that a node may listen on: one may be taken there."""
 _TRIES = 3
-_GONE = (OSError, ValueError, EOFError, asyncio.CancelledError)
-"""The other end has gone, or is none of us; or this test is over."""
+_GONE = (OSError, EOFError, asyncio.CancelledError)
+"""The other end has gone, or this test is over."""
+_LISTENING = 10.0
+"""Seconds for a question to come, once somebody has connected."""
+_SPARE = 64
+"""Connections at a time beside four for each node: who sends nothing must not take them all."""
 _PATIENCE = 2.5
 """Seconds that a peer waits for more of a transfer before it says what has come."""
 _PAUSE = 0.2
@@ -53,6 +58,9 @@ class Course:
     """One for each node; empty where the host name means nothing here."""
     port: int
     """Where the nodes meet; each listens there for this test, on its own address."""
+    seal: Seal
+    held: socket.socket | None = None
+    """The socket of `port`, where this node has it already."""
 
     @property
     def others(self) -> list[int]:
@@ -72,7 +80,8 @@ class Course:
         return range(first, first + _PORTS)
 
     def question(self, ask: str, **more: Any) -> Record:
-        return {"run": self.name, "ask": ask, "node": self.node, **more}
+        nonce = preflight_messages.nonce()
+        return {"run": self.name, "ask": ask, "node": self.node, "nonce": nonce, **more}
 
 
 class Server:
@@ -83,20 +92,26 @@ class Server:
         self._open: set[asyncio.Task[Any]] = set()
         self._servers: list[asyncio.Server] = []
         self._bulk = 0
+        self.ignored = 0
+        """Questions that no node of this job has asked."""
 
     async def start(self) -> None:
         """Listen. Raises OSError where none of the ports is free."""
         where = listening_address(self._course)
-        data = await asyncio.start_server(self._take, where, 0)
+        data = await asyncio.start_server(self._serve(self._take), where, 0, limit=LONGEST)
         self._bulk = data.sockets[0].getsockname()[1]
         self._servers = [data, await self._listen(where)]
 
     async def _listen(self, where: str) -> asyncio.Server:
+        answer = self._serve(self._hear)
+        if self._course.held:  # listens from here on, also once it is torchrun's
+            same = self._course.held.dup()
+            return await asyncio.start_server(answer, sock=same, limit=LONGEST, backlog=1024)
         ports = self._course.ports(self._course.node)
         for port in ports:
             with contextlib.suppress(OSError):
                 return await asyncio.start_server(
-                    self._hear, where, port, limit=_LONGEST, backlog=1024, reuse_address=True
+                    answer, where, port, limit=LONGEST, backlog=1024, reuse_address=True
                 )
         raise OSError(errno.EADDRINUSE, f"TCP ports {ports[0]} to {ports[-1]} are taken")
 
@@ -107,19 +122,41 @@ class Server:
         for server in self._servers:
             server.close()
 
+    def _serve(self, answer: Serve) -> Serve:
+        """The handler of a connection: its question, if it is one of ours, and the answer."""
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 - we are in one
+            self._open.add(task)
+            try:
+                if len(self._open) > _SPARE + 4 * len(self._course.hosts):
+                    raise Foreign("too many connections")
+                await answer(reader, writer)
+            except ValueError:  # Foreign, a line without end, no JSON
+                self.ignored += 1
+            except _GONE:
+                pass
+            finally:
+                self._open.discard(task)
+                writer.close()
+
+        return handle
+
+    async def _question(self, reader: asyncio.StreamReader) -> Record:
+        """The question that came. Raises Foreign where no node of this job has asked it."""
+        line = await _within(_LISTENING, _line(reader))
+        question = self._course.seal.read(line, QUESTION)
+        preflight_messages.check_question(question, len(self._course.hosts))
+        if question["run"] != self._course.name:
+            raise Foreign("another attempt")
+        return question
+
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - we are in one
-        self._open.add(task)
-        try:
-            question = await _read(reader)
-            if question.get("run") == self._course.name:
-                await _write(writer, await self._reply(question))
-        except _GONE:
-            pass
-        finally:
-            self._open.discard(task)
-            writer.close()
+        question = await self._question(reader)
+        answer = await self._reply(question)
+        purpose = preflight_messages.answers(question)
+        await _send(writer, self._course.seal.write(answer, purpose))
 
     async def _reply(self, question: Record) -> Record:
         if question["ask"] == "hello":
@@ -127,19 +164,21 @@ class Server:
         return await self._answer(question)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Echo a line, then say how many bytes came in how many seconds."""
-        try:
-            await _write(writer, await _read(reader))
-            await _write(writer, await _count(reader))
-        except _GONE:
-            pass
-        finally:
-            writer.close()
+        """Agree to a transfer, then say how many bytes came in how many seconds."""
+        question = await self._question(reader)
+        purpose = preflight_messages.answers(question)
+        await _send(writer, self._course.seal.write({}, purpose))
+        await _send(writer, self._course.seal.write(await _count(reader), purpose))
 
 
 def listening_address(course: Course) -> str:
-    """All of this node's addresses; its own loopback address where all nodes are one machine."""
+    """All of this node's addresses, since others may know it by any, and each message is signed.
+
+    Where all nodes are one machine, its own loopback address.
+    """
     own = course.addresses[course.node]
+    if len(course.hosts) == 1:
+        return "127.0.0.1"
     if not own:
         return "0.0.0.0"  # noqa: S104 - the other nodes come from anywhere
     parsed = ipaddress.ip_address(own)
@@ -164,22 +203,27 @@ async def test(course: Course, deadline: float) -> dict[int, Record]:
 async def _link(course: Course, node: int, deadline: float, wire: asyncio.Semaphore) -> Record:
     link = await _greeted(course, node, deadline)
     if link["state"] == "ok":
-        link.update(await _transferred(course.addresses[node], link["bulk"], deadline, wire))
+        link.update(await _transferred(course, node, link["bulk"], deadline, wire))
     return link
 
 
-async def ask(address: str, port: int, question: Record, seconds: float) -> Record:
-    """Put a question to a node. Raises OSError or EOFError, TimeoutError among the former."""
-    return await _within(seconds, _ask(address, port, question))
+async def ask(
+    course: Course, node: int, port: int, question: Record, seconds: float
+) -> Record:
+    """Put a question to a node.
+
+    Raises OSError (TimeoutError is one), EOFError, or ValueError where another answers.
+    """
+    return await _within(seconds, _ask(course, course.addresses[node], port, question))
 
 
-async def _ask(address: str, port: int, question: Record) -> Record:
+async def _ask(course: Course, address: str, port: int, question: Record) -> Record:
     reader, writer = await asyncio.open_connection(
-        sock=await _small_segments(address, port), limit=_LONGEST
+        sock=await _small_segments(address, port), limit=LONGEST
     )
     try:
-        await _write(writer, question)
-        return await _read(reader)
+        await _send(writer, course.seal.write(question, QUESTION))
+        return course.seal.read(await _line(reader), preflight_messages.answers(question))
     finally:
         writer.close()
 
@@ -208,7 +252,8 @@ async def _greeted(course: Course, node: int, deadline: float) -> Record:
         port = ports[attempt % _PORTS]
         asked, question = time.time(), course.question("hello")
         try:
-            told = await ask(course.addresses[node], port, question, left)
+            told = await ask(course, node, port, question, left)
+            preflight_messages.check_greeting(told)
         except (OSError, EOFError, ValueError) as error:
             state = _state(error)
             if port == ports[0] and state != "dropped":  # which we begin with, and end with
@@ -230,11 +275,13 @@ def _greeting(told: Record, port: int, asked: float) -> Record:
     return {"state": "ok", "port": port, "bulk": told["bulk"], "seconds": seconds, "clock": clock}
 
 
-async def _transferred(address: str, port: int, deadline: float, wire: asyncio.Semaphore) -> Record:
+async def _transferred(
+    course: Course, node: int, port: int, deadline: float, wire: asyncio.Semaphore
+) -> Record:
     """Send a mebibyte, again where it went ill: a busy machine looks like a bad link at times."""
     found: Record = {}
     for _ in range(_TRIES):
-        one = await _transfer(address, port, deadline, wire)
+        one = await _transfer(course, node, port, deadline, wire)
         if one and one.get("rate", 0.0) >= found.get("rate", 0.0):
             found = one
         if found.get("state") not in {"slow", "stalled"}:
@@ -242,17 +289,20 @@ async def _transferred(address: str, port: int, deadline: float, wire: asyncio.S
     return found
 
 
-async def _transfer(address: str, port: int, deadline: float, wire: asyncio.Semaphore) -> Record:
+async def _transfer(
+    course: Course, node: int, port: int, deadline: float, wire: asyncio.Semaphore
+) -> Record:
     """The rate, in bytes per second. Where no time is left, nothing is known, nor said."""
     if (left := deadline - time.monotonic()) < _PATIENCE:
         return {}
     stage = "ports"
     try:
-        reader, writer = await _within(left, asyncio.open_connection(address, port))
+        connection = asyncio.open_connection(course.addresses[node], port, limit=LONGEST)
+        reader, writer = await _within(left, connection)
         stage = "stalled"
         try:
             async with wire:
-                return await _bulk(reader, writer, deadline)
+                return await _bulk(course, reader, writer, deadline)
         finally:
             writer.transport.abort()
     except (OSError, EOFError, ValueError) as error:
@@ -260,14 +310,17 @@ async def _transfer(address: str, port: int, deadline: float, wire: asyncio.Sema
 
 
 async def _bulk(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float
+    course: Course, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: float
 ) -> Record:
     if deadline - time.monotonic() < _PATIENCE:
         return {}
-    await _write(writer, {"bytes": _BULK})
-    await _within(3 * _PATIENCE, _read(reader))
+    question = course.question("send")
+    purpose = preflight_messages.answers(question)
+    await _send(writer, course.seal.write(question, QUESTION))
+    course.seal.read(await _within(3 * _PATIENCE, _line(reader)), purpose)
     writer.write(bytes(_BULK))
-    told = await _within(3 * _PATIENCE, _read(reader))
+    told = course.seal.read(await _within(3 * _PATIENCE, _line(reader)), purpose)
+    preflight_messages.check_count(told)
     if told["bytes"] < _LEAST:
         raise EOFError
     rate = told["bytes"] / max(told["seconds"], 1e-6)
@@ -307,16 +360,13 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
         raise TimeoutError from None
 
 
-async def _read(reader: asyncio.StreamReader) -> Record:
+async def _line(reader: asyncio.StreamReader) -> bytes:
     line = await reader.readline()
     if not line:
         raise EOFError
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError  # noqa: TRY004 - what came from outside is a value, whatever its type
-    return record
+    return line
 
 
-async def _write(writer: asyncio.StreamWriter, record: Record) -> None:
-    writer.write(json.dumps(record).encode() + b"\n")
+async def _send(writer: asyncio.StreamWriter, line: bytes) -> None:
+    writer.write(line)
     await writer.drain()

@@ -24,9 +24,10 @@ _LAST = 3
 
 
 class Ranks:
-    """The ranks of one node."""
+    """The ranks of one node. `address` is node 0's, where its first rank keeps their store."""
 
-    def __init__(self, node: int, processes: int, env: Mapping[str, str]) -> None:
+    def __init__(self, node: int, processes: int, address: str, env: Mapping[str, str]) -> None:
+        self._address = address
         self._numbers = range(node * processes, (node + 1) * processes)
         self._env = {name: value for name, value in env.items() if not name.startswith(_LAUNCHERS)}
         self._env.setdefault("NCCL_DEBUG", "WARN")
@@ -37,7 +38,7 @@ class Ranks:
     async def start(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         for local, rank in enumerate(self._numbers):
-            words = (str(_PROGRAM), str(rank), str(local), str(len(self._numbers)))
+            words = (*map(str, (_PROGRAM, rank, local, len(self._numbers))), self._address)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *words,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from preflight_pairs import Course, Record
+from preflight_messages import Record
+from preflight_pairs import Course
 from preflight_words import Finding, Told, all_links, human_size
 
 _MANY = 16
@@ -12,7 +13,11 @@ _MANY = 16
 
 
 def lines(
-    course: Course, told: Mapping[str, Told], findings: Iterable[Finding], seconds: float
+    course: Course,
+    told: Mapping[str, Told],
+    findings: Iterable[Finding],
+    seconds: float,
+    ignored: int = 0,
 ) -> list[str]:
     """Lines for the log: on node 0 the table of nodes and the matrix of pairs."""
     count = len(course.hosts)
@@ -25,6 +30,8 @@ def lines(
     if sums.get("right"):
         took = f"{sums['seconds']:.1f} s"
         found.append(f"all_reduce over {sums['backend']}, all ranks of {count} nodes: {took}")
+    if ignored:
+        found.append(f"ignored {ignored} messages that no node of this job has signed")
     well = "stopped" if any(finding.fatal for finding in findings) else "passed"
     return [*found, f"{well}, {count} node{'' if count == 1 else 's'} in {seconds:.1f} s"]
 

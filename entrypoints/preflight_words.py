@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from preflight_pairs import Course, Record
+from preflight_messages import Record
+from preflight_pairs import Course
 
 Told = Mapping[int, Record]
 

@@ -68,6 +68,15 @@ def alone(env: Environ) -> Rendezvous:
     return Rendezvous(_HERE, 0, name(env), 0, 1, _HERE, secrets.token_bytes(_KEY))
 
 
+def below(env: Environ, cluster: Cluster, local: str, port: int, key: bytes) -> Rendezvous:
+    """For machines that AWS's own launcher has brought together; they share no folder.
+
+    Only the first one knows its own address for sure.
+    """
+    host = local if cluster.node == 0 else ""
+    return Rendezvous(host, port, name(env), cluster.node, len(cluster.hosts), local, key)
+
+
 def meet(cluster: Cluster, env: Environ, local: str) -> Rendezvous:
     """Where to meet. `local` is this node's address; the first node listens on its own alone."""
     path, held = _port_file(env), None
