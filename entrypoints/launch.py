@@ -33,6 +33,7 @@ import rendezvous
 import secret_refs
 import settings
 import signals
+import source_hash
 import worker
 from cluster import BadEnvironment
 from command import Command
@@ -47,6 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     signals.ignore_notices()
     env = dict(environ)
     try:
+        source_hash.check(env)
         me = cluster.rank(env)
         if me is None and cluster.aside(env):
             worker.leave(_aside(command.read(argv, env), env))

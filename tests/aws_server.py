@@ -109,7 +109,8 @@ class _Passing(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
-        one = SimpleNamespace(method=self.command, action=action, body=body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        one = SimpleNamespace(method=self.command, action=action, body=body, headers=headers)
         self.server.seen.append(one)
         status, headers, content = self.server.mood(one, lambda: self._forward(one))
         self.send_response(status)

@@ -71,6 +71,15 @@ class Options:
         ),
         sections.GROUP,
     ] = None
+    bucket_owner: Annotated[
+        str | None,
+        Help(
+            "Account that owns the bucket; S3 refuses every request to a bucket that is another's. "
+            "Default: the account in `role`.",
+            example='"123456789012"',
+        ),
+        sections.ACCOUNT,
+    ] = None
     prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), sections.PREFIX] = (
         "deploykit"
     )
@@ -209,6 +218,11 @@ class Options:
             "do not. `auto`: compare where the SDK is installed."
         ),
     ] = "auto"
+
+    @property
+    def owner(self) -> str:
+        """Account that must own the buckets: the one that is named, else the role's."""
+        return self.bucket_owner or self.role.split(":")[4]
 
     @property
     def training_type(self) -> str:

@@ -49,7 +49,7 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
             name: json.dumps(value)
             for name, value in _hyperparameters(job, options, run, bundle).items()
         },
-        "Environment": environment(job, options, run),
+        "Environment": environment(job, options, run, bundle),
     }
     found = [*channels.render(job, options), *_code_channel(options, bundle)]
     if found:
@@ -81,11 +81,12 @@ def results(job: Mapping[str, Any]) -> str:
     return folder if place.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
 
 
-def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
+def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, str]:
     """Variables of the containers.
 
     The container's launcher overwrites some network variables after it has read these, so they
-    travel a second time in ``DEPLOYKIT_ENV``, and the node plane restores them last.
+    travel a second time in ``DEPLOYKIT_ENV``, and the node plane restores them last. By
+    ``DEPLOYKIT_BUNDLE`` it knows the source that was planned.
     """
     variables = contract.environment(
         job,
@@ -95,6 +96,7 @@ def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
         checkpoints=CHECKPOINTS,
         data={name: f"{DATA}/{name}" for name in channels.names(job, options)},
     )
+    variables["DEPLOYKIT_BUNDLE"] = bundle
     kept = {name: value for name, value in job.env.items() if _OVERWRITTEN.fullmatch(name)}
     kept = {name: value for name, value in kept.items() if not contract.is_secret(value)}
     if kept:

@@ -23,7 +23,7 @@ def arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[
         **_machines(job, options),
         **_places(job, options),
         **_switches(options),
-        "environment": request.environment(job, options, run),
+        "environment": request.environment(job, options, run, bundle),
     }
     return {
         "region": region(options),

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import shell
-from deploykit.backends.sagemaker import aws, sdk, sdk_terms, watching
-from deploykit.backends.sagemaker import request as rendering
+from deploykit.backends.sagemaker import aws, sdk, sdk_terms, uploading, watching
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, Uncertain
 from deploykit.model import Handle, Plan
 
@@ -21,7 +20,7 @@ _SHOWN = 200
 def submit(plan: Plan, folder: Path) -> Handle:
     """Send exactly `plan.text`, through boto3, after the SDK (where installed) has agreed."""
     compare(plan, folder)
-    upload(plan)
+    uploading.upload(plan)
     request = json.loads(plan.text)
     client = aws.client("sagemaker", plan.place)
     with aws.errors(plan.place):
@@ -47,31 +46,6 @@ def _sent_after_all(plan: Plan, folder: Path, error: Exception) -> Handle:
     if found is None:
         raise error
     return found
-
-
-def upload(plan: Plan) -> None:
-    """Put the source archive into the bucket, unless one with the same content is there."""
-    client = aws.client("s3", plan.place)
-    bucket = plan.options.bucket
-    key = rendering.code_key(plan.options, plan.bundle.hash)
-    with aws.errors(plan.place):
-        if _exists(client, bucket, key):
-            return
-        with plan.bundle.store().open("rb") as archive:
-            client.put_object(Bucket=bucket, Key=key, Body=archive)
-
-
-def _exists(client: Any, bucket: str, key: str) -> bool:
-    from botocore.exceptions import ClientError
-
-    try:
-        client.head_object(Bucket=bucket, Key=key)
-    except ClientError as error:
-        # 403 is what one who may not list the bucket gets for a missing key
-        if aws.code(error) in {"404", "403", "NoSuchKey"}:
-            return False
-        raise
-    return True
 
 
 def compare(plan: Plan, folder: Path) -> None:

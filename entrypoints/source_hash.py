@@ -1,0 +1,136 @@
+"""Whether the source on this machine is the one that was planned: its hash, computed once more.
+
+``DEPLOYKIT_BUNDLE`` is the SHA-256 of the bundle's tar stream; `deploykit/bundle.py` writes that
+stream. ``files.json`` lists the bundle's files, so what came later (caches, what an installation
+left) does not count.
+
+It finds an archive that was mixed up, or changed without thought of this check. Whoever can change
+the archive can change this file too, so it is no defence against them; docs/guides/sagemaker.md
+says what is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from cluster import BadEnvironment
+
+VARIABLE = "DEPLOYKIT_BUNDLE"
+_LIST = ".deploykit/files.json"
+_CHECKED = b"checked"
+_SHOWN = 5
+
+
+def check(env: dict[str, str]) -> None:
+    """Take the planned hash out of `env`, and compare the source folder with it.
+
+    Once on each machine, before any rank's program has started: it may change its own folder.
+    Raises BadEnvironment with the files that differ.
+    """
+    planned = env.pop(VARIABLE, None)
+    if planned is None:
+        return
+    folder = Path(__file__).resolve().parent.parent
+    note = _note(f"{env.get('DEPLOYKIT_RUN')} {folder} {planned}")
+    try:
+        fcntl.flock(note, fcntl.LOCK_EX)  # the other ranks wait here
+        if os.read(note, len(_CHECKED)) != _CHECKED:
+            _compare(folder, planned)
+            os.write(note, _CHECKED)
+    finally:
+        os.close(note)
+
+
+def _note(what: str) -> int:
+    """A file of ours, outside the source, that says whether it was checked."""
+    digest = hashlib.sha256(what.encode()).hexdigest()
+    path = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}-{digest[:32]}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        note = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise BadEnvironment(f"{path} cannot be written ({error.strerror}).") from None
+    if os.fstat(note).st_uid != os.getuid():
+        raise BadEnvironment(f"{path} is another user's; remove it.")
+    return note
+
+
+def _compare(folder: Path, planned: str) -> None:
+    try:
+        listed = {**json.loads((folder / _LIST).read_bytes()), _LIST: None}
+        changed = [name for name, about in listed.items() if _differs(folder / name, about)]
+        found = "" if changed else digest(folder, sorted(listed))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise BadEnvironment(_sentence(planned, f"{_LIST} cannot be used ({error})")) from None
+    if changed:
+        more = ", ..." if len(changed) > _SHOWN else ""
+        raise BadEnvironment(_sentence(planned, ", ".join(changed[:_SHOWN]) + more))
+    if found != planned:
+        raise BadEnvironment(_sentence(planned, f"its SHA-256 is {found}"))
+
+
+def _sentence(planned: str, what: str) -> str:
+    return (
+        f"The source in this container is not the one that was submitted ({planned}): {what}. "
+        "The program was not started. See who may write to the bucket, and submit again. A file "
+        "that an installation rewrites before the start belongs into .deploykitignore."
+    )
+
+
+def _differs(path: Path, about: Any) -> bool:
+    """Whether a file's kind, mode or size, or a link's target, is not as listed."""
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return True
+    if isinstance(about, str):
+        return not stat.S_ISLNK(info.st_mode) or os.readlink(path) != about
+    return not stat.S_ISREG(info.st_mode) or about not in (None, [_mode(info), info.st_size])
+
+
+def _mode(info: os.stat_result) -> int:
+    return 0o755 if info.st_mode & stat.S_IXUSR else 0o644
+
+
+def digest(folder: Path, names: list[str]) -> str:
+    """SHA-256 of the tar stream of these files and links, in this order."""
+    sink = _Hashing()
+    with tarfile.open(fileobj=cast(Any, sink), mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name, info in _members(folder, names):
+            if info.type == tarfile.SYMTYPE:
+                tar.addfile(info)
+                continue
+            with (folder / name).open("rb") as file:
+                tar.addfile(info, file)
+    return sink.sha256.hexdigest()
+
+
+def _members(folder: Path, names: list[str]) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    for name in names:
+        found, info = (folder / name).lstat(), tarfile.TarInfo(name)
+        if stat.S_ISLNK(found.st_mode):
+            info.mode, info.type = 0o777, tarfile.SYMTYPE
+            info.linkname = os.readlink(folder / name)
+        else:
+            info.mode, info.size = _mode(found), found.st_size
+        yield name, info
+
+
+class _Hashing:
+    """A file that hashes what is written to it."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return len(data)
