@@ -146,3 +146,20 @@ def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     assert one["fault"] == "vpc_tenancy"
     assert "--instance-tenancy default" in one["fix"]["cli"]
     look_at(one["fix"], lint=True)
+
+
+def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
+    """S3 denies the question because of the owner that it names; moto does not, so it is said."""
+    place = Closed(moto)
+
+    def deny(one, forward):
+        if one.headers.get("x-amz-expected-bucket-owner") != "666666666666":
+            return forward()
+        return 403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    aws.mood = deny
+    assert doctor(place.settings).code == 0
+    foreign = place.settings | {"sagemaker.bucket_owner": '"666666666666"'}
+    (finding,) = doctor(foreign).findings
+    assert finding["fault"] == "not_permitted"
+    assert "not account 666666666666's: see sagemaker.bucket_owner" in finding["evidence"][1]

@@ -68,7 +68,10 @@ def storage_calls(aws):
 
 PLANTED = {
     "without a checksum": lambda _: {"ChecksumAlgorithm": "CRC32"},
-    "with the checksum of its own bytes": lambda body: {"ChecksumSHA256": sha256(body)},
+    "with the checksum of its own bytes": lambda body: {
+        "ChecksumAlgorithm": "SHA256",
+        "ChecksumSHA256": sha256(body),
+    },
 }
 
 

@@ -29,23 +29,29 @@ def submit(plan: Plan, folder: Path) -> Handle:
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.uncertain(error):
                 raise
-            return _sent_after_all(plan, folder, error)
+            _check_sent(plan, error)
     return watching.handle(plan.run, folder, plan.place)
 
 
-def _sent_after_all(plan: Plan, folder: Path, error: Exception) -> Handle:
-    """The job that a repeated or broken request has left behind."""
+def _check_sent(plan: Plan, error: Exception) -> None:
+    """Raise unless a repeated or broken request has left the job of this plan behind."""
     try:
-        found = watching.find(plan.run, folder, plan.place)
+        other = watching.contradictions(plan.run, plan.place, json.loads(plan.text))
     except DeploykitError as second:
         raise Uncertain(
             f"AWS broke off while it took the job {plan.run}, and cannot be asked whether it has it"
             f": {error}",
             hint="deploykit status finds out, by the job's name",
         ) from second
-    if found is None:
+    if other is None:
         raise error
-    return found
+    if other:
+        raise SubmitRefused(
+            f"a different training job {plan.run} already exists in {plan.place}: "
+            f"{', '.join(other)} differ from the plan",
+            hint="choose another --run; to see that job: "
+            f"aws sagemaker describe-training-job --training-job-name {plan.run}",
+        )
 
 
 def compare(plan: Plan, folder: Path) -> None:

@@ -62,7 +62,8 @@ def _put(client: Any, place: dict[str, str], archive: Path, checksum: str) -> No
 
     try:
         with archive.open("rb") as file:
-            client.put_object(**place, Body=file, ChecksumSHA256=checksum)
+            told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+            client.put_object(**place, Body=file, **told)
     except ClientError as error:
         if aws.code(error) not in aws.DENIED:
             raise
