@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import textwrap
 
 import pytest
@@ -102,3 +104,41 @@ def test_groups_that_each_train_alone_are_stopped(aws, captured, program, hosts)
     request = captured(program(PROGRAM), lambda it: {**it, "ResourceConfig": resources})
     with pytest.raises(LauncherFailedError, match="4 ranks, but torchrun started 2: training"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))
+
+
+def repacked(archive, name, content):
+    """A source archive with one file changed, as somebody makes it who may write to the bucket."""
+    changed = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as old, tarfile.open(
+        fileobj=changed, mode="w:gz"
+    ) as new:
+        for member in old:
+            text = old.extractfile(member).read()
+            if member.name == name:
+                text, member.size = content, len(content)
+            new.addfile(member, io.BytesIO(text))
+    return changed.getvalue()
+
+
+@pytest.mark.parametrize("distribution", ["torch_distributed", "none"])
+def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
+    aws, captured, program, hosts, capsys, distribution
+):
+    import boto3
+
+    alone = {"nodes": 1, "processes_per_node": 1} if distribution == "none" else {"nodes": 1}
+    request = captured(program("print('mine')"), distribution=distribution, **alone)
+    place = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+    where = {"Bucket": "my-bucket", "Key": place.removeprefix("s3://my-bucket/")}
+    s3 = boto3.client("s3", "us-east-1")
+    archive = s3.get_object(**where)["Body"].read()
+    s3.put_object(**where, Body=repacked(archive, "train.py", b"print('evil')"))
+    with pytest.raises(LauncherFailedError):
+        run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
+    log = (hosts / "host-0/log.txt").read_text()
+    digest = request["Environment"]["DEPLOYKIT_BUNDLE"]
+    assert f"is not the one that was submitted ({digest}): its SHA-256 is " in log
+    assert "evil" not in log
+    assert "Traceback" not in log.partition("is not the one")[0]
+    if distribution == "none":
+        assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()
