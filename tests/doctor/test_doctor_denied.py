@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-from contextlib import closing
 
 import pytest
 from aws_places import Closed
@@ -13,19 +11,6 @@ from aws_snippets import look_at, needs_programs
 pytestmark = pytest.mark.aws
 DEDICATED = '"InstanceTenancy": "dedicated"'
 READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
-
-
-@pytest.fixture
-def enforced(moto):
-    """Switch IAM on, from the next request on; off again at the end."""
-
-    def switch(after):
-        with closing(http.client.HTTPConnection("127.0.0.1", moto)) as connection:
-            connection.request("POST", "/moto-api/reset-auth", after.encode())
-            assert connection.getresponse().status == 200
-
-    yield lambda: switch("0")
-    switch("inf")
 
 
 def user(place, monkeypatch, *statements):
