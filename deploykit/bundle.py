@@ -61,7 +61,8 @@ class Bundle:
     def store(self) -> Path:
         """Write the archive below the state folder, unless it is there, and return its path.
 
-        One whose content is not what its name says is written again. Raises TryAgain when the source has changed since it was scanned.
+        One whose content is not what its name says is written again. Raises TryAgain when the
+        source has changed since it was scanned.
         """
         path = paths.bundles() / f"{self.hash}.tar.gz"
         if _holds(path, self.hash):

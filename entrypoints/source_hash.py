@@ -93,7 +93,7 @@ def _differs(path: Path, about: Any) -> bool:
     except FileNotFoundError:
         return True
     if isinstance(about, str):
-        return not stat.S_ISLNK(info.st_mode) or os.readlink(path) != about
+        return not stat.S_ISLNK(info.st_mode) or str(path.readlink()) != about
     return not stat.S_ISREG(info.st_mode) or about not in (None, [_mode(info), info.st_size])
 
 
@@ -119,7 +119,7 @@ def _members(folder: Path, names: list[str]) -> Iterator[tuple[str, tarfile.TarI
         found, info = (folder / name).lstat(), tarfile.TarInfo(name)
         if stat.S_ISLNK(found.st_mode):
             info.mode, info.type = 0o777, tarfile.SYMTYPE
-            info.linkname = os.readlink(folder / name)
+            info.linkname = str((folder / name).readlink())
         else:
             info.mode, info.size = _mode(found), found.st_size
         yield name, info

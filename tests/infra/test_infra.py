@@ -204,7 +204,10 @@ def test_a_job_cannot_replace_the_source_of_another(stack, enforced, monkeypatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
     enforced()
     s3 = boto3.session.Session().client("s3", REGION)
-    for attack in (lambda: s3.put_object(**bundle, Body=b"evil"), lambda: s3.delete_object(**bundle)):
+    for attack in (
+        lambda: s3.put_object(**bundle, Body=b"evil"),
+        lambda: s3.delete_object(**bundle),
+    ):
         with pytest.raises(ClientError, match="AccessDenied"):
             attack()
     assert s3.get_object(**bundle)["Body"].read() == b"good"

@@ -6,19 +6,16 @@ import base64
 import gzip
 import hashlib
 import io
-import json
 import tarfile
 import threading
 
 import boto3
 import pytest
 from aws_server import sent_requests
-from sagemaker_jobs import vary
 
-from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import uploading
-from deploykit.errors import JobFileError, NotPermitted, TryAgain
+from deploykit.errors import NotPermitted, TryAgain
 
 pytestmark = pytest.mark.aws
 OWNER = "x-amz-expected-bucket-owner"
@@ -161,7 +158,9 @@ def test_two_submits_at_once_leave_one_good_archive(aws, s3, planned, place, tmp
     assert program(s3, place) == b"print('hello')\n"
 
 
-def test_a_stored_archive_of_the_state_folder_is_not_believed_by_its_name(s3, plan, place, tmp_path):
+def test_a_stored_archive_of_the_state_folder_is_not_believed_by_its_name(
+    s3, plan, place, tmp_path
+):
     stored = plan.bundle.store()
     stored.write_bytes(archive_of(b"print('evil')\n"))
     sagemaker.submit(plan, tmp_path)

@@ -103,6 +103,14 @@ class Options:
         Help("Container image instead of `framework_version`; needed for later PyTorch."),
         sections.IMAGE,
     ] = None
+    image_entrypoint: Annotated[
+        tuple[Annotated[str, sections.LINE], ...],
+        Help(
+            "The image's own ENTRYPOINT, as `docker inspect` shows it. With it each container "
+            "hashes the source first, and starts nothing of a source that was replaced.",
+            example="[bash, -m, start_with_right_hostname.sh]",
+        ),
+    ] = ()
     distribution: Annotated[
         Distribution,
         Help(
@@ -223,6 +231,11 @@ class Options:
     def owner(self) -> str:
         """Account that must own the buckets: the one that is named, else the role's."""
         return self.bucket_owner or self.role.split(":")[4]
+
+    @property
+    def source_is_a_channel(self) -> bool:
+        """Whether the service itself fetches the source, before the container starts."""
+        return self.network_isolation or bool(self.image_entrypoint)
 
     @property
     def training_type(self) -> str:
