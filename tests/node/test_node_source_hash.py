@@ -99,6 +99,13 @@ def test_another_source_is_not_started(unpacked, start, tamper, says):
     assert "ran" not in done.said.get("rank 3", [])
 
 
+def test_no_secret_is_looked_up_for_another_source(unpacked, start):
+    (unpacked.source / "train.py").write_text("print('evil')")
+    done = start(DEPLOYKIT_SECRETS=json.dumps({"TOKEN": "secret:env:NOT_THERE"}))
+    assert done.code == 78
+    assert "NOT_THERE" not in done.log
+
+
 def test_what_came_later_does_not_count(unpacked, start):
     """Caches of Python, and what an installation leaves, are in no bundle."""
     (unpacked.source / "mine.egg-info").mkdir()

@@ -11,8 +11,9 @@ import threading
 
 import boto3
 import pytest
-from aws_server import sent_requests
+from aws_server import SECTION, sent_requests
 
+from deploykit import cli
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import uploading
 from deploykit.errors import NotPermitted, TryAgain
@@ -197,3 +198,20 @@ def test_the_owner_is_the_roles_account_or_the_one_that_is_named(aws, planned):
         expected = options.get("bucket_owner", "123456789012")
         assert {one.headers.get(OWNER) for one in storage_calls(aws)} == {expected}
         assert storage_calls(aws)
+
+
+@pytest.mark.parametrize(
+    "owner", ["12345", "1234567890123", "arn:aws:iam::123456789012:root", "''"]
+)
+def test_an_owner_is_twelve_digits(project, capsys, owner):
+    with (project / "job.yaml").open("a") as file:
+        file.write(f"{SECTION}  bucket_owner: {owner}\n")
+    assert cli.main(["check", "--backend", "sagemaker"]) == 65
+    assert "sagemaker.bucket_owner" in capsys.readouterr().err
+
+
+def test_an_owner_may_be_written_with_quotes_or_without(project, capsys):
+    for owner in ("123456789012", '"012345678901"', "012345678901"):
+        text = (project / "job.yaml").read_text().partition("sagemaker:")[0]
+        (project / "job.yaml").write_text(f"{text}{SECTION}  bucket_owner: {owner}\n")
+        assert cli.main(["check", "--backend", "sagemaker"]) == 0, capsys.readouterr().err

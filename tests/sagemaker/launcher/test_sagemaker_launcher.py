@@ -136,7 +136,7 @@ def planned(request):
 
 @pytest.mark.parametrize("distribution", ["torch_distributed", "none"])
 def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
-    aws, captured, program, hosts, distribution
+    aws, captured, program, hosts, distribution, capsys
 ):
     alone = {"nodes": 1, "processes_per_node": 1} if distribution == "none" else {"nodes": 1}
     request = captured(program("print('mine')"), distribution=distribution, **alone)
@@ -147,6 +147,9 @@ def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
     assert f"not the one that was submitted ({planned(request)}): its SHA-256 is " in log
     assert "evil" not in log
     assert "Traceback" not in log.partition("not the one that")[0]
+    assert cli.main(["diagnose", str(hosts / "host-0/log.txt"), "--json"]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert first["cause"] == "source_replaced"
     if distribution == "none":
         assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()
 
