@@ -53,14 +53,16 @@ def check(env: dict[str, str]) -> None:
 def _note(what: str) -> int:
     """A file of ours, outside the source, that says whether it was checked."""
     digest = hashlib.sha256(what.encode()).hexdigest()
-    path = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}-{digest[:32]}")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        path = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}-{digest[:32]}")
         note = os.open(path, flags, 0o600)
     except OSError as error:
-        raise BadEnvironment(f"{path} cannot be written ({error.strerror}).") from None
+        raise BadEnvironment(
+            f"No file can be made in the folder for temporary ones: {error}."
+        ) from None
     if os.fstat(note).st_uid != os.getuid():
-        raise BadEnvironment(f"{path} is another user's; remove it.")
+        raise BadEnvironment(f"{path} belongs to another user; remove it.")
     return note
 
 
@@ -73,7 +75,7 @@ def _compare(folder: Path, planned: str) -> None:
         raise BadEnvironment(_sentence(planned, f"{_LIST} cannot be used ({error})")) from None
     if changed:
         more = ", ..." if len(changed) > _SHOWN else ""
-        raise BadEnvironment(_sentence(planned, ", ".join(changed[:_SHOWN]) + more))
+        raise BadEnvironment(_sentence(planned, ", ".join(map(ascii, changed[:_SHOWN])) + more))
     if found != planned:
         raise BadEnvironment(_sentence(planned, f"its SHA-256 is {found}"))
 

@@ -147,4 +147,4 @@ def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
     foreign = place.settings | {"sagemaker.bucket_owner": '"666666666666"'}
     (finding,) = doctor(foreign).findings
     assert finding["fault"] == "not_permitted"
-    assert "not account 666666666666's: see sagemaker.bucket_owner" in finding["evidence"][1]
+    assert "not account 666666666666's (sagemaker.bucket_owner)" in finding["evidence"][1]

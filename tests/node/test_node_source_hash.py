@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-from conftest import ENTRYPOINTS
 
 from deploykit import bundle as bundles
-from deploykit import contract
+from deploykit import contract, paths
 
 LIMIT = 10**7
 SAYS = "import os; print('ran', 'DEPLOYKIT_BUNDLE' in os.environ)\n"
@@ -68,19 +68,24 @@ def hide_train(source):
     relist(source, lambda listed: listed.pop("train.py"))
 
 
+def forge_a_line(source):
+    relist(source, lambda listed: listed.update({"a\n[rank 3] ran": "b"}))
+
+
 TAMPERED = {
     "content": (lambda s: (s / "train.py").write_text(SAYS.replace("ran", "bad")), "SHA-256 is"),
-    "size": (lambda s: (s / "train.py").write_text("print('evil')"), "): train.py. The"),
-    "mode": (lambda s: (s / "run.sh").chmod(0o644), "): run.sh. The"),
-    "absent": (lambda s: (s / "run.sh").unlink(), "): run.sh. The"),
-    "link": (lambda s: rewrite(s / "data/current", SAYS), "): data/current. The"),
-    "pipe": (lambda s: ((s / "run.sh").unlink(), os.mkfifo(s / "run.sh")), "): run.sh. The"),
+    "size": (lambda s: (s / "train.py").write_text("print('evil')"), "): 'train.py'. The"),
+    "mode": (lambda s: (s / "run.sh").chmod(0o644), "): 'run.sh'. The"),
+    "absent": (lambda s: (s / "run.sh").unlink(), "): 'run.sh'. The"),
+    "link": (lambda s: rewrite(s / "data/current", SAYS), "): 'data/current'. The"),
+    "pipe": (lambda s: ((s / "run.sh").unlink(), os.mkfifo(s / "run.sh")), "): 'run.sh'. The"),
     "launcher": (
         lambda s: (s / ".deploykit/agent.py").write_text("def run(*_): pass"),
-        "): .deploykit/agent.py. The",
+        "): '.deploykit/agent.py'. The",
     ),
     "off the list": (hide_train, "SHA-256 is"),
     "list of devices": (lambda s: relist(s, lambda it: it.update({"/dev/zero": 1})), "/dev/zero"),
+    "a name that forges a line": (forge_a_line, r"'a\n[rank 3] ran'"),
     "no list": (lambda s: (s / contract.FILES).unlink(), "files.json cannot be used"),
     "list of numbers": (lambda s: (s / contract.FILES).write_text("[1]"), "cannot be used"),
     "bytes as a list": (lambda s: (s / contract.FILES).write_bytes(b"\xff\0"), "cannot be used"),
@@ -125,6 +130,24 @@ def test_a_program_may_change_its_own_folder_before_the_last_rank_starts(unpacke
     assert start(DEPLOYKIT_RUN="another").code == 78
 
 
+def test_a_note_of_another_user_or_none_at_all_is_a_sentence(unpacked, start, tmp_path):
+    """On a machine of many users somebody could have put it there first."""
+    assert start().code == 0
+    (note,) = (tmp_path / "tmp of one").iterdir()
+    assert note.stat().st_mode & 0o777 == 0o600
+    note.unlink()
+    note.symlink_to(unpacked.source / "train.py")
+    done = start()
+    assert (done.code, "Traceback" in done.log) == (78, False), done.log
+    assert (unpacked.source / "train.py").read_text() == SAYS
+    note.unlink()
+    note.write_text("checked")
+    with contextlib.suppress(PermissionError):
+        os.chown(note, 65534, 65534)
+        done = start()
+        assert (done.code, f"{note} belongs to another user" in done.log) == (78, True), done.log
+
+
 ODD = {
     "ü ' \n.txt": "1",
     "a" * 120 + "/" + "b" * 200: "long",
@@ -153,7 +176,7 @@ def check_digest(tmp_path, python):
     (source / "link").symlink_to("deep/er/é")
     packed = bundles.scan(source, LIMIT)
     bundles.unpack(packed.store(), tmp_path / "out")
-    argv = [python, "-c", DIGEST, str(ENTRYPOINTS), str(tmp_path / "out")]
+    argv = [python, "-c", DIGEST, str(paths.shipped("entrypoints")), str(tmp_path / "out")]
     done = subprocess.run(argv, env={"LC_ALL": "C"}, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == (packed.hash, "")
 

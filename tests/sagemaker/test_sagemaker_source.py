@@ -183,7 +183,9 @@ def owned_by(account):
 def test_a_bucket_of_another_account_gets_nothing(aws, planned, tmp_path):
     """A name that was free, or is misspelt: its owner would read the source, and choose it."""
     aws.mood = owned_by("666666666666")
-    with pytest.raises(NotPermitted, match="if it is account 123456789012's at all") as caught:
+    with pytest.raises(
+        NotPermitted, match="the bucket my-bucket of account 123456789012"
+    ) as caught:
         sagemaker.submit(planned(sender="boto3"), tmp_path)
     assert "sagemaker.bucket_owner" in caught.value.hint
     assert sent_requests(aws) == []

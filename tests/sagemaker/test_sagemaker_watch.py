@@ -34,6 +34,8 @@ def test_a_job_that_the_runs_folder_has_not_sent_is_not_found(aws, planned, tmp_
     (tmp_path / "plan.json").write_text(ours.text)
     sagemaker.submit(theirs, tmp_path)
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
+    (tmp_path / "plan.json").write_text(theirs.text[:99])
+    assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
     (tmp_path / "plan.json").write_text(theirs.text)
     assert sagemaker.find("digits-1", tmp_path, "us-east-1") is not None
 

@@ -69,8 +69,7 @@ def _put(client: Any, place: dict[str, str], archive: Path, checksum: str) -> No
             raise
         bucket, owner = place["Bucket"], place["ExpectedBucketOwner"]
         raise NotPermitted(
-            f"S3 does not let you write to the bucket {bucket}, if it is account {owner}'s at all: "
-            f"{aws.message(error)}",
-            hint="allow your user or role s3:PutObject there; where the bucket is another "
-            "account's that you trust, set sagemaker.bucket_owner",
+            f"S3 denied the upload to the bucket {bucket} of account {owner}: {aws.message(error)}",
+            hint="allow your user or role s3:PutObject there; if the bucket belongs to another "
+            "account, and you trust that, set sagemaker.bucket_owner",
         ) from error

@@ -61,8 +61,12 @@ def handle(run: str, folder: Path, place: str) -> Handle:
 
 def find(run: str, folder: Path, place: str) -> Handle | None:
     """The job named `run`; None where there is none, or one that `folder` has not sent."""
-    plan = folder / "plan.json"
-    request = json.loads(plan.read_text()) if plan.exists() else None
+    try:
+        request = json.loads((folder / "plan.json").read_text())
+    except FileNotFoundError:  # sent from another machine
+        request = None
+    except ValueError:  # half written: nothing had been sent
+        return None
     other = contradictions(run, place, request)
     return handle(run, folder, place) if other == [] else None
 

@@ -36,7 +36,7 @@ def _asked(needs: Needs) -> list[str]:
 def _denied(needs: Needs, facts: Facts, name: str, action: str) -> Finding:
     evidence = [f"{name}: denied to {facts.caller or 'you'}"]
     if name.startswith("get-bucket-location-"):
-        evidence.append(f"or it is not account {needs.owner}'s: see sagemaker.bucket_owner")
+        evidence.append(f"or the bucket is not account {needs.owner}'s (sagemaker.bucket_owner)")
     return Finding(
         "not_permitted",
         "unseen",
