@@ -8,10 +8,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,10 +61,11 @@ class Bundle:
     def store(self) -> Path:
         """Write the archive below the state folder, unless it is there, and return its path.
 
-        Raises TryAgain when the source has changed since it was scanned.
+        One whose content is not what its name says is written again. Raises TryAgain when the
+        source has changed since it was scanned.
         """
         path = paths.bundles() / f"{self.hash}.tar.gz"
-        if path.exists():
+        if _holds(path, self.hash):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -93,10 +96,32 @@ def scan(source: Path, limit: int) -> Bundle:
         raise JobFileError(f"the source folder {source}", problems)
     for path, content in contract.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
+    entries.append(_listing(entries))
     entries.sort(key=lambda entry: entry.path)
     return Bundle(
         source, tuple(entries), _archive(source, entries), commit(source), tuple(kept_back)
     )
+
+
+def _listing(entries: list[Entry]) -> Entry:
+    """The names of all other files and links, for a node that looks whether it has them all.
+
+    With them it can hash what it has unpacked: what is not in the list came later.
+    """
+    listed = {entry.path: entry.target or [entry.mode, entry.size] for entry in entries}
+    content = json.dumps(listed, sort_keys=True).encode()
+    return Entry(contract.FILES, size=len(content), content=content)
+
+
+def _holds(archive: Path, digest: str) -> bool:
+    """Whether this is an archive of the bundle `digest`: anybody can give a file that name."""
+    if not archive.is_file():
+        return False
+    try:
+        with gzip.open(archive) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == digest
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def unpack(archive: Path, target: Path) -> None:

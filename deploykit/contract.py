@@ -18,6 +18,9 @@ FOLDER = ".deploykit"
 
 LAUNCH = f"{FOLDER}/launch.py"
 
+FILES = f"{FOLDER}/files.json"
+"""List of what else is in a bundle, which lets a node hash what it has unpacked."""
+
 NODE_PLANE = (
     "launch.py",
     "local_nodes.py",
@@ -43,6 +46,7 @@ NODE_PLANE = (
     "settings.py",
     "signals.py",
     "slurm_job.py",
+    "source_hash.py",
     "survival.py",
     "worker.py",
 )

@@ -30,7 +30,7 @@ def estimator(
 
     Raises JobFileError with every problem of the job, and BackendUnavailable without the SDK.
     """
-    from deploykit.backends.sagemaker import sdk, sdk_terms, sending
+    from deploykit.backends.sagemaker import sdk, sdk_terms, uploading
 
     if not sdk.available():
         raise BackendUnavailable(
@@ -38,4 +38,4 @@ def estimator(
         )
     plan = lifecycle.prepare(Path(job), overrides, "sagemaker", run).plan
     asked = sdk_terms.arguments(plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash)
-    return sdk.estimator(asked, sdk.session(asked), lambda: sending.upload(plan))
+    return sdk.estimator(asked, sdk.session(asked), lambda: uploading.upload(plan))

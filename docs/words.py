@@ -199,6 +199,8 @@ there.
 
 INTERNAL = {
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
+    "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the source that was planned, which `launch.py` "
+    "computes once more over the bundle's files; removed after that",
     "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to put back last; removed after that",
     "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",

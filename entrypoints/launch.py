@@ -33,6 +33,7 @@ import rendezvous
 import secret_refs
 import settings
 import signals
+import source_hash
 import worker
 from cluster import BadEnvironment
 from command import Command
@@ -47,12 +48,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     signals.ignore_notices()
     env = dict(environ)
     try:
+        key = source_hash.check(env)
         me = cluster.rank(env)
         if me is None and cluster.aside(env):
             worker.leave(_aside(command.read(argv, env), env))
         if me is None:
             sys.exit(_node(argv, env))
-        worker.leave(_rank(command.read(argv, env), env, me))
+        worker.leave(_rank(command.read(argv, env), env, me, key))
     except cluster.LaunchError as error:
         _say(cluster.node_number(env), f"error: {error}")
         sys.exit(error.exit_code)
@@ -121,8 +123,11 @@ def _verdict(returncode: int, env: Environ, workers: Path) -> Node:
     return Node(code, f"torchrun {ends.how(code)}, and no rank had failed")
 
 
-def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
-    """Run the program as one rank. Below our own torchrun the node has been prepared."""
+def _rank(words: Command, env: Environ, me: cluster.Rank, key: bytes) -> worker.End:
+    """Run the program as one rank. Below our own torchrun the node has been prepared.
+
+    `key` is what the machines of SageMaker share.
+    """
     workers = env.pop("DEPLOYKIT_WORKERS", None)
     if workers:
         env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
@@ -135,7 +140,7 @@ def _rank(words: Command, env: Environ, me: cluster.Rank) -> worker.End:
     env.update(me.variables())
     _check_master(env, me)
     if not workers and env.get("DEPLOYKIT_PREFLIGHT"):
-        _preflight_below(env, me)
+        _preflight_below(env, me, key)
     env["DEPLOYKIT_RESTART_COUNT"] = str(ends.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
     end = worker.run(worker.command(words.program), env, f"[rank {me.rank}]")

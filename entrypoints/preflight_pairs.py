@@ -207,9 +207,7 @@ async def _link(course: Course, node: int, deadline: float, wire: asyncio.Semaph
     return link
 
 
-async def ask(
-    course: Course, node: int, port: int, question: Record, seconds: float
-) -> Record:
+async def ask(course: Course, node: int, port: int, question: Record, seconds: float) -> Record:
     """Put a question to a node.
 
     Raises OSError (TimeoutError is one), EOFError, or ValueError where another answers.

@@ -72,6 +72,13 @@ def aws(moto, monkeypatch, tmp_path):
         yield proxy
 
 
+@pytest.fixture
+def enforced(moto):
+    """Switch IAM on, from the next request on; off again at the end."""
+    yield lambda: _ask(moto, "POST", "/moto-api/reset-auth", body=b"0")
+    _ask(moto, "POST", "/moto-api/reset-auth", body=b"inf")
+
+
 @contextlib.contextmanager
 def recorder(port, address="127.0.0.1"):
     """What comes to `endpoint`, at `address`, is kept and goes on to a local port."""
@@ -109,7 +116,8 @@ class _Passing(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
-        one = SimpleNamespace(method=self.command, action=action, body=body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        one = SimpleNamespace(method=self.command, action=action, body=body, headers=headers)
         self.server.seen.append(one)
         status, headers, content = self.server.mood(one, lambda: self._forward(one))
         self.send_response(status)
@@ -145,9 +153,9 @@ def sent_requests(aws):
     return [json.loads(one.body) for one in aws.seen if one.action == "CreateTrainingJob"]
 
 
-def _ask(port, method, path, headers=None):
+def _ask(port, method, path, headers=None, body=None):
     with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-        connection.request(method, path, headers=headers or {})
+        connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
         assert answer.status < 300, answer.read()
         answer.read()

@@ -6,7 +6,7 @@ import os
 import textwrap
 
 import pytest
-from aws_server import aws, moto  # noqa: F401 - fixtures for every test
+from aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
 
 

@@ -65,6 +65,35 @@ def test_what_changes_the_hash(tmp_path, change):
     assert bundle.scan(tmp_path / "src", LIMIT).hash != before
 
 
+PLANTED = {
+    "another bundle": lambda path, other: path.write_bytes(other.read_bytes()),
+    "torn": lambda path, _: path.write_bytes(path.read_bytes()[:-9]),
+    "more after its end": lambda path, other: path.write_bytes(
+        path.read_bytes() + other.read_bytes()
+    ),
+    "no archive": lambda path, _: path.write_text("evil"),
+    "a link": lambda path, other: (path.unlink(), path.symlink_to(other)),
+    "a folder's link": lambda path, _: (path.unlink(), path.symlink_to("/tmp")),
+    "a pipe": lambda path, _: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_a_stored_archive_is_not_believed_by_its_name(tmp_path, plant):
+    scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
+    other = bundle.scan(tree(tmp_path / "other", {"train.py": "evil"}), LIMIT).store()
+    plant(scanned.store(), other)
+    bundle.unpack(scanned.store(), tmp_path / "out")
+    assert (tmp_path / "out/train.py").read_text() == "good"
+    assert not scanned.store().is_symlink()
+
+
+def test_a_stored_archive_is_not_written_again(tmp_path):
+    scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
+    before = scanned.store().stat()
+    assert scanned.store().stat().st_ino == before.st_ino
+
+
 def test_unpacks_what_was_packed(tmp_path):
     source = tree(tmp_path / "src", {"run.sh": "#!/bin/sh", "deep/er/x": "y", "empty": ""})
     (source / "run.sh").chmod(0o700)
@@ -74,7 +103,7 @@ def test_unpacks_what_was_packed(tmp_path):
     assert (tmp_path / "out/deep/er/x").read_text() == "y"
     assert (tmp_path / "out/empty").read_text() == ""
     assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"
-    assert {f"{contract.FOLDER}/{name}" for name in contract.NODE_PLANE} == {
+    assert {contract.FILES, *(f"{contract.FOLDER}/{name}" for name in contract.NODE_PLANE)} == {
         path.relative_to(tmp_path / "out").as_posix()
         for path in (tmp_path / "out" / contract.FOLDER).iterdir()
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-from contextlib import closing
 
 import pytest
 from aws_places import Closed
@@ -13,19 +11,6 @@ from aws_snippets import look_at, needs_programs
 pytestmark = pytest.mark.aws
 DEDICATED = '"InstanceTenancy": "dedicated"'
 READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
-
-
-@pytest.fixture
-def enforced(moto):
-    """Switch IAM on, from the next request on; off again at the end."""
-
-    def switch(after):
-        with closing(http.client.HTTPConnection("127.0.0.1", moto)) as connection:
-            connection.request("POST", "/moto-api/reset-auth", after.encode())
-            assert connection.getresponse().status == 200
-
-    yield lambda: switch("0")
-    switch("inf")
 
 
 def user(place, monkeypatch, *statements):
@@ -146,3 +131,20 @@ def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     assert one["fault"] == "vpc_tenancy"
     assert "--instance-tenancy default" in one["fix"]["cli"]
     look_at(one["fix"], lint=True)
+
+
+def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
+    """S3 denies the question because of the owner that it names; moto does not, so it is said."""
+    place = Closed(moto)
+
+    def deny(one, forward):
+        if one.headers.get("x-amz-expected-bucket-owner") != "666666666666":
+            return forward()
+        return 403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    aws.mood = deny
+    assert doctor(place.settings).code == 0
+    foreign = place.settings | {"sagemaker.bucket_owner": '"666666666666"'}
+    (finding,) = doctor(foreign).findings
+    assert finding["fault"] == "not_permitted"
+    assert "not account 666666666666's (sagemaker.bucket_owner)" in finding["evidence"][1]

@@ -12,6 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 from infra_answers import GIVEN
 
 from deploykit import cli
@@ -150,6 +151,9 @@ def stack(aws, answers):
     return {one["OutputKey"]: one["OutputValue"] for one in made["Outputs"]}
 
 
+KEYS = ("bundles/0123/sourcedir.tar.gz", "runs/digits-1/output/output.tar.gz")
+
+
 @pytest.mark.aws
 def test_the_stack_on_moto(stack):
     """Only what moto really makes: no lifecycle, public access, route, egress or budget."""
@@ -161,7 +165,8 @@ def test_the_stack_on_moto(stack):
     policy = iam.get_role_policy(RoleName="training-execution", PolicyName="training")
     rights = {one["Sid"]: one for one in _statements(policy["PolicyDocument"])}
     assert rights["Objects"]["Resource"] == "arn:aws:s3:::my-training-bucket/*"
-    actions = [action for one in rights.values() for action in _list(one["Action"])]
+    allowed = [one for one in rights.values() if one["Effect"] == "Allow"]
+    actions = [action for one in allowed for action in _list(one["Action"])]
     assert not [action for action in actions if "*" in action]
 
     assert stack["BucketName"] == "my-training-bucket"
@@ -180,6 +185,33 @@ def test_the_stack_on_moto(stack):
     (table,) = network.describe_route_tables(RouteTableIds=endpoint["RouteTableIds"])["RouteTables"]
     assert table["VpcId"] == subnet["VpcId"]
     assert endpoint["ServiceName"] == "com.amazonaws.us-east-1.s3"
+
+
+@pytest.mark.aws
+def test_a_job_cannot_replace_the_source_of_another(stack, enforced, monkeypatch):
+    """A program of one job, with the role's rights, plants an archive for the next one."""
+    iam, s3 = boto3.client("iam", REGION), boto3.client("s3", REGION)
+    bundle, result = ({"Bucket": "my-training-bucket", "Key": f"deploykit/{key}"} for key in KEYS)
+    s3.put_object(**bundle, Body=b"good")
+    policy = iam.get_role_policy(RoleName="training-execution", PolicyName="training")
+    rights = _statements(policy["PolicyDocument"])
+    rights = [one for one in rights if one["Sid"] != "OwnBucketOnly"]  # moto reads no condition
+    iam.create_user(UserName="job")
+    document = json.dumps({"Version": "2012-10-17", "Statement": rights})
+    iam.put_user_policy(UserName="job", PolicyName="training", PolicyDocument=document)
+    key = iam.create_access_key(UserName="job")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    enforced()
+    s3 = boto3.session.Session().client("s3", REGION)
+    for attack in (
+        lambda: s3.put_object(**bundle, Body=b"evil"),
+        lambda: s3.delete_object(**bundle),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            attack()
+    assert s3.get_object(**bundle)["Body"].read() == b"good"
+    s3.put_object(**result, Body=b"weights")
 
 
 def _statements(document):

@@ -11,9 +11,11 @@ import pytest
 import preflight
 import preflight_report
 import preflight_words
+import rendezvous
 from cluster import BadEnvironment, Cluster
 from deploykit import cli
 from deploykit.commands.diagnose import CAUSE_FOUND
+from preflight_messages import Seal
 from preflight_pairs import Course
 
 HELLO = 'print("trained")\n'
@@ -80,7 +82,8 @@ def test_the_budget_is_a_number_of_seconds(text):
 
 
 def test_nodes_of_one_machine_have_an_address_each():
-    plan = preflight.course(Cluster("emulated", 1, ("127.0.0.1",) * 300), "run.0", 20000)
+    here = Cluster("emulated", 1, ("127.0.0.1",) * 300)
+    plan = preflight.course(here, rendezvous.below({}, here, "127.0.0.1", 20000, b"key"))
     assert plan.addresses[:2] == ("127.0.0.1", "127.0.0.2")
     assert len(set(plan.addresses)) == 300
     assert plan.others[0] == 2
@@ -91,7 +94,9 @@ def test_nodes_of_one_machine_have_an_address_each():
 
 OK = {"state": "ok", "rate": 1e9, "clock": 0.0, "seconds": 0.001, "port": 20000, "bulk": 40000}
 NODES = range(4)
-PLAN = Course("run.0", 0, tuple("abcd"), tuple(f"10.0.0.{node}" for node in NODES), 20000)
+PLAN = Course(
+    "run.0", 0, tuple("abcd"), tuple(f"10.0.0.{node}" for node in NODES), 20000, Seal(b"k")
+)
 
 
 def told(**links):
@@ -151,7 +156,9 @@ def test_several_faults_are_all_told():
 
 def test_a_broken_switch_does_not_fill_the_log():
     dropped = {"state": "dropped"}
-    plan = Course("run.0", 0, tuple("abcdefgh"), tuple(f"10.0.0.{n}" for n in range(8)), 20000)
+    plan = Course(
+        "run.0", 0, tuple("abcdefgh"), tuple(f"10.0.0.{n}" for n in range(8)), 20000, PLAN.seal
+    )
     facts = told()[0]
     rows = {}
     for node in range(8):
@@ -211,7 +218,7 @@ def test_a_node_without_its_gpus_is_told_before_the_group_hangs():
 
 def test_many_nodes_are_no_matrix():
     count = 40
-    plan = Course("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000)
+    plan = Course("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000, PLAN.seal)
     rows = {node: {**told()[0], "links": {}} for node in range(count)}
     rows[7]["links"]["9"] = {"state": "dropped"}
     lines = preflight_report.lines(plan, {"pairs": rows, "group": {}}, [], 2.0)

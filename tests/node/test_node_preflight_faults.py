@@ -19,7 +19,9 @@ try:
     here = cluster.find(env)
     way = network.route_to_any(rendezvous.peer_addresses(here))
     env.update(network.choose(way, {}).variables)
-    preflight.run(preflight.course(here, "tried", 20123), env, 1, print)
+    local = way.source if way else ""
+    meeting = rendezvous.below(env, here, local, 20123, b"the key of this run")
+    preflight.run(preflight.course(here, meeting), env, 1, print)
 except cluster.LaunchError as error:
     print(error)
     sys.exit(error.exit_code)

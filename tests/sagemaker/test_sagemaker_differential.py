@@ -79,6 +79,7 @@ CHOICES = [
     [{}, VPC],
     [{}, {"encrypt_inter_container_traffic": True}],
     [{}, {"network_isolation": True}],
+    [{}, {"image_entrypoint": ("bash", "-m", "start_with_right_hostname.sh")}],
     [{}, {"tags": {"team": "vision ü", "cost center": "1+2"}}],
     [{}, {"retries": 3}, {"retries": 30}],
     [
@@ -225,7 +226,7 @@ def test_every_key_of_the_section_was_varied(jobs):
         for name in vars(jobs[0][1])
         if len({repr(getattr(options, name)) for _, options in jobs}) == 1
     }
-    assert alike == {"role", "bucket", "py_version", "sender"}
+    assert alike == {"role", "bucket", "bucket_owner", "py_version", "sender"}
 
 
 def test_images_are_the_sdks(every_image, answers):

@@ -86,6 +86,20 @@ def test_a_job_that_is_stopped_from_another_machine(aws, tell):
     assert json.loads(tell("wait", "digits-1", code=143))["state"] == "cancelled"
 
 
+def test_every_request_to_s3_names_the_account_that_must_own_the_bucket(aws, tell, streams):
+    """Through every verb that asks AWS. moto lets anybody's bucket pass, so the requests count."""
+    tell("submit", "--backend", "sagemaker", "--run", "digits-1")
+    tell("submit", "--backend", "sagemaker", "--run", "digits-2")
+    aws.answers |= {"StopTrainingJob": lambda _: {}, "ListServiceQuotas": lambda _: {"Quotas": []}}
+    tell("attach", "digits-1", "--region", "us-east-1", machine="other")
+    for verb in ("status", "logs", "cancel", "wait"):
+        tell(verb, "digits-1")
+    tell("doctor", "--backend", "sagemaker", "--set", "data.train=s3://data-1/a", code=80)
+    stored = [one for one in aws.seen if "/s3/aws4_request" in one.headers["authorization"]]
+    assert [one.method for one in stored] == ["HEAD", "PUT", "HEAD", "GET", "GET"]
+    assert {one.headers.get("x-amz-expected-bucket-owner") for one in stored} == {"123456789012"}
+
+
 def test_there_is_no_such_job_to_take_up(aws, tell):
     said = json.loads(tell("attach", "digits-9", "--region", "us-east-1", code=66))
     assert said["error"]["message"] == "sagemaker has no job digits-9 in us-east-1"

@@ -20,7 +20,7 @@ from sagemaker_jobs import vary
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import sdk, sending, watching
+from deploykit.backends.sagemaker import sdk, uploading, watching
 from deploykit.errors import (
     BackendUnavailable,
     NotPermitted,
@@ -212,7 +212,7 @@ def stubbed(monkeypatch):
         "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
     monkeypatch.setattr(clients, "client", lambda *_: client)
-    monkeypatch.setattr(sending, "upload", lambda _: None)
+    monkeypatch.setattr(uploading, "upload", lambda _: None)
     with Stubber(client) as stub:
         yield stub
         stub.assert_no_pending_responses()
@@ -238,15 +238,46 @@ def test_role_that_cannot_be_assumed(stubbed, planned, tmp_path):
 
 def test_job_that_is_there_already_is_found_not_sent_twice(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "ResourceInUse", "already exists")
-    stubbed.add_response("describe_training_job", described(), {"TrainingJobName": "digits-1"})
-    handle = sagemaker.submit(planned(sender="boto3"), tmp_path)
+    plan = planned(sender="boto3")
+    stubbed.add_response("describe_training_job", described(plan), {"TrainingJobName": "digits-1"})
+    handle = sagemaker.submit(plan, tmp_path)
     assert handle == watching.handle("digits-1", tmp_path, "us-east-1")
 
 
 def test_broken_answer_is_resolved_by_asking(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
-    stubbed.add_response("describe_training_job", described())
-    assert sagemaker.submit(planned(sender="boto3"), tmp_path).id == "digits-1"
+    plan = planned(sender="boto3")
+    stubbed.add_response("describe_training_job", described(plan))
+    assert sagemaker.submit(plan, tmp_path).id == "digits-1"
+
+
+OTHERS = {
+    "role": ("RoleArn", {"RoleArn": "arn:aws:iam::123456789012:role/other"}),
+    "code": (
+        "HyperParameters.sagemaker_submit_directory",
+        {"HyperParameters": {"sagemaker_submit_directory": '"s3://b/k"'}},
+    ),
+    "no code": ("HyperParameters.deploykit_argv_0", {"HyperParameters": {}}),
+    "image": (
+        "TrainingImage",
+        {"AlgorithmSpecification": {"TrainingInputMode": "File", "TrainingImage": "evil:1"}},
+    ),
+    "results": ("S3OutputPath", {"OutputDataConfig": {"S3OutputPath": "s3://evil/runs"}}),
+}
+
+
+@pytest.mark.parametrize("code", ["ResourceInUse", "InternalFailure"])
+@pytest.mark.parametrize(("field", "changes"), OTHERS.values(), ids=OTHERS)
+def test_a_job_of_the_same_name_that_somebody_else_made_is_not_taken_for_ours(
+    stubbed, planned, tmp_path, code, field, changes
+):
+    plan = planned(sender="boto3")
+    stubbed.add_client_error("create_training_job", code, "already exists")
+    stubbed.add_response("describe_training_job", described(plan, **changes))
+    with pytest.raises(SubmitRefused, match="a different training job digits-1") as caught:
+        sagemaker.submit(plan, tmp_path)
+    assert field in str(caught.value)
+    assert "choose another --run" in caught.value.hint
 
 
 def test_broken_answer_and_no_job(stubbed, planned, tmp_path):
@@ -275,33 +306,36 @@ def stubbed_s3(monkeypatch):
 def test_who_may_not_look_may_still_upload(stubbed_s3, planned):
     stubbed_s3.add_client_error("head_object", "403", "Forbidden", 403)
     stubbed_s3.add_response("put_object", {})
-    sending.upload(planned())
+    uploading.upload(planned())
 
 
 def test_who_may_not_upload_is_told_which_permission_is_missing(stubbed_s3, planned):
     stubbed_s3.add_client_error("head_object", "404", "Not Found", 404)
     stubbed_s3.add_client_error("put_object", "AccessDenied", "Access Denied", 403)
     with pytest.raises(NotPermitted) as caught:
-        sending.upload(planned())
+        uploading.upload(planned())
     assert "PutObject" in caught.value.hint
 
 
 def test_bucket_in_another_region(stubbed_s3, planned):
     stubbed_s3.add_client_error("head_object", "301", "Moved Permanently", 301)
     with pytest.raises(SubmitRefused) as caught:
-        sending.upload(planned())
+        uploading.upload(planned())
     assert "another region" in caught.value.hint
 
 
-def described(primary="InProgress", secondary="Training", **more):
+def described(plan, **more):
+    """DescribeTrainingJob's answer for the job of this plan, or another."""
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-1"
+    request = json.loads(plan.text)
+    kept = ("RoleArn", "HyperParameters", "AlgorithmSpecification", "OutputDataConfig")
     answer = {
+        **{name: request[name] for name in kept},
         "TrainingJobName": "digits-1",
         "TrainingJobArn": arn,
         "ModelArtifacts": {"S3ModelArtifacts": "s3://b/m"},
-        "TrainingJobStatus": primary,
-        "SecondaryStatus": secondary,
-        "AlgorithmSpecification": {"TrainingInputMode": "File"},
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
         "ResourceConfig": {"VolumeSizeInGB": 1},
         "StoppingCondition": {},
         "CreationTime": 0,

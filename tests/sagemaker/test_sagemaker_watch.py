@@ -28,6 +28,18 @@ def test_job_is_found_by_its_name(aws, planned, tmp_path):
     assert sagemaker.find("digits-1", tmp_path, "eu-west-1") is None
 
 
+def test_a_job_that_the_runs_folder_has_not_sent_is_not_found(aws, planned, tmp_path):
+    """A submit was interrupted, and somebody else has sent a job under its name."""
+    ours, theirs = planned(sender="boto3"), planned(sender="boto3", args=("--other",))
+    (tmp_path / "plan.json").write_text(ours.text)
+    sagemaker.submit(theirs, tmp_path)
+    assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
+    (tmp_path / "plan.json").write_text(theirs.text[:99])
+    assert sagemaker.find("digits-1", tmp_path, "us-east-1") is None
+    (tmp_path / "plan.json").write_text(theirs.text)
+    assert sagemaker.find("digits-1", tmp_path, "us-east-1") is not None
+
+
 def test_status_of_several_jobs(aws, planned, tmp_path):
     handles = [
         sagemaker.submit(planned(run, sender="boto3"), tmp_path) for run in ("digits-1", "digits-2")

@@ -15,7 +15,7 @@ import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import PATIENCE, output
 
-from deploykit import cli
+from deploykit import cli, paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 
@@ -156,6 +156,26 @@ def test_a_bundle_is_copied_once(laptop):
     assert bundles() == before
     assert submit(laptop, "again", *held)[0] == 0
     assert len(jobs_of("again")) == 1
+
+
+def test_an_archive_there_is_not_believed_by_its_name(laptop):
+    """Planted before a submit: one with another's program, and a torn one."""
+    Path("train.py").write_text("print('evil')")
+    evil = sent_archive(laptop, "evil").read_bytes()
+    Path("train.py").write_text(TRAINER)
+    archive = sent_archive(laptop, "good")
+    good = archive.read_bytes()
+    for name, planted in (("replaced", evil), ("torn", good[:-9])):
+        archive.write_bytes(planted)
+        assert sent_archive(laptop, name).read_bytes() == good
+        assert (there(laptop, name) / "source/train.py").read_text() == TRAINER
+
+
+def sent_archive(node, name):
+    """The archive on the login node of a job that is sent, and held."""
+    assert submit(node, name, "--set", "slurm.extra.hold=")[0] == 0
+    record = json.loads((paths.run_folder(name) / "source.json").read_text())
+    return there(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
 
 
 def test_a_broken_connection_loses_and_doubles_no_job(laptop):

@@ -30,8 +30,9 @@ _LOGGED_OUT = frozenset(
         *("SignatureDoesNotMatch", "UnrecognizedClientException"),
     }
 )
-_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
-_NO_BUCKET = frozenset({"NoSuchBucket"})
+DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
+_DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
+"""S3's words for an upload of which something else arrived than was sent."""
 _ELSEWHERE = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 
 
@@ -114,9 +115,11 @@ def _from_service(error: Any, region: str) -> DeploykitError:
     doing = f"AWS ({error.operation_name}, {region}): {text}"
     if word in _BUSY:
         return TryAgain(doing, hint="AWS is busy; try again in a minute")
+    if word in _DAMAGED:
+        return TryAgain(doing, hint="the upload was damaged on its way; submit again")
     if word in _LOGGED_OUT:
         return NotPermitted(doing, hint=_LOGIN)
-    if word in _DENIED:
+    if word in DENIED:
         return NotPermitted(doing, hint=f"allow your user or role {error.operation_name} in IAM")
     return _refused(word, doing)
 

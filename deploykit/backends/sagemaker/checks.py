@@ -51,6 +51,7 @@ _PLACES = {
     "Environment": "env",
     "RoleArn": "sagemaker.role",
     "AlgorithmSpecification.TrainingImage": "sagemaker.image_uri",
+    "AlgorithmSpecification.ContainerArguments": "sagemaker.image_entrypoint",
     "ResourceConfig.InstanceType": "sagemaker.instance_type",
     "ResourceConfig.InstanceGroups": "sagemaker.instance_groups",
     "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",

@@ -71,6 +71,15 @@ class Options:
         ),
         sections.GROUP,
     ] = None
+    bucket_owner: Annotated[
+        str | None,
+        Help(
+            "Account that owns the bucket; S3 refuses every request to a bucket that is another's. "
+            "Default: the account in `role`.",
+            example='"123456789012"',
+        ),
+        sections.ACCOUNT,
+    ] = None
     prefix: Annotated[str, Help("Folder in the bucket.", example="deploykit"), sections.PREFIX] = (
         "deploykit"
     )
@@ -94,6 +103,14 @@ class Options:
         Help("Container image instead of `framework_version`; needed for later PyTorch."),
         sections.IMAGE,
     ] = None
+    image_entrypoint: Annotated[
+        tuple[Annotated[str, sections.LINE], ...],
+        Help(
+            "The image's own ENTRYPOINT, as `docker inspect` shows it. With it each container "
+            "hashes the source first, and starts nothing of a source that was replaced.",
+            example="[bash, -m, start_with_right_hostname.sh]",
+        ),
+    ] = ()
     distribution: Annotated[
         Distribution,
         Help(
@@ -209,6 +226,16 @@ class Options:
             "do not. `auto`: compare where the SDK is installed."
         ),
     ] = "auto"
+
+    @property
+    def owner(self) -> str:
+        """Account that must own the buckets: the one that is named, else the role's."""
+        return self.bucket_owner or self.role.split(":")[4]
+
+    @property
+    def source_is_a_channel(self) -> bool:
+        """Whether the service itself fetches the source, before the container starts."""
+        return self.network_isolation or bool(self.image_entrypoint)
 
     @property
     def training_type(self) -> str:

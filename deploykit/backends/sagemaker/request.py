@@ -25,8 +25,14 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 DATA = "/opt/ml/input/data"
 TENSORBOARD = f"{OUTPUT}/tensorboard"
 """Where our own trainer writes TensorBoard's files."""
-_ISOLATED_CODE = f"{DATA}/code/sourcedir.tar.gz"
+CODE_CHANNEL = f"{DATA}/code/sourcedir.tar.gz"
 """Where the source lies when it comes as a channel."""
+_VERIFY = (
+    f'f={CODE_CHANNEL}; [ "$(gzip -dc $f | sha256sum)" = "$0  -" ] && exec "$@"; '
+    'echo "deploykit: $f is not the source that was submitted ($0)" '
+    "| tee /opt/ml/output/failure >&2; exit 78"
+)
+"""For `sh -c`, with the bundle's hash and the command: of 256 characters at most."""
 
 ARGUMENT = "deploykit_argv_"
 _PIECE = 2000
@@ -42,14 +48,14 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
     request: dict[str, Any] = {
         "TrainingJobName": run,
         "RoleArn": options.role,
-        "AlgorithmSpecification": _algorithm(options),
+        "AlgorithmSpecification": _algorithm(options) | entry(options, bundle),
         "ResourceConfig": _resources(job, options),
         "StoppingCondition": _stopping(job, options),
         "HyperParameters": {
             name: json.dumps(value)
             for name, value in _hyperparameters(job, options, run, bundle).items()
         },
-        "Environment": environment(job, options, run),
+        "Environment": environment(job, options, run, bundle),
     }
     found = [*channels.render(job, options), *_code_channel(options, bundle)]
     if found:
@@ -81,11 +87,12 @@ def results(job: Mapping[str, Any]) -> str:
     return folder if place.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
 
 
-def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
+def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, str]:
     """Variables of the containers.
 
     The container's launcher overwrites some network variables after it has read these, so they
-    travel a second time in ``DEPLOYKIT_ENV``, and the node plane restores them last.
+    travel a second time in ``DEPLOYKIT_ENV``, and the node plane restores them last. By
+    ``DEPLOYKIT_BUNDLE`` it knows the source that was planned.
     """
     variables = contract.environment(
         job,
@@ -95,6 +102,7 @@ def environment(job: JobSpec, options: Options, run: str) -> dict[str, str]:
         checkpoints=CHECKPOINTS,
         data={name: f"{DATA}/{name}" for name in channels.names(job, options)},
     )
+    variables["DEPLOYKIT_BUNDLE"] = bundle
     kept = {name: value for name, value in job.env.items() if _OVERWRITTEN.fullmatch(name)}
     kept = {name: value for name, value in kept.items() if not contract.is_secret(value)}
     if kept:
@@ -135,7 +143,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, Any]:
-    place = _ISOLATED_CODE if options.network_isolation else code(options, bundle)
+    place = CODE_CHANNEL if options.source_is_a_channel else code(options, bundle)
     return {
         **user_hyperparameters(job),
         "sagemaker_program": contract.LAUNCH,
@@ -148,7 +156,7 @@ def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> d
 
 
 def _code_channel(options: Options, bundle: str) -> Iterator[dict[str, Any]]:
-    if options.network_isolation:
+    if options.source_is_a_channel:
         yield channels.s3("code", code(options, bundle))
 
 
@@ -159,6 +167,19 @@ def _algorithm(options: Options) -> dict[str, Any]:
     if options.metric_definitions:
         algorithm["MetricDefinitions"] = metrics(options)
     return algorithm
+
+
+def entry(options: Options, bundle: str) -> dict[str, list[str]]:
+    """What the container starts in the place of its image's entrypoint, which comes next.
+
+    It is part of the request, so nobody changes it who may only write to the bucket.
+    """
+    if not options.image_entrypoint:
+        return {}
+    return {
+        "ContainerEntrypoint": ["sh", "-c", _VERIFY, bundle],
+        "ContainerArguments": [*options.image_entrypoint, "train"],
+    }
 
 
 def metrics(options: Options) -> list[dict[str, str]]:

@@ -84,6 +84,12 @@ def estimator(asked: Mapping[str, Any], talk: Any, upload: Callable[[], None]) -
             upload()
             return UploadedCode(s3_prefix=self.source_dir, script_name=self.entry_point)
 
+        def _script_mode_hyperparam_update(self, code_dir: str, script: str) -> None:
+            if asked["source_is_a_channel"]:  # the SDK knows this only for isolated containers
+                self.code_uri = asked["estimator"]["source_dir"]
+                code_dir = self.CONTAINER_CODE_CHANNEL_SOURCEDIR_PATH
+            super()._script_mode_hyperparam_update(code_dir, script)
+
         def fit(
             self,
             inputs: Any = None,

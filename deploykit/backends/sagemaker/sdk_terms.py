@@ -23,7 +23,7 @@ def arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[
         **_machines(job, options),
         **_places(job, options),
         **_switches(options),
-        "environment": request.environment(job, options, run),
+        "environment": request.environment(job, options, run, bundle),
     }
     return {
         "region": region(options),
@@ -31,6 +31,7 @@ def arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[
         "estimator": estimator,
         "inputs": {name: _input(job, options, name) for name in channels.names(job, options)},
         "run": run,
+        "source_is_a_channel": options.source_is_a_channel,
     }
 
 
@@ -40,7 +41,10 @@ def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
     if python is None and version is not None:
         smp = options.distribution == "smdistributed.modelparallel"
         python = images.SMP.get(version, ("py311",))[0] if smp else images.VERSIONS.get(version)
+    start = request.entry(options, bundle)
     return {
+        "container_entry_point": start.get("ContainerEntrypoint"),
+        "container_arguments": start.get("ContainerArguments"),
         "entry_point": LAUNCH,
         "source_dir": request.code(options, bundle),
         "role": options.role,

@@ -17,6 +17,7 @@ ROLE = Pattern(
 )
 INSTANCE_TYPE = Pattern(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a type such as ml.g5.12xlarge")
 BUCKET = Pattern(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "an S3 bucket's name, without s3://")
+ACCOUNT = Pattern(r"[0-9]{12}", "an account's 12 digits")
 PREFIX = Pattern(
     r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*", "folders of the bucket, without a slash at either end"
 )

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import shell
-from deploykit.backends.sagemaker import aws, sdk, sdk_terms, watching
-from deploykit.backends.sagemaker import request as rendering
+from deploykit.backends.sagemaker import aws, sdk, sdk_terms, uploading, watching
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, Uncertain
 from deploykit.model import Handle, Plan
 
@@ -21,7 +20,7 @@ _SHOWN = 200
 def submit(plan: Plan, folder: Path) -> Handle:
     """Send exactly `plan.text`, through boto3, after the SDK (where installed) has agreed."""
     compare(plan, folder)
-    upload(plan)
+    uploading.upload(plan)
     request = json.loads(plan.text)
     client = aws.client("sagemaker", plan.place)
     with aws.errors(plan.place):
@@ -30,48 +29,29 @@ def submit(plan: Plan, folder: Path) -> Handle:
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.uncertain(error):
                 raise
-            return _sent_after_all(plan, folder, error)
+            _check_sent(plan, error)
     return watching.handle(plan.run, folder, plan.place)
 
 
-def _sent_after_all(plan: Plan, folder: Path, error: Exception) -> Handle:
-    """The job that a repeated or broken request has left behind."""
+def _check_sent(plan: Plan, error: Exception) -> None:
+    """Raise unless a repeated or broken request has left the job of this plan behind."""
     try:
-        found = watching.find(plan.run, folder, plan.place)
+        other = watching.contradictions(plan.run, plan.place, json.loads(plan.text))
     except DeploykitError as second:
         raise Uncertain(
             f"AWS broke off while it took the job {plan.run}, and cannot be asked whether it has it"
             f": {error}",
             hint="deploykit status finds out, by the job's name",
         ) from second
-    if found is None:
+    if other is None:
         raise error
-    return found
-
-
-def upload(plan: Plan) -> None:
-    """Put the source archive into the bucket, unless one with the same content is there."""
-    client = aws.client("s3", plan.place)
-    bucket = plan.options.bucket
-    key = rendering.code_key(plan.options, plan.bundle.hash)
-    with aws.errors(plan.place):
-        if _exists(client, bucket, key):
-            return
-        with plan.bundle.store().open("rb") as archive:
-            client.put_object(Bucket=bucket, Key=key, Body=archive)
-
-
-def _exists(client: Any, bucket: str, key: str) -> bool:
-    from botocore.exceptions import ClientError
-
-    try:
-        client.head_object(Bucket=bucket, Key=key)
-    except ClientError as error:
-        # 403 is what one who may not list the bucket gets for a missing key
-        if aws.code(error) in {"404", "403", "NoSuchKey"}:
-            return False
-        raise
-    return True
+    if other:
+        raise SubmitRefused(
+            f"a different training job {plan.run} already exists in {plan.place}: "
+            f"{', '.join(other)} differ from the plan",
+            hint="choose another --run; to see that job: "
+            f"aws sagemaker describe-training-job --training-job-name {plan.run}",
+        )
 
 
 def compare(plan: Plan, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
 import time
@@ -59,9 +60,37 @@ def handle(run: str, folder: Path, place: str) -> Handle:
 
 
 def find(run: str, folder: Path, place: str) -> Handle | None:
-    """The job named `run`; None where the service says that there is none."""
-    found = _describe(aws.client("sagemaker", place), run, place)
-    return None if found is None else handle(run, folder, place)
+    """The job named `run`; None where there is none, or one that `folder` has not sent."""
+    try:
+        request = json.loads((folder / "plan.json").read_text())
+    except FileNotFoundError:  # sent from another machine
+        request = None
+    except ValueError:  # half written: nothing had been sent
+        return None
+    other = contradictions(run, place, request)
+    return handle(run, folder, place) if other == [] else None
+
+
+def contradictions(run: str, place: str, request: Any) -> list[str] | None:
+    """What shows that the job named `run` was not made by `request`, if there is such a job.
+
+    Anybody in the account can take a name. Compared are fields that the service gives back as they
+    came; nothing where the request is not known.
+    """
+    job = _describe(aws.client("sagemaker", place), run, place)
+    if job is None or request is None:
+        return None if job is None else []
+    return [name for name, value in _told(request).items() if _told(job).get(name) != value]
+
+
+def _told(job: Any) -> dict[str, Any]:
+    """The role, image, program, arguments and output of a request or a described job."""
+    return {
+        "RoleArn": job.get("RoleArn"),
+        "TrainingImage": job.get("AlgorithmSpecification", {}).get("TrainingImage"),
+        "S3OutputPath": job.get("OutputDataConfig", {}).get("S3OutputPath"),
+        **{f"HyperParameters.{key}": one for key, one in job.get("HyperParameters", {}).items()},
+    }
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:

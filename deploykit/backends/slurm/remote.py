@@ -27,6 +27,7 @@ _SCRIPT = "plan.sh"
 _MOST = 1 << 23
 """Bytes of one log that are fetched at once."""
 _BUSY = 75
+_SHA256 = "sha256sum | cut -c1-64"
 
 
 def deliver(plan: Plan, place: Place) -> None:
@@ -35,7 +36,10 @@ def deliver(plan: Plan, place: Place) -> None:
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
     folder = _relative(place, home)
     folders = " ".join(shlex.quote(f"{folder}/{name}") for name in FOLDERS)
-    have = _do(place.host, home, f"mkdir -p bundles {folders}; [ ! -f {archive} ] || echo yes")
+    # a name proves nothing; the hash is that of the archive before compression
+    same = f'[ "$(gzip -dc {archive} | {_SHA256})" = {plan.bundle.hash} ]'
+    good = f"[ -f {archive} ] && gzip -tq {archive} && {same}"
+    have = _do(place.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
     if not have:
         _upload(place.host, home, archive, plan.bundle.store().read_bytes())
     # a folder that is there is whole: it gets its name last
@@ -158,7 +162,7 @@ def _relative(place: Place, home: Path) -> str:
 def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
     """Write a file there, whole or not at all; where it is whole, run more of the script."""
     digest = hashlib.sha256(content).hexdigest()
-    check = f'[ "$(sha256sum < {path}.$$ | cut -c1-64)" = {digest} ]'
+    check = f'[ "$(cat {path}.$$ | {_SHA256})" = {digest} ]'
     _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path} && {{ {then}; }}", content)
 
 

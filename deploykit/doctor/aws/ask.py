@@ -78,7 +78,8 @@ class _Visit:
         self._keep("get-caller-identity", "sts")
         self._role()
         for bucket in needs.buckets:
-            self._keep("get-bucket-location", "s3", bucket, Bucket=bucket)
+            owned = {"Bucket": bucket, "ExpectedBucketOwner": needs.owner}
+            self._keep("get-bucket-location", "s3", bucket, **owned)
         self._quotas()
         self._keep("describe-instance-types", "ec2", InstanceTypes=[needs.instance_type])
         if needs.subnets:

@@ -53,6 +53,8 @@ class Needs:
     """Buckets that the job reads and writes."""
     read: tuple[str, ...]
     """Buckets that it only reads."""
+    owner: str
+    """Account that must own the buckets."""
     quota: str
     """Name of the quota that limits the number of machines."""
     encrypted: bool = False
@@ -83,6 +85,7 @@ def of(job: JobSpec, options: Options, region: str) -> Needs:
         groups=options.security_group_ids,
         written=written,
         read=read,
+        owner=options.owner,
         quota=f"{options.training_type} for {use} usage",
         encrypted=options.encrypt_inter_container_traffic and job.resources.nodes > 1,
         secrets=_secrets(job),

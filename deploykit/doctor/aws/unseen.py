@@ -19,7 +19,7 @@ def check(needs: Needs, facts: Facts) -> Iterator[Finding]:
     for name, answer in facts.answers.items():
         told = answer.get("Error", {})
         if told.get("Code") in ask.DENIED:
-            yield _denied(facts, name, told.get("Action", name))
+            yield _denied(needs, facts, name, told.get("Action", name))
     absent = [name for name in _asked(needs) if name not in facts.answers]
     if failed(facts.answers, "get-role") and "role-policies" in absent:
         absent.remove("role-policies")
@@ -33,12 +33,15 @@ def _asked(needs: Needs) -> list[str]:
     return [*_ACCOUNT, *buckets, "describe-instance-types", *network]
 
 
-def _denied(facts: Facts, name: str, action: str) -> Finding:
+def _denied(needs: Needs, facts: Facts, name: str, action: str) -> Finding:
+    evidence = [f"{name}: denied to {facts.caller or 'you'}"]
+    if name.startswith("get-bucket-location-"):
+        evidence.append(f"or the bucket is not account {needs.owner}'s (sagemaker.bucket_owner)")
     return Finding(
         "not_permitted",
         "unseen",
         f"could not look: needs {action}",
-        (f"{name}: denied to {facts.caller or 'you'}",),
+        tuple(evidence),
         _permit(facts.caller, action),
     )
 

@@ -67,7 +67,9 @@ def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None):
     with _alone(), contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
-                _container(host, {**(image or {}), **_environment(host, request, endpoint)})
+                _container(
+                    host, request, {**(image or {}), **_environment(host, request, endpoint)}
+                )
             )
             for host in hosts
         ]
@@ -94,7 +96,10 @@ def _prepare(host, hosts, groups, request, endpoint):
         (host.folder / part).mkdir(parents=True)
     channels = request.get("InputDataConfig", [])
     configuration = {
-        "hyperparameters": request["HyperParameters"],
+        "hyperparameters": {
+            name: _moved(value, host) if name == "sagemaker_submit_directory" else value
+            for name, value in request["HyperParameters"].items()
+        },
         "inputdataconfig": {
             channel["ChannelName"]: {
                 "TrainingInputMode": "File",
@@ -138,7 +143,8 @@ def _download(place, folder, endpoint):
     s3 = boto3.client("s3", "us-east-1", endpoint_url=endpoint, **_keys("aws_access_key_id"))
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", []):
-            file = folder / item["Key"].removeprefix(prefix).lstrip("/")
+            below = item["Key"].removeprefix(prefix).lstrip("/")
+            file = folder / (below or Path(prefix).name)  # one object keeps its own name
             file.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, item["Key"], str(file))
 
@@ -168,12 +174,24 @@ def _environment(host, request, endpoint):
     }
 
 
+def _command(host, request):
+    """The request's own entrypoint, else what the image has."""
+    how = request["AlgorithmSpecification"]
+    words = how.get("ContainerEntrypoint", []) + how.get("ContainerArguments", ["train"])
+    return [_moved(word, host) for word in words]
+
+
+def _moved(text, host):
+    """Where /opt/ml has another name, a text has it too."""
+    return text.replace(f"{BASE}/", f"{host.base}/")
+
+
 @contextlib.contextmanager
-def _container(host, environment):
+def _container(host, request, environment):
     """The launcher in a session of its own, which ends with the block at the latest."""
     with (host.folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
-            [*host.enter, PROGRAMS / "train"],
+            [*host.enter, *_command(host, request)],
             cwd=host.folder,
             env=environment,
             stdout=log,

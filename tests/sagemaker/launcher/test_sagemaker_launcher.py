@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import textwrap
 
 import pytest
@@ -102,3 +104,77 @@ def test_groups_that_each_train_alone_are_stopped(aws, captured, program, hosts)
     request = captured(program(PROGRAM), lambda it: {**it, "ResourceConfig": resources})
     with pytest.raises(LauncherFailedError, match="4 ranks, but torchrun started 2: training"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))
+
+
+def repacked(archive, name, content):
+    """A source archive with one file changed, as somebody makes it who may write to the bucket."""
+    changed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as old,
+        tarfile.open(fileobj=changed, mode="w:gz") as new,
+    ):
+        for member in old:
+            text = old.extractfile(member).read()
+            if member.name == name:
+                text, member.size = content, len(content)
+            new.addfile(member, io.BytesIO(text))
+    return changed.getvalue()
+
+
+def replace(request, name, content):
+    """Change one file of the source in the bucket, between the submit and the start."""
+    import boto3
+
+    where = {"Bucket": "my-bucket", "Key": f"deploykit/bundles/{planned(request)}/sourcedir.tar.gz"}
+    s3 = boto3.client("s3", "us-east-1")
+    s3.put_object(**where, Body=repacked(s3.get_object(**where)["Body"].read(), name, content))
+
+
+def planned(request):
+    return request["Environment"]["DEPLOYKIT_BUNDLE"]
+
+
+@pytest.mark.parametrize("distribution", ["torch_distributed", "none"])
+def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
+    aws, captured, program, hosts, distribution, capsys
+):
+    alone = {"nodes": 1, "processes_per_node": 1} if distribution == "none" else {"nodes": 1}
+    request = captured(program("print('mine')"), distribution=distribution, **alone)
+    replace(request, "train.py", b"print('evil')")
+    with pytest.raises(LauncherFailedError):
+        run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
+    log = (hosts / "host-0/log.txt").read_text()
+    assert f"not the one that was submitted ({planned(request)}): its SHA-256 is " in log
+    assert "evil" not in log
+    assert "Traceback" not in log.partition("not the one that")[0]
+    assert cli.main(["diagnose", str(hosts / "host-0/log.txt"), "--json"]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    assert first["cause"] == "source_replaced"
+    if distribution == "none":
+        assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()
+
+
+HASHED_FIRST = {"image_entrypoint": ("env", "IMAGE=1"), "nodes": 1}
+
+
+def test_with_the_images_entrypoint_a_replaced_launcher_is_not_run_either(
+    aws, captured, program, hosts
+):
+    """It would check nothing; nor are packages of a replaced source installed."""
+    request = captured(program("print('mine')"), **HASHED_FIRST)
+    replace(request, ".deploykit/launch.py", b"print('evil')")
+    with pytest.raises(LauncherFailedError, match=r"exit codes are \[78\]"):
+        run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
+    log = (hosts / "host-0/log.txt").read_text()
+    said = f"sourcedir.tar.gz is not the source that was submitted ({planned(request)})\n"
+    assert log.startswith("deploykit: ")
+    assert log.endswith(said)
+    assert (hosts / "host-0/output/failure").read_text().endswith(said)
+    assert not list((hosts / "host-0/code").iterdir())
+
+
+def test_with_the_images_entrypoint_a_good_source_runs(aws, captured, program, hosts):
+    place = "import os; open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/' + os.environ['IMAGE'], 'w')"
+    request = captured(program(place), **HASHED_FIRST)
+    (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
+    assert (output / "1").exists()

@@ -120,14 +120,20 @@ RULES = (
         "sagemaker.channels.code",
         Verdict.REFUSED,
         lambda case: (
-            case.options.network_isolation and "code" in channels.names(case.job, case.options)
+            case.options.source_is_a_channel and "code" in channels.names(case.job, case.options)
         ),
-        "with network_isolation the source comes by this name",
+        "with network_isolation or image_entrypoint the source comes by this name",
         "another name for the channel",
         _CHANNEL,
         (
             Row(
                 {"data": {"code": "s3://my-bucket/code"}} | sm(network_isolation=True),
+                Sdk.REFUSES,
+                says="Duplicate channel code",
+                cure={"data": {"codes": "s3://my-bucket/code"}},
+            ),
+            Row(
+                {"data": {"code": "s3://my-bucket/code"}} | sm(image_entrypoint=["bash"]),
                 Sdk.REFUSES,
                 says="Duplicate channel code",
                 cure={"data": {"codes": "s3://my-bucket/code"}},
