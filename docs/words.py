@@ -205,6 +205,8 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
+    "DEPLOYKIT_ROUND": "how often torchrun has started the ranks again, alike on all nodes; the "
+    "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
     "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; for a signal of "
     "Slurm's, until Slurm ends them",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
