@@ -45,8 +45,8 @@ SLURM = points(
     ("after", "submitit.core.utils:CommandFunction.__call__", True),
 )
 SAGEMAKER = points(
-    ("before", "deploykit.backends.sagemaker.sending:upload", False),
-    ("after", "deploykit.backends.sagemaker.sending:upload", False),
+    ("before", "deploykit.backends.sagemaker.uploading:upload", False),
+    ("after", "deploykit.backends.sagemaker.uploading:upload", False),
     ("before", "deploykit.backends.sagemaker.watching:handle", True),
 )
 
