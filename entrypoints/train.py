@@ -270,11 +270,10 @@ class Run:
 
 def odd(progress: Progress) -> str:
     """What is wrong with the progress in a checkpoint, which may come from anybody; or ''."""
-    kinds = {"settings": (dict,), "idle_epochs": (int,)}
-    kinds |= dict.fromkeys(("best_loss", "loss_scale"), (float, int))
-    for name, allowed in kinds.items():
-        if type(progress.get(name)) not in allowed:
-            return f"its {name} is no {allowed[0].__name__}"
+    kinds = {"settings": dict, "idle_epochs": int, "best_loss": float, "loss_scale": float}
+    for name, kind in kinds.items():
+        if type(progress.get(name)) is not kind:
+            return f"its {name} is no {kind.__name__}"
     return "" if 0 < progress["loss_scale"] < inf else "its loss_scale is out of range"
 
 

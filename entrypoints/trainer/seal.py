@@ -75,7 +75,12 @@ def sums(folder: Path, pattern: str) -> dict[str, list[int]]:
 
 
 def write(path: Path, progress: Progress, files: dict[str, list[int]]) -> None:
-    """Write ``whole.json`` into the folder `path`, with a CRC-32 of its own."""
+    """Write ``whole.json`` into the folder `path`, with a CRC-32 of its own.
+
+    Raises ValueError where nobody could read the checkpoint again.
+    """
+    if files[CONTENTS][0] > contents.LARGEST:
+        raise ValueError(f"{path} has too many tensors: {CONTENTS} is larger than may be read")
     content = {"progress": progress, "files": files}
     crc = zlib.crc32(json.dumps(content).encode())
     (path / WHOLE).write_text(json.dumps({**content, "crc": crc}, indent=1))
@@ -101,12 +106,12 @@ def _unseal(path: Path) -> tuple[Progress, dict[str, tuple[int, int]]]:
         content = json.loads(data, parse_constant=_constant)
         crc = content.pop("crc")
         same = crc == zlib.crc32(json.dumps(content).encode())
-        progress, files = content["progress"], dict(content["files"])
+        progress, files = content["progress"], content["files"].items()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{WHOLE} cannot be read ({type(error).__name__})") from None
     if not same:
         raise Refused(f"the content of {WHOLE} has changed since it was written")
-    return _progress(path, progress), {name: _file(name, sums) for name, sums in files.items()}
+    return _progress(path, progress), {name: _file(name, sums) for name, sums in files}
 
 
 def _progress(path: Path, found: Any) -> Progress:
