@@ -25,6 +25,8 @@ from trainer.http_messages import Connection, Held, HTTPError, Limits, Request
 Answer = Callable[[Request], dict[str, Any]]
 Routes = Mapping[str, tuple[str, Answer]]
 """By path: the one method that it takes, and what answers it. An answer may raise HTTPError."""
+PAUSE = 0.1
+"""Seconds before another try where the system gives no connection."""
 
 
 class Server:
@@ -76,23 +78,37 @@ class Server:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stop.set)
-        server = await asyncio.start_server(
-            self._connected, sock=self._socket, limit=self._limits.head_bytes
-        )
+        accepting = self._loop.create_task(self._accept(self._loop))
         if not self._told:
             await self._stop.wait()
-        server.close()
+        accepting.cancel()
         for task in self._waiting:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.body_seconds)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take connections one by one, and only where there is room: so files never run out."""
+        self._socket.setblocking(False)
+        while True:
+            while len(self._tasks) >= self._most:
+                oldest = next(iter(self._waiting), None)
+                if oldest is not None:
+                    oldest.cancel()
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                client, _ = await loop.sock_accept(self._socket)
+            except OSError:  # it has left, or others have taken all files
+                await asyncio.sleep(PAUSE)
+                continue
+            task = loop.create_task(self._connected(client))
+            self._tasks.add(task)
+            self._waiting[task] = None
+
+    async def _connected(self, client: socket.socket) -> None:
         task = asyncio.current_task()
+        reader, writer = await asyncio.open_connection(sock=client, limit=self._limits.head_bytes)
         connection = Connection(reader, writer, self._limits, self._held)
-        if len(self._tasks) >= self._most and self._waiting:
-            next(iter(self._waiting)).cancel()
-        self._tasks.add(task)
         try:
             while await self._exchange(connection, task):
                 connection.release()
