@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from trainer.options import parse
 from trainer.precision import LossScale
 from trainer.profile import Profile
 from trainer.progress import Bar
+from trainer.seal import Checkpoint, Progress
 
 OUTPUT = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
 CHECKPOINTS = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"))
@@ -86,7 +88,7 @@ class Run:
             CHECKPOINTS, place, keep=options.keep, background=options.background_save
         )
         self.step = self.best_step = self.idle_epochs = 0
-        self.best_loss = float("inf")
+        self.best_loss = inf
         self.validation: tuple[float, float] | None = None
         """Accuracy and loss after the last step, once they have been measured."""
         self.resume()
@@ -235,15 +237,10 @@ class Run:
 
     def resume(self) -> None:
         """Take over the newest whole checkpoint, if there is one."""
-        found = self.keeper.newest()
+        found = self.keeper.newest(self.unfit)
         if found is None:
             return
         path, progress = found
-        if progress["settings"] != self.settings():
-            raise ValueError(
-                f"{path} comes from a run with {progress['settings']}, this one has "
-                f"{self.settings()}: use the same, or another checkpoint folder"
-            )
         state = self.strategy.state()
         self.keeper.load(path, state)
         self.strategy.load(state)
@@ -253,11 +250,31 @@ class Run:
         restarts = os.environ.get("DEPLOYKIT_RESTART_COUNT", "0")
         self.place.say(f"resumed from {path}, {self.step} steps done (restart {restarts})")
 
+    def unfit(self, found: Checkpoint) -> str:
+        """Why a checkpoint cannot be resumed, or ''; ValueError where it is of another run."""
+        if fault := odd(found.progress):
+            return fault
+        if found.progress["settings"] != self.settings():
+            raise ValueError(
+                f"{found.path} comes from a run with {str(found.progress['settings'])[:1000]}, "
+                f"this one has {self.settings()}: use the same, or another checkpoint folder"
+            )
+        return found.contents.unfit(self.strategy.state())
+
     def settings(self) -> dict[str, float | str]:
         """The options that decide the numbers, and so cannot change when a run is resumed."""
         shape = ("task", "text", "sequence", "layers", "width", "heads")
         names = (*shape, "batch_size", "optimizer", "lr", "seed")
         return {name: getattr(self.options, name) for name in names}
+
+
+def odd(progress: Progress) -> str:
+    """What is wrong with the progress in a checkpoint, which may come from anybody; or ''."""
+    kinds = {"settings": dict, "idle_epochs": int, "best_loss": float, "loss_scale": float}
+    for name, kind in kinds.items():
+        if type(progress.get(name)) is not kind:
+            return f"its {name} is no {kind.__name__}"
+    return "" if 0 < progress["loss_scale"] < inf else "its loss_scale is out of range"
 
 
 def _sums(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

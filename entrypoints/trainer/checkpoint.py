@@ -3,36 +3,36 @@
 torch.distributed.checkpoint writes the tensors, each rank its own, under names that do not depend
 on the strategy. Beside them ``whole.json`` holds the size and CRC-32 of every file and the run's
 progress. All of it is written in ``step-00000120.saving``, which gets its name at the end.
+
+A checkpoint may come from anybody. `seal` checks that it is whole, `contents` that it says nothing
+impossible, and `chunks` reads it; none of them unpickles, so nothing in it can run.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 import shutil
-import warnings
-import zlib
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from trainer import waiting
+from trainer import chunks, seal, waiting
 from trainer.group import Place
+from trainer.seal import Checkpoint, Progress
 
 State = dict[str, Tensor]
-Progress = dict[str, Any]
+Unfit = Callable[[Checkpoint], str]
+"""Why a whole checkpoint cannot be used, or ''."""
 
-WHOLE = "whole.json"
-PIECE = 2**22
-"""Bytes checked at once."""
+
+def _fits(_found: Checkpoint) -> str:
+    return ""
 
 
 class Keeper:
@@ -68,27 +68,23 @@ class Keeper:
             self._running.result()
             self._running = None
 
-    def newest(self) -> tuple[Path, Progress] | None:
+    def newest(self, unfit: Unfit = _fits) -> tuple[Path, Progress] | None:
         """The newest checkpoint that is whole for every rank, and its progress, or None.
 
-        A broken one is named and passed over.
+        A broken one is named and passed over, and so is one for which `unfit` gives a reason.
+        Raises ValueError where there are whole ones, and none that fits.
         """
         names = self._agreed([path.name for path in _newest_first(self._folder)])
-        for name in names:
-            path = self._folder / name
-            faults = self._all(_fault(path, self._place.rank, self._place.world))
-            if not any(faults):
-                return path, _unseal(path / WHOLE)["progress"]
-            first = next(filter(None, faults))
-            self._place.say(f"{path} is not whole, trying the one before: {first}")
-        return None
+        search = _Search(self._place.rank, self._place.world, self._all, self._place.say)
+        found = search.first((self._folder / name for name in names), unfit)
+        return None if found is None else (found.path, found.progress)
 
     def load(self, path: Path, state: State) -> None:
         """Fill `state` in place from the checkpoint at `path`, whatever layout it was saved in."""
         dcp.load(
             state,
-            storage_reader=_SafeReader(path),
-            planner=DefaultLoadPlanner(),
+            storage_reader=chunks.Reader(path, seal.contents_of(path)),
+            planner=chunks.Planner(),
             process_group=self._group,
         )
 
@@ -109,11 +105,11 @@ class Keeper:
 
     def _finish(self, saving: Path, path: Path, progress: Progress) -> None:
         """Write the list of files, and give the folder its name, on every node that has one."""
-        sums = self._all(_sums(saving, f"__{self._place.rank}_*"))
+        sums = self._all(seal.sums(saving, f"__{self._place.rank}_*"))
         if self._place.first:
             files = {name: value for part in sums for name, value in part.items()}
-            files |= _sums(saving, ".metadata")
-            _seal(saving / WHOLE, {"progress": progress, "files": files})
+            files |= seal.sums(saving, seal.CONTENTS)
+            seal.write(saving, progress, files)
         distributed.barrier(group=self._group)
         if self._place.first:
             _rename(saving, path)
@@ -125,7 +121,9 @@ class Keeper:
     def _remove_old(self, best: int) -> None:
         names = [path.name for path in _newest_first(self._folder)]
         for name in set(names[self._keep :]) - {_name(best)}:
-            (self._folder / name / WHOLE).unlink(missing_ok=True)  # half a removal looks like none
+            (self._folder / name / seal.WHOLE).unlink(
+                missing_ok=True
+            )  # half a removal looks like none
             shutil.rmtree(self._folder / name, ignore_errors=True)
         for path in self._folder.glob("step-*.saving"):
             shutil.rmtree(path, ignore_errors=True)
@@ -148,98 +146,55 @@ class Keeper:
         return box
 
 
-def newest_alone(folder: Path) -> tuple[Path, Progress]:
-    """The newest whole checkpoint, for one process without a group, and its progress.
+def newest_alone(folder: Path, unfit: Unfit = _fits) -> Checkpoint:
+    """The newest whole checkpoint that is not `unfit`, for one process without a group.
 
     Raises FileNotFoundError where there is none.
     """
-    for path in _newest_first(folder):
-        fault = _fault(path, rank=0, world=1)
-        if not fault:
-            return path, _unseal(path / WHOLE)["progress"]
-        print(f"{path} is not whole, trying the one before: {fault}", flush=True)
-    raise FileNotFoundError(f"{folder} holds no checkpoint; train.py writes one there")
-
-
-def read(path: Path) -> State:
-    """Every tensor of a checkpoint, whole, for one process that needs no group."""
-    reader = _SafeReader(path)
-    tensors = reader.read_metadata().state_dict_metadata.items()
-    state = {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in tensors}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
-    return state
-
-
-class _SafeReader(FileSystemReader):
-    """Reads the table of contents, a pickle, without running any code that it names."""
-
-    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
-        with Path(self.path, ".metadata").open("rb") as file:
-            metadata: Metadata = _Unpickler(file).load()
-        return metadata
-
-
-class _Unpickler(pickle.Unpickler):
-    """Knows what torch's table of contents is made of: its own classes, and few names beside."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        harmless = {("pathlib", "PosixPath"), ("torch.serialization", "_get_layout")}
-        torchs = module == "torch" or module.startswith("torch.distributed.checkpoint.")
-        if torchs or (module, name) in harmless:
-            found = super().find_class(module, name)
-            if not torchs or isinstance(found, (type, torch.dtype)):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
-
-
-def _fault(path: Path, rank: int, world: int) -> str:
-    """What is wrong with a checkpoint, as far as a rank's share of its files shows; or ''."""
-    try:
-        files = _unseal(path / WHOLE)["files"]
-        for name, (size, crc) in sorted(files.items())[rank::world]:
-            found = (path / name).stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes instead of {size}"
-            if _crc(path / name) != crc:
-                return f"the content of {name} has changed since it was written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        return f"{WHOLE} cannot be read ({error})"
-    return ""
-
-
-def _sums(folder: Path, pattern: str) -> dict[str, list[int]]:
-    """Size and CRC-32 of each file, which is on the disk when this returns."""
-    found = {}
-    for file in folder.glob(pattern):
-        _sync(file)
-        found[file.name] = [file.stat().st_size, _crc(file)]
+    search = _Search(0, 1, gather=lambda value: [value], say=partial(print, flush=True))
+    found = search.first(_newest_first(folder), unfit)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint; train.py writes one there")
     return found
 
 
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            crc = zlib.crc32(piece, crc)
-    return crc
+def read(path: Path) -> State:
+    """Every tensor of a checkpoint, whole, for one process that needs no group.
+
+    Raises Refused where it holds what a checkpoint should not.
+    """
+    return chunks.read(path, seal.contents_of(path))
 
 
-def _seal(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` with a CRC-32 of its own."""
-    crc = zlib.crc32(json.dumps(content).encode())
-    path.write_text(json.dumps({**content, "crc": crc}, indent=1))
-    _sync(path)
+class _Search(NamedTuple):
+    """How checkpoints are tried by every rank together, each looking at its share of the files."""
 
+    rank: int
+    world: int
+    gather: Callable[[Any], list[Any]]
+    say: Callable[[str], None]
 
-def _unseal(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_bytes())
-    if content.pop("crc") != zlib.crc32(json.dumps(content).encode()):
-        raise ValueError("its content has changed since it was written")
-    return content
+    def first(self, paths: Iterable[Path], unfit: Unfit) -> Checkpoint | None:
+        """The first that is whole for every rank and not `unfit`; others are named, with why.
+
+        Raises ValueError where there are whole ones, and none that fits.
+        """
+        other = ""
+        for path in paths:
+            found = seal.checked(path, self.rank, self.world)
+            fault = self._any(found if isinstance(found, str) else "")
+            if not fault and not isinstance(found, str):
+                fault = other = self._any(unfit(found))
+                if not fault:
+                    return found
+            self.say(f"{path} is not whole, trying the one before: {fault}")
+        if other:
+            raise ValueError(f"no checkpoint fits this model: {other}. Name another folder")
+        return None
+
+    def _any(self, fault: str) -> str:
+        """The first fault that a rank has found."""
+        return next(filter(None, self.gather(fault)), "")
 
 
 def _rename(saving: Path, path: Path) -> None:
@@ -255,7 +210,7 @@ def _rename(saving: Path, path: Path) -> None:
     except OSError:  # an old one is in the way
         shutil.rmtree(path)
         saving.rename(path)
-    _sync(path.parent)
+    seal.sync(path.parent)
 
 
 def _newest_first(folder: Path) -> list[Path]:
@@ -264,12 +219,3 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

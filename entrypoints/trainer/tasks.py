@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,11 +38,18 @@ class Task:
     model: Callable[[], nn.Sequential]
 
 
+def model(options: argparse.Namespace) -> nn.Sequential:
+    """The model of a task, before any training; without its samples."""
+    if options.task == "digits":
+        return models.cnn()
+    return models.gpt(options.layers, options.width, options.heads, options.sequence)
+
+
 def find(options: argparse.Namespace) -> Task:
     return {"digits": digits, "text": text}[options.task](options)
 
 
-def digits(_options: argparse.Namespace) -> Task:
+def digits(options: argparse.Namespace) -> Task:
     """scikit-learn's handwritten digits: 1797 real images of 8 x 8 pixels, in the package."""
     from sklearn.datasets import load_digits
 
@@ -50,7 +58,7 @@ def digits(_options: argparse.Namespace) -> Task:
     inputs, targets = normal(images), torch.tensor(loaded.target)
     parts = random_split(range(len(inputs)), [1077, 360, 360], torch.Generator().manual_seed(0))
     chosen = [TensorDataset(inputs[part.indices], targets[part.indices]) for part in parts]
-    return Task("images", *chosen, models.cnn)
+    return Task("images", *chosen, partial(model, options))
 
 
 def normal(pixels: Tensor) -> Tensor:
@@ -70,11 +78,7 @@ def text(options: argparse.Namespace) -> Task:
     held = max(1, len(inputs) // 20)
     ends = [0, len(inputs) - 2 * held, len(inputs) - held, len(inputs)]
     parts = [TensorDataset(inputs[a:b], targets[a:b]) for a, b in pairwise(ends)]
-
-    def model() -> nn.Sequential:
-        return models.gpt(options.layers, options.width, options.heads, options.sequence)
-
-    return Task("bytes", *parts, model)
+    return Task("bytes", *parts, partial(model, options))
 
 
 def too_short(options: argparse.Namespace) -> str:
@@ -100,5 +104,7 @@ def _shipped() -> bytes:
 
 
 def _found(folder: Path) -> bytes:
-    found = sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES)
+    found = sorted(
+        path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()
+    )
     return b"\n".join(path.read_bytes() for path in found)

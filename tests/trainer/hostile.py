@@ -1,0 +1,350 @@
+"""Checkpoints as an attacker would write them, with sums that are right."""
+
+import codecs
+import contextlib
+import io
+import json
+import os
+import pickle
+import pickletools
+import struct
+import sys
+import zipfile
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+DOTTED = "_strobelight.cli_function_profiler.subprocess.Popen"
+"""A way from the package torch to a program that starts others."""
+REFUSED = "is not whole, trying the one before: "
+
+
+def refusals(text):
+    """The lines in which a checkpoint is refused."""
+    return [line for line in text.splitlines() if REFUSED in line]
+
+
+def reseal(path):
+    """Give a checkpoint the sums of what is in it now."""
+    whole = json.loads((path / "whole.json").read_text())
+    for name in whole["files"]:
+        data = (path / name).read_bytes()
+        whole["files"][name] = [len(data), zlib.crc32(data)]
+    write_whole(path, whole)
+
+
+def write_whole(path, whole):
+    whole.pop("crc", None)
+    crc = zlib.crc32(json.dumps(whole).encode())
+    (path / "whole.json").write_text(json.dumps({**whole, "crc": crc}))
+
+
+def text(word):
+    return b"X" + struct.pack("<I", len(word.encode())) + word.encode()
+
+
+def call(module, name, *arguments):
+    """Opcodes of protocol 4 that call a function with texts, in a list where it is Popen."""
+    words = b"".join(map(text, arguments))
+    given = b"](" + words + b"e\x85" if name.endswith("Popen") else b"(" + words + b"t"
+    return text(module) + text(name) + b"\x93" + given + b"R"
+
+
+def dotted_name(path, canary):
+    """A table of contents that starts a program by a name with dots below torch."""
+    program = call("torch", DOTTED, "touch", str(canary))
+    (path / ".metadata").write_bytes(b"\x80\x04" + program + b".")
+    reseal(path)
+
+
+def bytes_for_a_tensor(path, canary):
+    """A tensor announced as an object, whose bytes are a pickle that starts a program."""
+    table = pickle.loads((path / ".metadata").read_bytes())
+    name = next(name for name in table.state_dict_metadata if name.startswith("model."))
+    tensor, place = table.state_dict_metadata[name], BytesStorageMetadata()
+    place.size, place.properties = tensor.size, tensor.properties  # as if it were a tensor
+    table.state_dict_metadata[name] = place
+    indices = [index for index in table.storage_data if index.fqn == name]
+    stored = next(table.storage_data.pop(index) for index in indices)
+    payload = pickle.dumps(Touch(canary))
+    file = path / stored.relative_path
+    stored.offset, stored.length = file.stat().st_size, len(payload)
+    with file.open("ab") as end:
+        end.write(payload)
+    table.storage_data[MetadataIndex(name)] = stored
+    (path / ".metadata").write_bytes(pickle.dumps(table))
+    reseal(path)
+
+
+ATTACKS = [dotted_name, bytes_for_a_tensor]
+
+
+class Touch:
+    """Pickled, it makes a file when it is loaded."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.canary}",)
+
+
+def rewritten_zip(data, change, *, packed=False):
+    """An archive with each entry as `change(name, content)` gives it."""
+    out = io.BytesIO()
+    how = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w", how) as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return out.getvalue()
+
+
+@contextlib.contextmanager
+def watched():
+    """What was run, started or looked up by a pickle meanwhile: name of the event, arguments."""
+    seen = []
+    for codec in ("cp437", "raw_unicode_escape"):  # else imported by the first text that needs it
+        codecs.lookup(codec)
+    _WATCHING.append(seen)
+    if len(_HOOKED) == 0:
+        _HOOKED.append(True)
+        sys.addaudithook(_hear)  # it stays until the process ends, and is quiet between times
+    try:
+        yield seen
+    finally:
+        _WATCHING.remove(seen)
+
+
+_WATCHING, _HOOKED = [], []
+_HARM = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.startfile")
+_HARM += ("subprocess.Popen", "pickle.find_class", "exec", "compile", "import", "os.mkdir")
+_HARM += ("os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "shutil.rmtree")
+_HARM += ("socket.connect", "ctypes.dlopen", "code.__new__", "marshal.loads")
+
+
+def _hear(event, arguments):
+    if _WATCHING and event in _HARM:
+        for seen in _WATCHING:
+            seen.append((event, arguments))
+
+
+def mutated(random, path, canary):
+    """Change one checkpoint in one way or several, and put its sums right.
+
+    Those first that unpickle it themselves, while it is harmless.
+    """
+    ways = (_table_fields, _data, _table_opcodes, _table_bytes, _table_call, _whole)
+    chosen = random.choices(range(len(ways)), k=random.choice((1, 1, 1, 2, 5)))
+    for number in sorted(chosen):
+        ways[number](random, path, canary)
+
+
+def _table_bytes(random, path, _canary):
+    file = path / ".metadata"
+    file.write_bytes(_bytes(random, file.read_bytes()))
+    reseal(path)
+
+
+def _bytes(random, data):
+    """`data` with a few bytes changed, put in, taken out, or cut off."""
+    data = bytearray(data)
+    for _ in range(random.choice((1, 2, 8, 30))):
+        at = random.randrange(len(data) + 1)
+        how = random.randrange(5)
+        if how == 0:
+            data[at : at + 1] = bytes([random.randrange(256)])
+        elif how == 1:
+            data[at:at] = random.randbytes(random.randrange(1, 9))
+        elif how == 2:
+            del data[at : at + random.randrange(1, 40)]
+        elif how == 3:
+            data[at:at] = data[random.randrange(len(data) + 1) :][: random.randrange(200)]
+        elif at and random.random() < 0.2:
+            del data[at:]
+    return bytes(data)
+
+
+_OPCODES = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
+
+
+def _operations(data):
+    """The opcodes in `data`, as pieces of bytes."""
+    places = []
+    with contextlib.suppress(Exception):
+        places.extend(at for _, _, at in pickletools.genops(data))
+    return [data[a:b] for a, b in pairwise([*places, len(data)])]
+
+
+def _table_opcodes(random, path, _canary):
+    """Opcodes swapped, doubled, left out, or others in their place."""
+    file = path / ".metadata"
+    pieces = _operations(file.read_bytes())
+    for _ in range(random.choice((1, 2, 6))):
+        if not pieces:
+            return
+        at, other = random.randrange(len(pieces)), random.randrange(len(pieces))
+        how = random.randrange(4)
+        if how == 0:
+            pieces[at], pieces[other] = pieces[other], pieces[at]
+        elif how == 1:
+            pieces[at:at] = pieces[other : other + random.randrange(1, 20)]
+        elif how == 2:
+            del pieces[at : at + random.randrange(1, 4)]
+        else:
+            pieces[at] = random.choice(_OPCODES) + random.randbytes(random.choice((0, 1, 4, 8)))
+    file.write_bytes(b"".join(pieces))
+    reseal(path)
+
+
+_FUNCTIONS = [
+    *(("os", "system"), ("posix", "system"), ("nt", "system"), ("subprocess", "Popen")),
+    *(("builtins", "exec"), ("builtins", "eval"), ("builtins", "__import__"), ("os", "mkdir")),
+    *(("torch", DOTTED), ("torch", "load"), ("torch", "hub.load"), ("torch", "os.system")),
+    *(("torch", "serialization.os.system"), ("torch.serialization", "os.system")),
+    *(("torch.serialization", "_get_layout.__globals__"), ("torch", "Size.__class__")),
+    *(("torch.distributed.checkpoint.metadata", "os.system"), ("pathlib", "os.system")),
+    *(("pathlib", "PosixPath.write_text"), ("pathlib", "Path"), ("pathlib", "io.open")),
+    ("torch.distributed.checkpoint.filesystem", "os.system"),
+    ("torch.distributed.checkpoint.filesystem", "FileSystemReader"),
+    ("torch.distributed.checkpoint.format_utils", "dcp_to_torch_save"),
+    *(("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict"), ("io", "open")),
+    *(("functools", "partial"), ("operator", "attrgetter"), ("runpy", "run_path")),
+]
+
+
+def _table_call(random, path, canary):
+    """A call put in at a place where it is carried out, and its answer left or thrown away."""
+    file = path / ".metadata"
+    pieces = _operations(file.read_bytes())
+    if not pieces:
+        return
+    module, name = random.choice(_FUNCTIONS)
+    program = f"touch {canary}" if "system" in name else f"open({str(canary)!r}, 'w')"
+    words = ["touch", str(canary)] if name.endswith("Popen") else [program]
+    words = [str(canary)] if name in ("mkdir", "PosixPath.write_text", "open", "io.open") else words
+    made = call(module, name, *words)
+    if random.random() < 0.3 and "." not in module + name:
+        made = b"c" + f"{module}\n{name}\n".encode() + b"(" + text(words[-1]) + b"tR"
+    pieces.insert(random.randrange(1, len(pieces) + 1), made + random.choice((b"0", b"")))
+    file.write_bytes(b"".join(pieces))
+    reseal(path)
+
+
+_NUMBERS = (-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, 2**63, 2**64, 10**400, True, None, 0.5)
+_ODD = (float("nan"), float("inf"), "1", (), [], {}, b"x", "x\x1b]52;c;aGk=\x07", "x" * 5000)
+_PATHS = ("../../x", "/etc/passwd", "", ".", "..", "\0", ".metadata", "whole.json", "__9_9.distcp")
+
+
+def _table_fields(random, path, _canary):
+    """Values of the table changed as torch's own classes hold them."""
+    file = path / ".metadata"
+    try:
+        table = pickle.loads(file.read_bytes())
+        name = random.choice(list(table.state_dict_metadata))
+        index = random.choice(list(table.storage_data))
+        tensor, place = table.state_dict_metadata[name], table.storage_data[index]
+        value = random.choice(_NUMBERS + _ODD)
+        size = tuple(random.choice(_NUMBERS[:9]) for _ in range(random.randrange(5)))
+        random.choice(
+            (
+                lambda: setattr(place, "offset", value),
+                lambda: setattr(place, "length", value),
+                lambda: setattr(place, "relative_path", random.choice(_PATHS)),
+                lambda: setattr(place, "transform_descriptors", [value]),
+                lambda: setattr(tensor, "size", _Size(size)),
+                lambda: setattr(tensor, "chunks", tensor.chunks * random.randrange(3)),
+                lambda: setattr(tensor.chunks[0], "sizes", _Size(size)),
+                lambda: setattr(tensor.chunks[0], "offsets", _Size(size)),
+                lambda: setattr(tensor.properties, "dtype", value),
+                lambda: table.state_dict_metadata.update({name: BytesStorageMetadata()}),
+                lambda: table.state_dict_metadata.update({name: value}),
+                lambda: table.state_dict_metadata.update({str(value): tensor}),
+                lambda: table.storage_data.update({MetadataIndex(name, (5, 5)): place}),
+                lambda: table.storage_data.pop(index),
+                lambda: setattr(table, "storage_data", value),
+                lambda: setattr(table, "planner_data", value),
+                lambda: setattr(table, "state_dict_metadata", value),
+            )
+        )()
+        file.write_bytes(pickle.dumps(table, protocol=random.choice((2, 4, 5))))
+    except Exception:  # noqa: BLE001 - it was changed before and is no such table any more
+        return
+    reseal(path)
+
+
+class _Size:
+    """Pickled, a torch.Size of whatever numbers."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __reduce__(self):
+        import torch
+
+        return torch.Size, (self.numbers,)
+
+
+def _data(random, path, canary):
+    """The bytes of tensors: changed, or with another pickle in the archive."""
+    file = path / "__0_0.distcp"
+    data = file.read_bytes()
+    if random.random() < 0.5:
+        file.write_bytes(_bytes(random, data))
+        reseal(path)
+        return
+    with contextlib.suppress(Exception):
+        table = pickle.loads((path / ".metadata").read_bytes())
+        place = random.choice(list(table.storage_data.values()))
+        archive = data[place.offset : place.offset + place.length]
+        payload = random.choice(
+            (
+                pickle.dumps(Touch(canary)),
+                b"\x80\x04" + call(*random.choice(_FUNCTIONS), f"touch {canary}") + b".",
+            )
+        )
+
+        def change(name, content):
+            if not name.endswith("data.pkl"):
+                return content
+            return payload if random.random() < 0.5 else _bytes(random, content)
+
+        archive = rewritten_zip(archive, change)
+        place.offset, place.length = len(data), len(archive)
+        file.write_bytes(data + archive)
+        (path / ".metadata").write_bytes(pickle.dumps(table))
+    reseal(path)
+
+
+def _whole(random, path, _canary):
+    """Values of whole.json, with a sum of its own that is right."""
+    try:
+        whole = json.loads((path / "whole.json").read_text())
+        part = random.choice((whole, whole["progress"], whole["files"]))
+        key = random.choice([*part, *_PATHS])
+        value = random.choice((*_NUMBERS, *_ODD[:6], *_PATHS, [1, 2, 3], [None, "x"]))
+        if random.random() < 0.2:
+            part.pop(key, None)
+        else:
+            part[key] = value if random.random() < 0.7 else [value, value]
+        write_whole(path, whole)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return
+
+
+def deep(count):
+    """A pickle of a tuple in a tuple in a tuple, so many times."""
+    return b"\x80\x04)" + b"\x85" * count
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def copied(folder, target):
+    """A folder of checkpoints, for one test to spoil."""
+    import shutil
+
+    return Path(shutil.copytree(folder, target))

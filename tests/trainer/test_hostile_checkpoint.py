@@ -1,0 +1,165 @@
+"""Checkpoints that somebody else wrote: nothing in them runs, and the one before is used."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import hostile
+import pytest
+from hostile import refusals
+from ranks import (
+    ENTRYPOINTS,
+    FOUR_EPOCHS,
+    TRAIN,
+    newest,
+    outputs,
+    start_ranks,
+    train_alone,
+    weights,
+)
+
+from trainer import restore
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return tmp_path / "canary"
+
+
+def ran(canary):
+    """Whether the attack's program ran; it may have been started a moment ago."""
+    for _ in range(20):
+        if canary.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("attack", hostile.ATTACKS)
+def test_resuming_runs_no_code_and_uses_the_one_before(attack, one_rank, tmp_path, canary, capsys):
+    hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    attack(newest(tmp_path), canary)
+    train_alone(tmp_path, *FOUR_EPOCHS)
+
+    assert not ran(canary)
+    said = capsys.readouterr().out
+    assert len(refusals(said)) == 1
+    assert f"resumed from {tmp_path / 'checkpoints' / 'step-00000051'}, 51 steps done" in said
+    assert weights(tmp_path).equal(weights(one_rank))
+
+
+@pytest.mark.parametrize("attack", hostile.ATTACKS)
+def test_two_ranks_run_no_code_and_use_the_one_before(attack, two_ranks, tmp_path, canary):
+    hostile.copied(two_ranks / "checkpoints", tmp_path / "checkpoints")
+    attack(newest(tmp_path), canary)
+    said = outputs(start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS))[0]
+
+    assert not ran(canary)
+    assert len(refusals(said)) == 1
+    assert "51 steps done" in said
+    assert weights(tmp_path).equal(weights(two_ranks))
+
+
+@pytest.mark.parametrize("attack", hostile.ATTACKS)
+@pytest.mark.parametrize("program", ["report", "export"])
+def test_reporting_and_exporting_run_no_code_and_use_the_one_before(
+    program, attack, one_rank, tmp_path, canary
+):
+    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    attack(newest(tmp_path), canary)
+    done = run(program, folder, "--output", tmp_path / "out")
+
+    assert not ran(canary)
+    assert (done.returncode, len(refusals(done.stdout))) == (0, 1), done.stderr
+    name = {"report": "report.json", "export": "model.json"}[program]
+    assert json.loads((tmp_path / "out" / name).read_text())["step"] == 51
+
+
+@pytest.mark.parametrize("program", ["report", "export"])
+def test_where_all_are_refused_it_ends_with_a_sentence(program, one_rank, tmp_path, canary):
+    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    for path in folder.iterdir():
+        hostile.dotted_name(path, canary)
+    done = run(program, folder, "--output", tmp_path / "out")
+
+    assert not ran(canary)
+    assert done.returncode == 1
+    assert f"{program}.py: error: {folder} holds no checkpoint" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run(program, *arguments):
+    return subprocess.run(
+        [sys.executable, ENTRYPOINTS / f"{program}.py", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_checkpoint_of_another_model_is_passed_over(one_rank, tmp_path, capsys):
+    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    path = newest(tmp_path)
+    table = (path / ".metadata").read_bytes()
+    (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
+    hostile.reseal(path)
+    train_alone(tmp_path, *FOUR_EPOCHS)
+
+    assert "it holds no tensor model.scores.weight" in refusals(capsys.readouterr().out)[0]
+    assert weights(tmp_path).equal(weights(one_rank))
+    for path in folder.iterdir():
+        (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
+        hostile.reseal(path)
+    with pytest.raises(ValueError, match=r"no checkpoint fits this model: it holds no tensor"):
+        train_alone(tmp_path, *FOUR_EPOCHS)
+
+
+ODD = [
+    ("best_loss", "0.1"),
+    ("loss_scale", 0.0),
+    ("loss_scale", 10**400),
+    ("idle_epochs", None),
+    ("settings", [1]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ODD, ids=[name for name, _ in ODD])
+def test_odd_progress_is_refused(name, value, one_rank, tmp_path, capsys):
+    hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    whole = json.loads((newest(tmp_path) / "whole.json").read_text())
+    whole["progress"][name] = value
+    hostile.write_whole(newest(tmp_path), whole)
+    train_alone(tmp_path, *FOUR_EPOCHS)
+
+    assert f"its {name} is " in refusals(capsys.readouterr().out)[0]
+    assert weights(tmp_path).equal(weights(one_rank))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"width": 2**40},
+        {"width": 2**19, "heads": 1, "task": "text"},
+        {"layers": 2**20, "task": "text"},
+        {"heads": 0},
+        {"sequence": "64"},
+        {"task": "__class__"},
+        {"text": ["/"]},
+    ],
+    ids=str,
+)
+def test_settings_that_ask_for_a_huge_model_are_refused(change, one_rank, tmp_path):
+    """Before any memory is taken: what the process may have leaves room for torch alone."""
+    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    path = newest(tmp_path)
+    whole = json.loads((path / "whole.json").read_text())
+    whole["progress"]["settings"].update(change)
+    hostile.write_whole(path, whole)
+
+    _, _, progress = restore.restore(folder)
+    assert progress["step"] == 51
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 * 2**20
