@@ -18,6 +18,9 @@ FOLDER = ".deploykit"
 
 LAUNCH = f"{FOLDER}/launch.py"
 
+FOLDERS = ("logs", "output", "checkpoints", "ends")
+"""Folders of a run, where its nodes see them."""
+
 NODE_PLANE = (
     "launch.py",
     "local_nodes.py",
@@ -35,6 +38,7 @@ NODE_PLANE = (
     "preflight_ranks.py",
     "preflight_report.py",
     "preflight_words.py",
+    "private.py",
     "rendezvous.py",
     "restarts.py",
     "secret_refs.py",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, ignore, jobfile, paths, runs, shell
+from deploykit import backend, bundle, ignore, jobfile, paths, private, runs, shell
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -77,8 +77,7 @@ def submit(plan: Plan) -> Run:
     Raises UsageError when the id belongs to another job, TryAgain while another process submits
     it, and what the backend raises when it refuses.
     """
-    folder = paths.run_folder(plan.run)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private.folder(paths.run_folder(plan.run))
     with _submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
@@ -120,7 +119,7 @@ def attach(run: str, name: str, place: str) -> Run:
         handle = backend.find(name).find(run, folder, place)
         if handle is None:
             raise NotFound(f"{name} has no job {run} in {place}", hint="is it another region?")
-        folder.mkdir(parents=True, exist_ok=True)
+        private.folder(folder)
         runs.add(Run(run, run, name, place, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
     return refresh([_known(run)])[0]
@@ -139,21 +138,21 @@ def _send(plan: Plan, folder: Path) -> None:
 
 def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the artifact, and what of the source is in no commit yet."""
-    (folder / f"plan.{plan.language}").write_text(plan.text)
+    private.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
-    (folder / "source.json").write_text(json.dumps(record, indent=2) + "\n")
+    private.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
     if plan.bundle.commit is None:
         return
     left_out = [f":(exclude,glob)**/{name}" for name in ignore.SECRETS if name[0] != "!"]
     argv = ["git", "diff", "--binary", "HEAD", "--", ".", *left_out]
     with contextlib.suppress(DeploykitError):  # no git here: the bundle itself holds the source
-        (folder / "uncommitted.diff").write_text(shell.run(argv, cwd=plan.bundle.source).out)
+        private.write(folder / "uncommitted.diff", shell.run(argv, cwd=plan.bundle.source).out)
 
 
 @contextlib.contextmanager
 def _submitting(folder: Path, run: str) -> Iterator[None]:
     """Hold the run while it is being submitted; the kernel lets go when the process dies."""
-    with (folder / "submitting").open("w") as file:
+    with open(folder / "submitting", "w", encoding="utf-8", opener=private.opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

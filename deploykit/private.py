@@ -26,7 +26,7 @@ def folder(path: Path) -> Path:
     levels = [level for level in path.parents if level == top or top in level.parents]
     for level in (*reversed(levels), path):
         try:
-            _make(level)
+            make(level)
             _hold(level)
         except OSError as error:
             why = f"the folder {level} cannot be used: {error.strerror}"
@@ -42,6 +42,22 @@ def is_folder(path: Path) -> bool:
         return False
     closed = info.st_uid == os.getuid() and not info.st_mode & _OTHERS
     return closed and stat.S_ISDIR(info.st_mode)
+
+
+def is_mine(path: Path) -> bool:
+    """Whether this is a file of the user's, which nobody else can have put there."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return info.st_uid == os.getuid() and stat.S_ISREG(info.st_mode)
+
+
+def make(path: Path) -> None:
+    """Make a folder and what is missing above it. What is there stays as it is."""
+    if not path.parent.exists():
+        make(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write(path: Path, text: str) -> None:
@@ -66,12 +82,6 @@ def opener(path: str, flags: int) -> int:
 def narrow(path: Path) -> None:
     """Take a file, which another library made, from all others."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS)
-
-
-def _make(path: Path) -> None:
-    if not path.parent.exists():
-        _make(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _hold(path: Path) -> None:

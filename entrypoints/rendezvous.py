@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ends
+import private
 from cluster import BadEnvironment, Cluster, Environ
 
 PORT_FILE = "rendezvous.json"
@@ -194,7 +195,7 @@ def _publish(path: Path, env: Environ, port: int) -> None:
     system shows that to whoever opens it, and a new name perhaps a minute later.
     """
     record = {"port": port, "launch": name(env), "pid": os.getpid()}
-    path.write_text(json.dumps(record) + "\n")
+    private.write(path, json.dumps(record) + "\n")
 
 
 def _published(cluster: Cluster, env: Environ, patience: float) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import bundle as bundles
-from deploykit import contract, ends, logfiles, paths, render
+from deploykit import contract, ends, logfiles, paths, private, render
 from deploykit.bundle import Bundle
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
@@ -82,8 +82,12 @@ def _seconds(job: JobSpec) -> int:
 
 def submit(plan: Plan, folder: Path) -> Handle:
     bundles.unpack(plan.bundle.store(), folder / "source")
-    (folder / "logs").mkdir(exist_ok=True)
-    with (folder / "alive").open("w") as alive, (folder / "logs/job.log").open("a") as log:
+    for name in contract.FOLDERS:
+        private.folder(folder / name)
+    with (
+        open(folder / "alive", "w", encoding="utf-8", opener=private.opener) as alive,
+        open(folder / "logs/job.log", "a", encoding="utf-8", opener=private.opener) as log,
+    ):
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
             [
@@ -128,7 +132,7 @@ def cancel(handle: Handle) -> None:
     folder = Path(handle.folder)
     if not _alive(folder):
         return
-    (folder / "cancelled").touch()
+    private.touch(folder / "cancelled")
     with contextlib.suppress(ProcessLookupError):
         try:
             os.kill(_pid(folder), signal.SIGTERM)
