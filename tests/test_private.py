@@ -92,7 +92,7 @@ def test_what_a_run_leaves_is_its_owners_alone(name, umask, trained, home, reque
         assert found["runs/one/source/package/run.sh"] == 0o700
         assert found["runs/one/source/train.py"] == 0o600
     table = "\n".join(f"{mode:04o}  {path}" for path, mode in found.items())
-    print(f"{name}, umask {umask:03o}\n{table}")
+    sys.stdout.write(f"{name}, umask {umask:03o}\n{table}\n")  # for `pytest -s`
     assert not as_stranger(lambda: list(home.iterdir()), group=os.getgid())
 
 
