@@ -84,7 +84,7 @@ def test_a_waiting_function_cannot_be_exchanged(cluster, project, open_place, ca
             job.paths.submitted_pickle.write_bytes((open_place / "planted").read_bytes())
 
     assert not as_stranger(attack, group=group)
-    assert not as_stranger(lambda: os.listdir(folder), group=group)
+    assert not as_stranger(lambda: list(folder.iterdir()), group=group)
     assert too_wide(modes(folder)) == {}
     subprocess.run(["scontrol", "release", jobs[0].job_id.split("_")[0]], check=True)
     assert [job.result() for job in jobs] == [7] * count

@@ -39,7 +39,8 @@ resources: {time_limit: 10m}
 def node(running_cluster):
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("not installed: openssh-server")
-    running_cluster.chmod(0o755)  # another user must find slurm.conf and the socket of munge
+    for folder in (running_cluster, running_cluster / "munge"):
+        folder.chmod(0o755)  # another user must find slurm.conf and the socket of munge
     with login_node(running_cluster / "slurm.conf") as found:
         yield found
 
