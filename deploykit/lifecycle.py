@@ -174,13 +174,23 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     unasked: dict[str, str] = {}
     for name, group in asked.items():
         try:
-            _refresh(backend.find(name), group)
-        except DeploykitError as error:
-            unasked |= {row.run: f"last known; {name} cannot be asked: {error}" for row in group}
+            unasked |= _refresh(backend.find(name), group)
+        except (DeploykitError, OSError) as error:
+            unasked |= {row.run: _unasked(name, error) for row in group}
     fresh = {row.run: row for row in runs.every()}
-    return [
-        replace(fresh[row.run], reason=unasked.get(row.run, fresh[row.run].reason)) for row in rows
-    ]
+    return [_told(fresh[row.run], unasked.get(row.run)) for row in rows]
+
+
+def _unasked(name: str, error: Exception) -> str:
+    return f"last known; {name} cannot be asked: {error}"
+
+
+def _told(row: Run, reason: str | None) -> Run:
+    """The row, with a word where its folder is gone: no logs, no results, no exit records."""
+    parts = [row.reason if reason is None else reason]
+    if not Path(row.folder).exists() and row.folder not in parts[0]:
+        parts.append(f"its folder {row.folder} was deleted")
+    return replace(row, reason="; ".join(filter(None, parts)))
 
 
 def _may_still_come(row: Run) -> bool:
@@ -188,19 +198,28 @@ def _may_still_come(row: Run) -> bool:
     return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
 
 
-def _refresh(engine: Backend, rows: list[Run]) -> None:
+def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
+    """Ask about the runs of a backend; why it cannot tell, by the runs for which it cannot."""
+    unasked = {}
     for row in rows:
         if row.id is None:
-            with contextlib.suppress(TryAgain), _submitting(Path(row.folder), row.run):
-                _reconcile(engine, row)
+            folder = Path(row.folder)
+            # nobody submits it where its folder is gone
+            held = _submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
+            try:
+                with contextlib.suppress(TryAgain), held:
+                    _reconcile(engine, row)
+            except DeploykitError as error:
+                unasked[row.run] = _unasked(row.backend, error)
     rows = [_known(row.run) for row in rows]
     handles = {row.handle: row for row in rows if row.handle is not None}
     if not handles:
-        return
+        return unasked
     found = engine.status(list(handles))
     for handle, row in handles.items():
         if found[handle] != row.status:
             runs.update(row.run, found[handle])
+    return unasked
 
 
 def _reconcile(engine: Backend, row: Run) -> None:

@@ -123,7 +123,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    folder = Path(handle.folder)
+    folder = logfiles.whole(handle)
     return logfiles.read(folder / "logs", follow=follow, ended=lambda: not _alive(folder))
 
 
@@ -167,7 +167,12 @@ def _ended(folder: Path) -> Status:
 
 def _vanished(folder: Path) -> Status:
     """No launcher could say how it ended; perhaps the shell did."""
-    said = (folder / "logs/job.log").read_text(errors="replace").strip()
+    if not folder.exists():
+        return Status(State.FAILED, "vanished", "how it ended is not known any more")
+    try:
+        said = (folder / "logs/job.log").read_text(errors="replace").strip()
+    except OSError as error:
+        said = f"{folder}/logs/job.log cannot be read: {error.strerror}"
     reason = said.splitlines()[-1] if said else "killed, or the machine restarted"
     return Status(State.FAILED, "vanished", f"it ended without a word: {reason}")
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import PATIENCE, output
+from strangers import modes, too_wide
 
-from deploykit import cli
+from deploykit import cli, paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 
@@ -157,6 +158,37 @@ def test_a_bundle_is_copied_once(laptop):
     assert bundles() == before
     assert submit(laptop, "again", *held)[0] == 0
     assert len(jobs_of("again")) == 1
+
+
+def test_what_lies_there_is_the_users_alone(laptop):
+    """Whatever the umask there, which the program keeps; a folder that was wider is narrowed."""
+    home = there(laptop, "closed").parents[1]
+    (Path(f"{laptop.folder}/home") / ".profile").write_text("umask 0\n")
+    home.chmod(0o777)
+    code, _, complaint = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
+    assert code == 0, complaint
+    assert f"login1: {home}: it was open to other users, and now is yours alone" in complaint
+    assert run("wait", "closed")[0] == 0
+    run("logs", "closed")
+    found = modes(home)
+    theirs = {path for path in found if path.endswith("/starts") or "__pycache__" in path}
+    assert any(path.endswith("/starts") for path in theirs)
+    new = {path: mode for path, mode in found.items() if "/" not in path or "closed" in path}
+    assert too_wide({path: mode for path, mode in new.items() if path not in theirs}) == {}
+    assert too_wide(modes(paths.state())) == {}
+    sys.stdout.write("\n".join(f"{mode:04o}  {path}" for path, mode in new.items()) + "\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give a folder away")
+def test_a_folder_of_somebody_else_there_is_refused(laptop):
+    place = Path(f"{laptop.folder}/home/another's")
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    words = ["--set", f"slurm.folder={place}"]
+    code, _, complaint = submit(laptop, "refused-there", *words)
+    assert code == 73
+    assert f"login1: {place} belongs to another user" in complaint
+    assert list(place.iterdir()) == []
 
 
 def test_a_broken_connection_loses_and_doubles_no_job(laptop):
