@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from deploykit import contract, paths
+from deploykit import contract, paths, private
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.ignore import Rules
 from deploykit.model import Problem
@@ -64,17 +64,18 @@ class Bundle:
         One whose content is not what its name says is written again. Raises TryAgain when the
         source has changed since it was scanned.
         """
-        path = paths.bundles() / f"{self.hash}.tar.gz"
-        if _holds(path, self.hash):
+        folder = private.folder(paths.bundles())
+        path = folder / f"{self.hash}.tar.gz"
+        if private.is_mine(path) and _holds(path, self.hash):
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            written = Path(file.name)
-            digest = _archive(self.source, self.entries, file)
-        if digest != self.hash:
-            written.unlink()
-            raise TryAgain(f"{self.source} changed while it was being bundled", hint="submit again")
-        written.replace(path)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
+            written = Path(scratch, path.name)
+            with open(written, "wb", opener=private.opener) as file:
+                digest = _archive(self.source, self.entries, file)
+            if digest != self.hash:
+                what = f"{self.source} changed while it was being bundled"
+                raise TryAgain(what, hint="submit again")
+            written.replace(path)
         return path
 
 
@@ -125,10 +126,19 @@ def _holds(archive: Path, digest: str) -> bool:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a stored archive into `target`, which may exist; modes and links are kept."""
-    target.mkdir(parents=True, exist_ok=True)
+    """Unpack a stored archive into `target`, which may exist, for its owner alone.
+
+    Links are kept, and what the owner may do with a file.
+    """
+    private.folder(target)
     with tarfile.open(archive, "r:gz") as tar:
-        tar.extractall(target, filter="data")
+        tar.extractall(target, filter=_for_owner)  # noqa: S202 - on top of tarfile's own filter
+
+
+def _for_owner(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
+    safe = tarfile.data_filter(member, target)
+    private.make(Path(target, safe.name).parent)
+    return safe if safe.mode is None else safe.replace(mode=safe.mode & 0o700, deep=False)
 
 
 def commit(source: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import gc
 import importlib
 import sys
@@ -11,7 +12,7 @@ import time
 from typing import Any, NoReturn
 
 from deploykit import __version__
-from deploykit.errors import DeploykitError, UsageError
+from deploykit.errors import CannotWrite, DeploykitError, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
@@ -32,6 +33,7 @@ VERBS = {
 }
 _COLLECT = 50_000
 """New objects between two garbage collections: imports make many, and none of them garbage."""
+_UNWRITTEN = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -56,8 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()  # nothing more can be said; keeps the interpreter from trying
         return _PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
-        _report(_unexpected(error, argv), as_json=as_json)
-        return DeploykitError.exit_code
+        told = _unwritten(error) or _unexpected(error, argv)
+        _report(told, as_json=as_json)
+        return told.exit_code
 
 
 def parser(chosen: list[str]) -> argparse.ArgumentParser:
@@ -114,21 +117,33 @@ def _report(error: DeploykitError, *, as_json: bool) -> None:
     output.error(error, as_json=as_json)
 
 
+def _unwritten(error: Exception) -> DeploykitError | None:
+    """What it means where a disk is full, or closed to the user; None: it is something else."""
+    if not isinstance(error, OSError) or error.errno not in _UNWRITTEN:
+        return None
+    from deploykit import paths
+
+    return CannotWrite(
+        f"{error.filename or f'a file in {paths.state()}'} cannot be written: {error.strerror}",
+        hint=f"free some space there, or {paths.HINT}",
+    )
+
+
 def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
     """An error nobody foresaw, with its traceback in a log file that the message names."""
     import platform
     import traceback
 
-    from deploykit import paths
+    from deploykit import paths, private
 
     log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     told = f"deploykit met an error that it does not know: {type(error).__name__}: {error}"
     text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text)
-    except OSError:
+        private.folder(log.parent)
+        private.write(log, text)
+    except (OSError, CannotWrite):
         return DeploykitError(told, hint=f"{log.parent} cannot be written, so there is no log")
     return DeploykitError(told, hint=f"the details are in {log}; please report them")
 

@@ -21,6 +21,9 @@ LAUNCH = f"{FOLDER}/launch.py"
 FILES = f"{FOLDER}/files.json"
 """List of what else is in a bundle, which lets a node hash what it has unpacked."""
 
+FOLDERS = ("logs", "output", "checkpoints", "ends")
+"""Folders of a run, where its nodes see them."""
+
 NODE_PLANE = (
     "launch.py",
     "local_nodes.py",
@@ -40,6 +43,7 @@ NODE_PLANE = (
     "preflight_ranks.py",
     "preflight_report.py",
     "preflight_words.py",
+    "private.py",
     "rendezvous.py",
     "restarts.py",
     "secret_refs.py",

@@ -69,6 +69,11 @@ class SubmitRefused(DeploykitError):
     meaning = "the backend refused the job; nothing was started"
 
 
+class CannotWrite(DeploykitError):
+    exit_code = 73
+    meaning = "something cannot be written (disk full, read-only)"
+
+
 class Uncertain(DeploykitError):
     """Sending broke off and nobody could be asked: the job may exist."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, ignore, jobfile, paths, runs, shell
+from deploykit import backend, bundle, ignore, jobfile, paths, private, runs, shell
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -77,8 +77,7 @@ def submit(plan: Plan) -> Run:
     Raises UsageError when the id belongs to another job, TryAgain while another process submits
     it, and what the backend raises when it refuses.
     """
-    folder = paths.run_folder(plan.run)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private.folder(paths.run_folder(plan.run))
     with _submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
@@ -120,7 +119,7 @@ def attach(run: str, name: str, place: str) -> Run:
         handle = backend.find(name).find(run, folder, place)
         if handle is None:
             raise NotFound(f"{name} has no job {run} in {place}", hint="is it another region?")
-        folder.mkdir(parents=True, exist_ok=True)
+        private.folder(folder)
         runs.add(Run(run, run, name, place, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
     return refresh([_known(run)])[0]
@@ -139,21 +138,21 @@ def _send(plan: Plan, folder: Path) -> None:
 
 def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the artifact, and what of the source is in no commit yet."""
-    (folder / f"plan.{plan.language}").write_text(plan.text)
+    private.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
-    (folder / "source.json").write_text(json.dumps(record, indent=2) + "\n")
+    private.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
     if plan.bundle.commit is None:
         return
     left_out = [f":(exclude,glob)**/{name}" for name in ignore.SECRETS if name[0] != "!"]
     argv = ["git", "diff", "--binary", "HEAD", "--", ".", *left_out]
     with contextlib.suppress(DeploykitError):  # no git here: the bundle itself holds the source
-        (folder / "uncommitted.diff").write_text(shell.run(argv, cwd=plan.bundle.source).out)
+        private.write(folder / "uncommitted.diff", shell.run(argv, cwd=plan.bundle.source).out)
 
 
 @contextlib.contextmanager
 def _submitting(folder: Path, run: str) -> Iterator[None]:
     """Hold the run while it is being submitted; the kernel lets go when the process dies."""
-    with (folder / "submitting").open("w") as file:
+    with open(folder / "submitting", "w", encoding="utf-8", opener=private.opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -175,13 +174,23 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     unasked: dict[str, str] = {}
     for name, group in asked.items():
         try:
-            _refresh(backend.find(name), group)
-        except DeploykitError as error:
-            unasked |= {row.run: f"last known; {name} cannot be asked: {error}" for row in group}
+            unasked |= _refresh(backend.find(name), group)
+        except (DeploykitError, OSError) as error:
+            unasked |= {row.run: _unasked(name, error) for row in group}
     fresh = {row.run: row for row in runs.every()}
-    return [
-        replace(fresh[row.run], reason=unasked.get(row.run, fresh[row.run].reason)) for row in rows
-    ]
+    return [_told(fresh[row.run], unasked.get(row.run)) for row in rows]
+
+
+def _unasked(name: str, error: Exception) -> str:
+    return f"last known; {name} cannot be asked: {error}"
+
+
+def _told(row: Run, reason: str | None) -> Run:
+    """The row, with a word where its folder is gone: no logs, no results, no exit records."""
+    parts = [row.reason if reason is None else reason]
+    if not Path(row.folder).exists() and row.folder not in parts[0]:
+        parts.append(f"its folder {row.folder} was deleted")
+    return replace(row, reason="; ".join(filter(None, parts)))
 
 
 def _may_still_come(row: Run) -> bool:
@@ -189,19 +198,28 @@ def _may_still_come(row: Run) -> bool:
     return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
 
 
-def _refresh(engine: Backend, rows: list[Run]) -> None:
+def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
+    """Ask about the runs of a backend; why it cannot tell, by the runs for which it cannot."""
+    unasked = {}
     for row in rows:
         if row.id is None:
-            with contextlib.suppress(TryAgain), _submitting(Path(row.folder), row.run):
-                _reconcile(engine, row)
+            folder = Path(row.folder)
+            # nobody submits it where its folder is gone
+            held = _submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
+            try:
+                with contextlib.suppress(TryAgain), held:
+                    _reconcile(engine, row)
+            except DeploykitError as error:
+                unasked[row.run] = _unasked(row.backend, error)
     rows = [_known(row.run) for row in rows]
     handles = {row.handle: row for row in rows if row.handle is not None}
     if not handles:
-        return
+        return unasked
     found = engine.status(list(handles))
     for handle, row in handles.items():
         if found[handle] != row.status:
             runs.update(row.run, found[handle])
+    return unasked
 
 
 def _reconcile(engine: Backend, row: Run) -> None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deploykit.model import LogLine
+from deploykit.errors import NotFound
+from deploykit.model import Handle, LogLine
 
 _LINE = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d+)\] ?(.*)", re.DOTALL
@@ -19,6 +20,14 @@ _TASK = re.compile(r"/tasks/(\d+)/logs/[^/]+$")
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _PAUSE = 0.2
 """Seconds between two looks at the files while following."""
+
+
+def whole(handle: Handle) -> Path:
+    """The run's folder. Raises NotFound where it was deleted, and its logs with it."""
+    folder = Path(handle.folder)
+    if not folder.is_dir():
+        raise NotFound(f"{handle.run} has no logs any more: its folder {folder} was deleted")
+    return folder
 
 
 def parse(text: str, node: int | None) -> LogLine:

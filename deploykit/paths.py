@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from deploykit.errors import CannotWrite
+
 _PACKAGE = Path(__file__).resolve().parent
+HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
+"""What to do where the state folder cannot be used."""
 
 
 def shipped(folder: str) -> Path:
@@ -20,10 +24,12 @@ def state() -> Path:
     On Slurm the nodes must see it too, as they do where homes are on a shared file system.
     """
     chosen = os.environ.get("DEPLOYKIT_HOME")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser().absolute() / "deploykit"
+    folder = Path(chosen or f"{base}/deploykit")
+    try:
+        return folder.expanduser().absolute()
+    except RuntimeError as error:  # of such a user, or of this one, no home is known
+        raise CannotWrite(f"{folder} names no folder: {error}", hint=HINT) from error
 
 
 def run_folder(run: str) -> Path:

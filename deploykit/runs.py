@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import paths
-from deploykit.errors import DeploykitError, NotFound
+from deploykit import paths, private
+from deploykit.errors import CannotWrite, NotFound
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -165,14 +165,15 @@ def _open() -> Iterator[sqlite3.Connection]:
 
     path = _file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private.folder(path.parent)
+        private.touch(path)
         with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
             database.row_factory = sqlite3.Row
             database.execute("BEGIN IMMEDIATE")
             database.execute(_SCHEMA)
             yield database
     except (OSError, sqlite3.Error) as error:
-        raise DeploykitError(
+        raise CannotWrite(
             f"the registry of runs {path} cannot be used: {error}",
             hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
         ) from error

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import private
 from cluster import Rank
 from signals import name as signal_name
 
@@ -68,9 +69,9 @@ def run_folder(env: Environ) -> Path | None:
 
 def write(path: Path, record: Record) -> None:
     """Write `record` so that a reader sees all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private.folder(path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(record) + "\n")
+    private.write(scratch, json.dumps(record) + "\n")
     scratch.replace(path)
 
 

@@ -29,6 +29,7 @@ import cluster
 import command
 import ends
 import network
+import private
 import rendezvous
 import secret_refs
 import settings
@@ -180,7 +181,7 @@ def _make_folder(name: str, place: str) -> None:
     if not place or "://" in place:
         return
     try:
-        Path(place).mkdir(parents=True, exist_ok=True)
+        private.folder(Path(place))
     except OSError as error:
         raise BadEnvironment(
             f"{name} is {place}, which cannot be made a folder here ({error.strerror}). "

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import ends
+import private
 
 TIMED_OUT = 124
 """As `timeout` of the coreutils ends."""
@@ -61,7 +62,8 @@ class _Nodes:
     def _start(self, node: int, count: int, command: list[str]) -> subprocess.Popen[bytes]:
         place = {"DEPLOYKIT_NODE_RANK": str(node), "DEPLOYKIT_NODES": str(count)}
         launch = [sys.executable, str(Path(__file__).with_name("launch.py")), *command]
-        with (self._folder / "logs" / f"node-{node}.log").open("ab") as log:
+        path = self._folder / "logs" / f"node-{node}.log"
+        with open(path, "ab", opener=private.opener) as log:
             environ = {**os.environ, **place} if count > 1 else None
             return subprocess.Popen(launch, env=environ, stdout=log, stderr=log)
 
@@ -85,7 +87,7 @@ class _Nodes:
                 os.kill(pid, number)
 
     def _time_is_over(self, _number: int, _frame: FrameType | None) -> None:
-        (self._folder / "timed-out").touch()
+        private.write(self._folder / "timed-out", "")
         self._code = TIMED_OUT
         self._pass_on(signal.SIGTERM, None)
 

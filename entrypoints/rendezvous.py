@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ends
+import private
 from cluster import BadEnvironment, Cluster, Environ
 
 PORT_FILE = "rendezvous.json"
@@ -222,7 +223,7 @@ def _publish(path: Path, env: Environ, held: socket.socket) -> None:
     }
     path.touch(0o600)
     path.chmod(0o600)
-    path.write_text(json.dumps(record) + "\n")
+    private.write(path, json.dumps(record) + "\n")
 
 
 def _published(cluster: Cluster, env: Environ, patience: float) -> ends.Record:

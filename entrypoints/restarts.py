@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import ends
+import private
 
 Environ = ends.Environ
 
@@ -32,7 +33,7 @@ def note(env: Environ, number: int, why: str) -> None:
     path = _file(env, number)
     record = {"restart": number, "why": why, "time": ends.now()}
     scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    scratch.write_text(json.dumps(record) + "\n")
+    private.write(scratch, json.dumps(record) + "\n")
     with contextlib.suppress(FileExistsError):
         os.link(scratch, path)
     scratch.unlink()

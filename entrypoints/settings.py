@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import private
 from cluster import BadEnvironment
 
 VARIABLE = "DEPLOYKIT_DEBUG"
@@ -105,6 +106,6 @@ def prepare(env: Mapping[str, str]) -> None:
     folder = _folder(env)
     if folder is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private.folder(folder)
         except OSError as error:
             raise BadEnvironment(f"{folder} cannot be made here: {error.strerror}") from None

@@ -237,6 +237,6 @@ class Survival:
 def _first(place: Path) -> bool:
     """Whether this node is the first that comes to decide."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         return True
     return False

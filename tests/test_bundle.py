@@ -99,7 +99,7 @@ def test_unpacks_what_was_packed(tmp_path):
     (source / "run.sh").chmod(0o700)
     (source / "deep/link").symlink_to("../run.sh")
     bundle.unpack(bundle.scan(source, LIMIT).store(), tmp_path / "out")
-    assert (tmp_path / "out/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "out/run.sh").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "out/deep/er/x").read_text() == "y"
     assert (tmp_path / "out/empty").read_text() == ""
     assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import bundle as bundles
-from deploykit import contract, ends, logfiles, paths, render
+from deploykit import contract, ends, logfiles, paths, private, render
 from deploykit.bundle import Bundle
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
@@ -82,8 +82,12 @@ def _seconds(job: JobSpec) -> int:
 
 def submit(plan: Plan, folder: Path) -> Handle:
     bundles.unpack(plan.bundle.store(), folder / "source")
-    (folder / "logs").mkdir(exist_ok=True)
-    with (folder / "alive").open("w") as alive, (folder / "logs/job.log").open("a") as log:
+    for name in contract.FOLDERS:
+        private.folder(folder / name)
+    with (
+        open(folder / "alive", "w", encoding="utf-8", opener=private.opener) as alive,
+        open(folder / "logs/job.log", "a", encoding="utf-8", opener=private.opener) as log,
+    ):
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
             [
@@ -119,7 +123,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    folder = Path(handle.folder)
+    folder = logfiles.whole(handle)
     return logfiles.read(folder / "logs", follow=follow, ended=lambda: not _alive(folder))
 
 
@@ -128,7 +132,7 @@ def cancel(handle: Handle) -> None:
     folder = Path(handle.folder)
     if not _alive(folder):
         return
-    (folder / "cancelled").touch()
+    private.touch(folder / "cancelled")
     with contextlib.suppress(ProcessLookupError):
         try:
             os.kill(_pid(folder), signal.SIGTERM)
@@ -163,7 +167,12 @@ def _ended(folder: Path) -> Status:
 
 def _vanished(folder: Path) -> Status:
     """No launcher could say how it ended; perhaps the shell did."""
-    said = (folder / "logs/job.log").read_text(errors="replace").strip()
+    if not folder.exists():
+        return Status(State.FAILED, "vanished", "how it ended is not known any more")
+    try:
+        said = (folder / "logs/job.log").read_text(errors="replace").strip()
+    except OSError as error:
+        said = f"{folder}/logs/job.log cannot be read: {error.strerror}"
     reason = said.splitlines()[-1] if said else "killed, or the machine restarted"
     return Status(State.FAILED, "vanished", f"it ended without a word: {reason}")
 

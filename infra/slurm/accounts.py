@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+
+import folders
 
 PACKAGES = {
     "slurmdbd": "slurmdbd",
@@ -35,14 +38,15 @@ StorageType=accounting_storage/mysql
 StorageHost=127.0.0.1
 StoragePort={sql}
 StorageUser=slurm
-StoragePass=slurm
+StoragePass={password}
 StorageLoc=slurm
 LogFile={dir}/log/slurmdbd.log
 PidFile={dir}/run/slurmdbd.pid
 """
 _SQL = """\
 CREATE DATABASE IF NOT EXISTS slurm;
-CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY 'slurm';
+CREATE USER IF NOT EXISTS slurm@'127.0.0.1';
+ALTER USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';
 GRANT ALL ON slurm.* TO slurm@'127.0.0.1';
 """
 
@@ -53,12 +57,15 @@ def settings(folder: Path, ports: list[int]) -> str:
 
 
 def write(folder: Path, ports: list[int]) -> None:
-    """The configuration of slurmdbd, which it wants to be its owner's alone."""
-    path, user = folder / "slurmdbd.conf", pwd.getpwuid(os.getuid()).pw_name
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(_DBD.format(dir=folder, port=ports[-2], sql=ports[-1], user=user))
-    (folder / "init.sql").write_text(_SQL)
+    """The configuration of slurmdbd, which it wants to be its owner's alone.
+
+    The database listens on loopback, so its password is a new one at each start.
+    """
+    user, password = pwd.getpwuid(os.getuid()).pw_name, secrets.token_hex(20)
+    place = {"dir": folder, "port": ports[-2], "sql": ports[-1]}
+    text = _DBD.format(**place, user=user, password=password)
+    folders.write(folder / "slurmdbd.conf", text.encode())
+    folders.write(folder / "init.sql", _SQL.format(password=password).encode())
 
 
 def start(

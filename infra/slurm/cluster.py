@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -25,13 +24,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import accounts
+import folders
 import processes
 
 PACKAGES = {
@@ -59,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     folder = Path(options.dir).expanduser().absolute()
     try:
+        if os.path.lexists(folder):
+            folders.check(folder)
         return int(options.do(folder, options))
-    except ClusterError as error:
+    except (ClusterError, folders.NotYours) as error:
         print(f"cluster.py: {error}", file=sys.stderr)
         return 1
 
@@ -78,7 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         (env, "print the shell line that makes sbatch and the others use this cluster"),
     ):
         verb = verbs.add_parser(do.__name__, help=words, description=words)
-        verb.add_argument("dir", metavar="DIR", help="folder for configuration, state and logs")
+        verb.add_argument(
+            "dir",
+            metavar="DIR",
+            help="folder of yours for configuration, state and logs; nobody else may enter it",
+        )
         verb.set_defaults(do=do)
         if do is start:
             _add_shape(verb)
@@ -103,8 +108,9 @@ def start(folder: Path, options: argparse.Namespace) -> int:
     _check(folder, options)
     names = ("nodes", "cpus", "memory", "gpus_per_node", "min_job_age", "accounting")
     shape = {name: getattr(options, name) for name in names}
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    if folders.take(folder):
+        print(f"{folder}: was open to other users, and is yours alone now (mode 0700)")
+    with folders.locked(folder / "lock"):
         record = _read_record(folder)
         if _running(record):
             if record["shape"] != shape:
@@ -123,7 +129,7 @@ def stop(folder: Path, _: argparse.Namespace) -> int:
     if not folder.is_dir():
         print(f"{folder}: no cluster here")
         return 0
-    with _locked(folder / "lock"):
+    with folders.locked(folder / "lock"):
         _end(folder, _read_record(folder))
     print(f"{folder}: stopped")
     return 0
@@ -170,18 +176,16 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
 def _launch(folder: Path, shape: dict[str, int]) -> None:
     """Start all daemons; another choice of ports when somebody took one in between."""
     for attempt in range(ATTEMPTS):
-        # one start at a time on this machine: ports are free until the daemons listen
-        with _locked(Path(tempfile.gettempdir()) / f"slurm-box-ports-{os.getuid()}.lock"):
-            ports = _free_ports(shape["nodes"] + (3 if shape["accounting"] else 1))
-            _write_files(folder, shape, ports)
-            try:
-                _start_daemons(folder, shape, ports)
-            except ClusterError:
-                _end(folder, _read_record(folder))
-                if attempt + 1 == ATTEMPTS:
-                    raise
-            else:
-                return
+        ports = _free_ports(shape["nodes"] + (3 if shape["accounting"] else 1))
+        _write_files(folder, shape, ports)
+        try:
+            _start_daemons(folder, shape, ports)
+        except ClusterError:
+            _end(folder, _read_record(folder))
+            if attempt + 1 == ATTEMPTS:
+                raise
+        else:
+            return
 
 
 def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
@@ -233,8 +237,8 @@ def _spawn(folder: Path, name: str, argv: Sequence[str]) -> list[int]:
 def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
     for name in ("munge", "state", "spool", "run", "log", "dev"):
         (folder / name).mkdir(exist_ok=True)
-    (folder / "munge").chmod(0o755)
-    _write_private(folder / "munge" / "key", secrets.token_bytes(64))
+    (folder / "munge").chmod(0o700)  # who reaches the socket may send jobs
+    folders.write(folder / "munge" / "key", secrets.token_bytes(64))
     for number in range(shape["gpus_per_node"]):
         # a plain file would do, with an error in the log; Count= without a file would not
         link = folder / "dev" / f"gpu{number}"
@@ -351,19 +355,6 @@ def _user() -> str:
     import pwd
 
     return pwd.getpwuid(os.getuid()).pw_name
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

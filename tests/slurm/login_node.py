@@ -2,7 +2,7 @@
 
 Where the tests run as root, whoever logs in is a user made for that, if there is a Python with
 PyTorch that others may start; else it is the one who tests.
-A proxy stands before it, which can break a connection after so many bytes.
+A proxy stands before it, which can refuse connections, and break one after so many bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pathlib import Path
 
 from slurm_helpers import wait_for
 
+from deploykit.backends.slurm import machine
+
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 CONFIG = """\
 Port {port}
@@ -34,7 +36,7 @@ PidFile {folder}/sshd.pid
 StrictModes no
 UsePAM no
 PasswordAuthentication no
-MaxStartups 100
+MaxStartups {startups}
 MaxSessions 100
 SetEnv SLURM_CONF={conf}
 """
@@ -69,15 +71,21 @@ class LoginNode:
 
     def close(self):
         """End the connection that is kept, as after a minute."""
-        subprocess.run(["ssh", "-O", "exit", "login1"], capture_output=True, check=False)
+        shared = [word for option in machine.sharing() for word in ("-o", option)]
+        argv = ["ssh", *shared, "-O", "exit", "login1"]
+        subprocess.run(argv, capture_output=True, check=False)
 
 
 class Proxy(threading.Thread):
-    """Passes bytes on to `port`, and counts them; with `left`, breaks off after so many."""
+    """Passes bytes on to `port`, and counts them; with `left`, breaks off after so many.
+
+    With `refused`, ends that many connections before anything has passed. `came` counts them all.
+    """
 
     def __init__(self, port):
         super().__init__(daemon=True)
         self.target, self.passed, self.left, self.broken = port, 0, None, 0
+        self.refused, self.came = 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
 
@@ -85,6 +93,11 @@ class Proxy(threading.Thread):
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
+                self.came += 1
+                if self.refused:
+                    self.refused -= 1
+                    near.close()
+                    continue
                 threading.Thread(target=self.serve, args=(near,), daemon=True).start()
 
     def serve(self, near):
@@ -144,8 +157,11 @@ def somebody(home):
 
 
 @contextlib.contextmanager
-def login_node(conf):
-    """The node, with `conf` as SLURM_CONF; `ssh login1` finds it where `bin` is first on PATH."""
+def login_node(conf, startups="100"):
+    """The node, with `conf` as SLURM_CONF; `ssh login1` finds it where `bin` is first on PATH.
+
+    `startups` is sshd's limit of connections that have not logged in (MaxStartups).
+    """
     folder = Path(tempfile.mkdtemp(prefix="ssh-"))
     folder.chmod(0o755)
     (folder / "keys").mkdir()
@@ -161,7 +177,8 @@ def login_node(conf):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        (folder / "sshd.conf").write_text(CONFIG.format(port=port, folder=folder, conf=conf))
+        settings = CONFIG.format(port=port, folder=folder, conf=conf, startups=startups)
+        (folder / "sshd.conf").write_text(settings)
         if not os.getuid():
             Path("/run/sshd").mkdir(exist_ok=True)
         argv = [SSHD, "-D", "-e", "-f", folder / "sshd.conf"]

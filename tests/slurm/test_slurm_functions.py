@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
 
 import pytest
 from slurm_helpers import wait_for
+from strangers import as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from deploykit.errors import JobFileError
@@ -47,6 +50,45 @@ def test_a_function_whose_process_is_killed_has_ended(functions):
     assert job.state == "FAILED"
     with pytest.raises(UncompletedJobError):
         job.result()
+
+
+class Planted:
+    """What a stranger would like to run: a pickle of it does so where it is loaded."""
+
+    def __init__(self, proof):
+        self.proof = proof
+
+    def __reduce__(self):
+        return os.system, (f"id -u > {self.proof}",)
+
+
+@pytest.fixture
+def careless():
+    """The umask of many a cluster: members of the user's group may change what is made."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_waiting_function_cannot_be_exchanged(cluster, project, open_place, careless, count):  # noqa: F811
+    """A member of the same group puts another pickle in its place, and waits for the job."""
+    proof, folder = open_place / "proof", open_place / "functions"
+    one = executor(overrides=["slurm.extra.hold="], folder=folder)
+    jobs = one.map_array(int, ["7"] * count)
+    group = jobs[0].paths.submitted_pickle.stat().st_gid
+    (open_place / "planted").write_bytes(pickle.dumps(Planted(proof)))
+
+    def attack():
+        for job in jobs:
+            job.paths.submitted_pickle.write_bytes((open_place / "planted").read_bytes())
+
+    assert not as_stranger(attack, group=group)
+    assert not as_stranger(lambda: list(folder.iterdir()), group=group)
+    assert too_wide(modes(folder)) == {}
+    subprocess.run(["scontrol", "release", jobs[0].job_id.split("_")[0]], check=True)
+    assert [job.result() for job in jobs] == [7] * count
+    assert not proof.exists()
 
 
 def test_what_a_function_cannot_have(project):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from slurm_helpers import CLUSTER, PATIENCE, cluster_command, wait_for
+from strangers import STRANGER, as_stranger, modes, open_place  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -141,6 +144,105 @@ def test_without_root(box):
     finally:
         assert command("stop", str(own)).returncode == 0
     assert alive(own) == []
+
+
+@pytest.fixture
+def owned(open_place):  # noqa: F811 - the fixture
+    """A folder of nobody's that all may enter, and nobody's command for a cluster in it."""
+    if os.getuid():
+        pytest.skip("only root can become another user")
+    script = Path(shutil.copytree(CLUSTER.parent, open_place / "infra"))
+    folder = open_place / "box"
+    folder.mkdir(mode=0o755)
+    os.chown(folder, STRANGER, STRANGER)
+
+    def command(verb, *words):
+        argv = ["/usr/bin/python3", script / "cluster.py", verb, folder, *words]
+        who = {"user": STRANGER, "group": STRANGER, "extra_groups": []}
+        return subprocess.run(argv, **who, capture_output=True, text=True, check=False)
+
+    yield folder, command
+    command("stop")
+
+
+def test_only_its_owner_sends_jobs(needs_slurm, owned):
+    """In a folder that was open: each job runs as the owner, whoever sent it."""
+    folder, command = owned
+    done = command("start", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}: was open to other users, and is yours alone now" in done.stdout
+    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    other = {"user": "daemon", "group": "daemon", "extra_groups": []}
+    for argv in (["srun", "id", "-u"], ["srun", "cat", folder / "munge/key"]):
+        ran = subprocess.run(argv, env=env, **other, capture_output=True, check=False)
+        assert (ran.returncode != 0, ran.stdout) == (True, b"")
+    assert modes(folder)["."] == modes(folder)["munge"] == 0o700
+    assert modes(folder)["munge/key"] == 0o600
+
+
+def test_munge_is_out_of_reach_of_others(needs_slurm, open_place):  # noqa: F811
+    folder = open_place / "box"
+    try:
+        assert cluster_command("start", folder, *SMALL).returncode == 0
+        key, sock = folder / "munge/key", folder / "munge/socket"
+
+        def connect():
+            with socket.socket(socket.AF_UNIX) as end:
+                end.connect(str(sock))
+
+        connect()
+        assert not as_stranger(connect)
+        assert not as_stranger(key.read_bytes)
+        assert not as_stranger(lambda: list(folder.iterdir()))
+    finally:
+        cluster_command("stop", folder)
+
+
+def test_a_planted_lock_does_no_harm(box, open_place, monkeypatch):  # noqa: F811
+    """Neither a link in the place of a lock, nor a file of somebody else's."""
+    kept = open_place / "kept"
+    kept.write_text("dear to us")
+    planted = open_place / f"slurm-box-ports-{os.getuid()}.lock"
+    planted.symlink_to(kept)
+    monkeypatch.setenv("TMPDIR", str(open_place))
+    assert cluster_command("start", box, *SMALL).returncode == 0
+    assert kept.read_text() == "dear to us"
+    assert cluster_command("stop", box).returncode == 0
+    (box / "lock").unlink()
+    (box / "lock").symlink_to(kept)
+    assert cluster_command("start", box, *SMALL).returncode != 0
+    assert kept.read_text() == "dear to us"
+    (box / "lock").unlink()
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "env", "status"])
+@pytest.mark.parametrize("how", ["another's", "link", "file", "writable"])
+def test_a_folder_in_which_others_could_put_things_is_refused(needs_slurm, open_place, verb, how):  # noqa: F811
+    """A record there says which processes are ended, and slurm.conf which plugins are loaded."""
+    folder, victim = open_place / "box", subprocess.Popen(["sleep", "600"])
+    started = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    record = json.dumps({"shape": {}, "pids": {"n1": [victim.pid, started]}})
+    try:
+        if how == "file":
+            folder.touch()
+        else:
+            folder.mkdir()
+            (folder / "cluster.json").write_text(record)
+        if how == "another's":
+            os.chown(folder, STRANGER, STRANGER)
+        elif how == "link":
+            folder = folder.rename(open_place / "real").parent / "box"
+            folder.symlink_to(open_place / "real")
+        elif how == "writable":
+            folder.chmod(0o777)
+        done = cluster_command(verb, folder, *(SMALL if verb == "start" else ()))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"cluster.py: {folder} ")
+        assert "choose a" in done.stderr
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def test_missing_programs_are_named(tmp_path):

@@ -178,7 +178,8 @@ def test_every_value_arrives_unchanged(tmp_path):
     env = {f"V{number}": value for number, value in enumerate(HOSTILE)}
     spec = job(entrypoint=Entrypoint("train.py", args=HOSTILE), env=env)
     folder = tmp_path / "state folder/runs/digits-1"
-    (folder / "source").mkdir(parents=True)
+    for name in ("source", "logs"):
+        (folder / name).mkdir(parents=True)
     done = run_by_bash(script(spec, Options(python="my python")), tmp_path, "7")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     words, seen = json.loads((folder / "source/seen").read_text())

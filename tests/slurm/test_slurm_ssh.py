@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import PATIENCE, output
+from strangers import modes, too_wide
 
 from deploykit import cli, paths
 
@@ -39,7 +40,8 @@ resources: {time_limit: 10m}
 def node(running_cluster):
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("not installed: openssh-server")
-    running_cluster.chmod(0o755)  # another user must find slurm.conf and the socket of munge
+    for folder in (running_cluster, running_cluster / "munge"):
+        folder.chmod(0o755)  # another user must find slurm.conf and the socket of munge
     with login_node(running_cluster / "slurm.conf") as found:
         yield found
 
@@ -176,6 +178,41 @@ def sent_archive(node, name):
     assert submit(node, name, "--set", "slurm.extra.hold=")[0] == 0
     record = json.loads((paths.run_folder(name) / "source.json").read_text())
     return there(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
+
+
+def test_what_lies_there_is_the_users_alone(laptop):
+    """Whatever the umask there, which the program keeps; a folder that was wider is narrowed."""
+    home = there(laptop, "closed").parents[1]
+    with Path(f"{laptop.folder}/home/.bashrc").open("a") as file:
+        print("umask 0", file=file)
+    home.mkdir(exist_ok=True)
+    if not os.getuid():
+        shutil.chown(home, laptop.user)
+    home.chmod(0o777)
+    code, _, complaint = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
+    assert code == 0, complaint
+    assert f"login1: {home}: it was open to other users, and now is yours alone" in complaint
+    assert run("wait", "closed")[0] == 0
+    run("logs", "closed")
+    found = modes(home)
+    assert found["runs/closed/output/starts"] == 0o666
+    theirs = {path for path in found if path.endswith("/starts") or "__pycache__" in path}
+    new = {path: mode for path, mode in found.items() if "/" not in path or "closed" in path}
+    assert too_wide({path: mode for path, mode in new.items() if path not in theirs}) == {}
+    assert too_wide(modes(paths.state())) == {}
+    sys.stdout.write("\n".join(f"{mode:04o}  {path}" for path, mode in new.items()) + "\n")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give a folder away")
+def test_a_folder_of_somebody_else_there_is_refused(laptop):
+    place = Path(f"{laptop.folder}/home/another's")
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    words = ["--set", f"slurm.folder={place}"]
+    code, _, complaint = submit(laptop, "refused-there", *words)
+    assert code == 73
+    assert f"login1: {place} belongs to another user" in complaint
+    assert list(place.iterdir()) == []
 
 
 def test_a_broken_connection_loses_and_doubles_no_job(laptop):

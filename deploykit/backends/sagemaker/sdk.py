@@ -166,6 +166,7 @@ def cut_off() -> None:
 
 def main(asked: Path, answer: Path) -> None:
     cut_off()
+    os.umask(0o077)  # a process of its own: all that it leaves is the user's alone
     result: dict[str, Any]
     try:
         result = {"request": intercepted(json.loads(asked.read_text()))}

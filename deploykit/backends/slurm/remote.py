@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploykit import contract, private
 from deploykit.backends.slurm import machine
 from deploykit.backends.slurm.sent import Place
-from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
-FOLDERS = ("logs", "output", "checkpoints", "ends")
 SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
 """Options that a site sets by variables (SBATCH_ACCOUNT) where a job file leaves them open."""
 LOGS = ("logs/*.log", "tasks/*/logs/*.log")
@@ -28,6 +29,13 @@ _MOST = 1 << 23
 """Bytes of one log that are fetched at once."""
 _BUSY = 75
 _SHA256 = "sha256sum | cut -c1-64"
+_NOT_MINE = 73
+_NARROWED = "it was open to other users, and now is yours alone"
+_ENTER = (
+    "umask 077; mkdir -p {place} && cd {place} && {{ [ -O . ] || exit 73; }} && "
+    f'case "$(stat -c %a .)" in *00) ;; *) chmod go= . && echo "{_NARROWED}" >&2;; esac'
+)
+"""What deploykit makes there is for its user alone, and so is the folder itself."""
 
 
 def deliver(plan: Plan, place: Place) -> None:
@@ -35,18 +43,21 @@ def deliver(plan: Plan, place: Place) -> None:
     home = plan.options.home
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
     folder = _relative(place, home)
-    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in FOLDERS)
+    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in contract.FOLDERS)
     # a name proves nothing; the hash is that of the archive before compression
     same = f'[ "$(gzip -dc {archive} | {_SHA256})" = {plan.bundle.hash} ]'
-    good = f"[ -f {archive} ] && gzip -tq {archive} && {same}"
+    good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"
     have = _do(place.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
     if not have:
         _upload(place.host, home, archive, plan.bundle.store().read_bytes())
     # a folder that is there is whole: it gets its name last
-    unpack = f"tar -xzf {archive} -C {folder}/new && mv {folder}/new {folder}/source"
+    tar = f"tar --no-same-permissions -xzf {archive} -C {folder}/new"
+    unpack = f"{tar} && mv {folder}/new {folder}/source"
     fresh = f"rm -rf {folder}/new; mkdir {folder}/new && {unpack}"
     # one that exists shows its changes at once
-    more = f"touch {folder}/rendezvous.json; [ -d {folder}/source ] || {{ {fresh}; }}"
+    more = (
+        f"touch {folder}/rendezvous.json {folder}/sending; [ -d {folder}/source ] || {{ {fresh}; }}"
+    )
     _upload(place.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), more)
 
 
@@ -55,7 +66,8 @@ def sbatch(plan: Plan, place: Place) -> list[str]:
     left = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
     kept = "|".join(f"SBATCH_{name.upper()}" for name in left)
     names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{kept}'"
-    fresh = f"sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
+    # the job gets the umask of sbatch, which is the user's own
+    fresh = f"(umask 077; : > job.new); sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
     once = f"[ -s job ] || {{ {fresh}; }}; cat job"
     script = (
         f"cd {shlex.quote(place.folder)} && unset $({names}); "
@@ -110,8 +122,8 @@ def _mirror(folder: Path, files: dict[str, str]) -> None:
                 (folder / "claim").symlink_to(text)
         elif re.fullmatch(r"(tasks/\d+/)?ends/[\w-][\w.-]*", name):
             path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
+            private.make(path.parent)
+            private.write(path, text + "\n")
 
 
 def fetch_logs(place: Place, folder: Path) -> None:
@@ -141,8 +153,8 @@ def _fetch_some(place: Place, folder: Path) -> bool:
         name, _, count = head.decode().rpartition(" ")
         size = int(count)
         if re.fullmatch(r"(tasks/\d+/)?logs/[^/]+\.log", name):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / name).open("ab") as file:
+            private.make((folder / name).parent)
+            with open(folder / name, "ab", opener=private.opener) as file:
                 file.write(out[:size])
         out, more = out[size:], more or size == _MOST
     return more
@@ -167,11 +179,18 @@ def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true"
 
 
 def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
-    """Run a script in deploykit's folder there; what it printed."""
-    place = shlex.quote(str(home))
-    code, out, err = machine.run(host, f"mkdir -p {place} && cd {place} && {script}", data)
+    """Run a script in deploykit's folder there, which is the user's alone; what it printed."""
+    enter = _ENTER.format(place=shlex.quote(str(home)))
+    code, out, err = machine.run(host, f"{enter} && {script}", data)
+    if _NARROWED in err:
+        logging.getLogger(__name__).warning("warning: %s: %s: %s", host, home, _NARROWED)
     if code == 0:
         return out
+    if code == _NOT_MINE:
+        raise CannotWrite(
+            f"{host}: {home} belongs to another user, who could change what runs as you",
+            hint="choose a slurm.folder of your own",
+        )
     said = f"{host}: {err.strip() or f'a step of the submit ended with exit code {code}'}"
     if "denied" in err:
         raise NotPermitted(said, hint="choose a slurm.folder that you may write to")

@@ -208,6 +208,7 @@ def command(job: JobSpec, options: Options, *, run: str) -> str:
         "slurm.sh.j2",
         folder=folder,
         place='"$task"' if options.array else shlex.quote(str(folder)),
+        log=_log(options, folder),
         array=options.array,
         modules=options.modules,
         setup=options.setup,
@@ -217,6 +218,12 @@ def command(job: JobSpec, options: Options, *, run: str) -> str:
     )
     # sbatch refuses a script with a DOS line end, even inside a quoted value
     return text.rstrip("\n").replace("\r", "'$'\\r''")
+
+
+def _log(options: Options, folder: Path) -> str:
+    """What the batch script itself prints, in the words of a shell."""
+    task = '"$SLURM_ARRAY_TASK_ID"' if options.array else ""
+    return f"{shlex.quote(str(folder))}/logs/slurm{task and f'-{task}'}.log"
 
 
 def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:

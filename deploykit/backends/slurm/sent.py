@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deploykit import private
+
 _PLACE = "place.json"
 
 
@@ -20,7 +22,7 @@ class Place:
 
 def record(folder: Path, job: str) -> None:
     """Keep the id of the job that was sent."""
-    (folder / "job").write_text(job + "\n")
+    private.write(folder / "job", job + "\n")
 
 
 def job(folder: Path) -> str | None:
@@ -41,12 +43,12 @@ def tasks(folder: Path) -> int | None:
 
 def record_tasks(folder: Path, count: int) -> None:
     """Keep the length of an array."""
-    (folder / "array").write_text(f"{count}\n")
+    private.write(folder / "array", f"{count}\n")
 
 
 def record_place(folder: Path, place: Place) -> None:
     """Keep where the run will be sent from, before anything is sent."""
-    (folder / _PLACE).write_text(json.dumps(asdict(place)) + "\n")
+    private.write(folder / _PLACE, json.dumps(asdict(place)) + "\n")
 
 
 def place(folder: Path) -> Place | None:

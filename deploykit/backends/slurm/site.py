@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit import paths
+from deploykit import paths, private
 from deploykit.backends.slurm import watching
 from deploykit.decode import decode
 from deploykit.errors import BackendUnavailable, NotFound
@@ -108,9 +108,14 @@ def hosts() -> set[str]:
 
 def save(site: Site, path: Path | None = None) -> Path:
     """Write the profile, by default where `load` finds it by the cluster's name."""
-    path = path or place(site.cluster)
+    text = json.dumps(dataclasses.asdict(site), indent=1) + "\n"
+    if path is None:
+        path = place(site.cluster)
+        private.folder(path.parent)
+        private.write(path, text)
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(site), indent=1) + "\n", encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -41,6 +41,8 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
     """
     there = sent.place(folder)
     if there is None and place != machine.HERE:
+        if not folder.exists():
+            raise BackendUnavailable(f"{folder}, which said where it was sent from, was deleted")
         return None  # it broke off before anything was sent
     if (why_not := _elsewhere(folder)) is not None:
         raise BackendUnavailable(why_not, hint="run this command on a machine of that cluster")
@@ -93,15 +95,19 @@ def _status_at(
     try:
         rows = _with_turns(_rows({handle.id: handle for handle in handles}, host), host)
         if host is not None:
-            remote.fetch_ends(host, [(run, _there(run)) for run in runs])
+            remote.fetch_ends(host, [(run, there) for run in runs if (there := _place(run))])
         answer = None
     except BackendUnavailable as error:
         rows, answer = {}, str(error)
     return {handle: _status(handle, rows.get(handle.id), answer) for handle in handles}
 
 
+def _place(handle: Handle) -> Place | None:
+    return sent.place(Path(handle.folder))
+
+
 def _there(handle: Handle) -> Place:
-    place = sent.place(Path(handle.folder))
+    place = _place(handle)
     if place is None:
         raise BackendUnavailable(f"{handle.folder} does not say any more where the run lies")
     return place
@@ -113,7 +119,7 @@ def _host(handle: Handle) -> str | None:
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    folder, ended = Path(handle.folder), _ended(handle)
+    folder, ended = logfiles.whole(handle), _ended(handle)
     if _host(handle) is not None:
         ended = _fetching(handle, ended)
         ended()

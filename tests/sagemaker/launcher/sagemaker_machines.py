@@ -17,7 +17,6 @@ from sagemaker_hosts import BASE, Host
 GATEWAY = "10.78.0.254"
 """This machine's address on the hosts' network, while `machines` is open."""
 _ENTER = Path(__file__).with_name("enter.sh")
-_FOLDERS = (Path(BASE), Path("/run/sshd"))
 _DONE = Path("/tmp/done.algo-1")
 """The launcher's word that mpirun has ended: a constant of its own."""
 _SSH = """\
@@ -55,10 +54,11 @@ def machines(folder, count):
     shared = folder / "shared"
     _share(shared, names)
     with contextlib.ExitStack() as stack:
-        for made in _FOLDERS:
-            if not made.exists():
-                made.mkdir(parents=True)
-                stack.callback(made.rmdir)
+        # it stays: another test's sshd takes no connection without it
+        Path("/run/sshd").mkdir(exist_ok=True)
+        if not Path(BASE).exists():
+            Path(BASE).mkdir(parents=True)
+            stack.callback(Path(BASE).rmdir)
         stack.callback(_DONE.unlink, missing_ok=True)
         bridge = f"dk{os.getpid()}"
         _ip("link", "add", bridge, "type", "bridge")
