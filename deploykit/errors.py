@@ -69,6 +69,13 @@ class SubmitRefused(DeploykitError):
     meaning = "the backend refused the job; nothing was started"
 
 
+class OutputLost(DeploykitError):
+    """Standard output or standard error takes no more, and its reader has not just gone."""
+
+    exit_code = 73
+    meaning = "the output cannot be written (disk full)"
+
+
 class Uncertain(DeploykitError):
     """Sending broke off and nobody could be asked: the job may exist."""
 

@@ -24,10 +24,10 @@ def count(where: str, *, heads: int | None) -> Model:
     script = paths.shipped("entrypoints") / "count_model.py"
     done = shell.run([sys.executable, str(script), where], timeout=_SECONDS)
     if done.code:
-        said = "\n  ".join(done.err.strip().splitlines()[-_LINES:])
+        said = "\n".join(done.err.strip().splitlines()[-_LINES:])
         raise UsageError(
             f"--model {where} cannot be built in {Path.cwd()}",
-            hint=f"{said}\n  it is imported by {sys.executable}, which needs torch",
+            hint=f"{said}\nit is imported by {sys.executable}, which needs torch",
         )
     return model(json.loads(done.out.strip().splitlines()[-1]), heads=heads)
 

@@ -158,11 +158,10 @@ def _counted(count: int) -> str:
 
 
 def _tell_one(one: Finding, language: str) -> None:
-    label = {"unseen": "unseen"}.get(one.severity, one.severity)
-    output.say(_wrapped(f"{label}: {one.message}", "  "))
+    output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
     for proof in one.evidence:
         output.say(f"  proof  {proof}")
-    output.say(_wrapped(f"  fix    {one.fix.say}", " " * 9))
+    output.say(*_wrapped(f"  fix    {one.fix.say}", " " * 9))
     for key, value in one.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
     code = {
@@ -172,10 +171,10 @@ def _tell_one(one: Finding, language: str) -> None:
     if one.fix.cli and not code:
         output.say(f"         ({language} has no way to say this; the command:)")
     if text := code or one.fix.cli:
-        output.say(textwrap.indent(text.rstrip(), "    "))
+        output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
         text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
