@@ -16,16 +16,23 @@ from deploykit.model import Problem
 
 _LARGEST = 2**20
 """Bytes of a file that a person writes."""
+_LARGEST_TOML = _LARGEST // 4
+"""tomllib takes 500 times the memory of the text where that is made of headers."""
 _LARGEST_JSON = 64 * 2**20
 """Bytes of one that a program writes."""
 _DEEPEST = 50
 _HEAVIEST = 4 * _LARGEST
 """Characters of all values, where each alias counts as much as what it stands for."""
 _LONGEST_PATH = 1_000
-_PARTS = re.compile(r"""\.[ \t]*[\w"'-]""")
+_NULLS = ("", "~", "null", "Null", "NULL")
+_STRING = re.compile(
+    r"""(?s:\"{3}.*?(?:\"{3}|\Z))|(?s:'{3}.*?(?:'{3}|\Z))|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*"""
+)
+"""A string or a comment of TOML, closed or not."""
+_KEYS = re.compile(r"[\w. \t-]+")
+_PARTS = re.compile(r"\.[ \t]*[\w-]")
 _MOST_PARTS = 20
 """Of a dotted key of TOML: tomllib takes memory by the square of them (gigabytes for 30,000)."""
-_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 class Malformed(ValueError):
@@ -78,8 +85,10 @@ def toml(text: str) -> dict[str, Any]:
     """TOML as data. Raises Malformed."""
     import tomllib
 
-    runs = re.findall(r"""[\w"'. \t-]+""", text)
-    if max((len(_PARTS.findall(run)) for run in runs), default=0) > _MOST_PARTS:
+    if len(text) > _LARGEST_TOML:
+        raise Malformed(f"is larger than {_LARGEST_TOML >> 10} KiB")
+    keys = _STRING.sub("q", text)
+    if any(len(_PARTS.findall(run)) > _MOST_PARTS for run in _KEYS.findall(keys)):
         raise Malformed(f"is not valid TOML here: a key of more than {_MOST_PARTS} parts")
     try:
         return tomllib.loads(text)
