@@ -20,6 +20,7 @@ from typing import (
     get_type_hints,
 )
 
+from deploykit import quoting
 from deploykit.fields import Bounds, Pattern, Quantity
 from deploykit.model import Problem
 
@@ -149,7 +150,7 @@ def _example(cls: Any, name: str) -> str | None:
 
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) or not isinstance(data, Sequence):
-        hint = f"write [{data}]" if isinstance(data, str) and data else None
+        hint = f"write [{quoting.yaml(data)}]" if isinstance(data, str) and data else None
         problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
         return _BAD
     return tuple(

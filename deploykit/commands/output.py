@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-from deploykit import terminal
+from deploykit import quoting, terminal
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
@@ -152,7 +152,7 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
         ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),
-        ("logs", f"deploykit logs {run.run}" if run.handle else ""),
+        ("logs", quoting.command("deploykit", "logs", run.run) if run.handle else ""),
         ("cause", diagnosis),
     ):
         if value:

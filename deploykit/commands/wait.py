@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import threading
 
-from deploykit import backend, lifecycle, runs
+from deploykit import backend, lifecycle, quoting, runs
 from deploykit.commands import arguments, diagnose, output
 from deploykit.errors import DeploykitError
 from deploykit.model import State
@@ -39,7 +39,8 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     try:
         *_, last = lifecycle.wait(row.run, timeout)
     except KeyboardInterrupt:
-        output.note("", f"{row.run} goes on; `deploykit cancel {row.run}` stops it")
+        stop = quoting.command("deploykit", "cancel", row.run)
+        output.note("", f"{row.run} goes on; `{stop}` stops it")
         raise
     printer.join()
     return _finish(last, as_json=as_json)

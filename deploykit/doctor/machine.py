@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import parsing, paths, shell
+from deploykit import parsing, paths, quoting, shell
 from deploykit.decode import decode
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import BackendUnavailable, NotFound
@@ -167,9 +167,13 @@ def _pytorch(machine: Machine) -> Iterator[Finding]:
             (f"{machine.python}: {machine.trouble}",),
             Fix(
                 "install it there, or name another Python with local.python",
-                cli=f"{machine.python} -m pip install torch\n",
+                cli=_pip(machine, "torch"),
             ),
         )
+
+
+def _pip(machine: Machine, *words: str) -> str:
+    return f"{quoting.command(machine.python, '-m', 'pip', 'install', *words)}\n"
 
 
 def _gpus(job: JobSpec, machine: Machine) -> Iterator[Finding]:
@@ -181,7 +185,7 @@ def _gpus(job: JobSpec, machine: Machine) -> Iterator[Finding]:
             "error" if job.resources.gpus_per_node else "warning",
             f"the driver lists {len(machine.cards)} GPUs, and PyTorch can use {machine.sees}",
             (f"PyTorch {machine.torch}, {built}", *machine.cards[:1]),
-            Fix(say, cli=f"{machine.python} -m pip install --force-reinstall torch\n"),
+            Fix(say, cli=_pip(machine, "--force-reinstall", "torch")),
         )
     wanted = job.resources.gpus_per_node
     if wanted > len(machine.cards):

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import shell
+from deploykit import quoting, shell
 from deploykit.errors import BackendUnavailable
 
 HERE = "localhost"
@@ -45,7 +45,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
     if code == _BROKEN:
         raise BackendUnavailable(
             f"ssh {host}: {err.strip() or 'the connection broke'}",
-            hint=f"try `ssh {host} true`, then the same command again",
+            hint=f"try `{quoting.command('ssh', '--', host, 'true')}`, then the same command again",
         )
     return code, after_mark(out), err
 
