@@ -18,12 +18,14 @@ from deploykit import backend, jobfile, lifecycle
 from deploykit.commands import arguments, output
 from deploykit.doctor import finding, fixes
 from deploykit.doctor.finding import Finding, Fix
-from deploykit.errors import NotPermitted, UsageError
+from deploykit.errors import NotFound, NotPermitted, UsageError
 from deploykit.jobfile import JobFile
 
 FAULT_FOUND = 80
 """As `diagnose`: nothing went wrong here, but with what was looked at."""
 _WIDTH = 100
+_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What the pure functions over saved facts meet where these have another shape."""
 _SITE = "site.json"
 
 
@@ -124,7 +126,15 @@ def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
         return
     if args.save:
         ask.save(answers, args.save)
-    yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+    try:
+        yield from list(aws.findings(needs, facts.read(answers, needs.instance_type)))
+    except _MISSHAPEN as error:
+        if not args.saved:
+            raise
+        raise NotFound(
+            f"the facts in {args.saved} are not what AWS answers: {type(error).__name__}: {error}",
+            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
+        ) from error
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:

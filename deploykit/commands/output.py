@@ -187,7 +187,7 @@ def _json(data: Any, indent: int | None = None) -> None:
 
 def _write(out: TextIO, text: str) -> None:
     """The one place where anything leaves. Raises OutputLost, or BrokenPipeError."""
-    if isinstance(out, TextIOWrapper) and out.errors == "strict":
+    if isinstance(out, TextIOWrapper) and out.errors in _PYTHONS:
         out.reconfigure(errors=_UNENCODABLE)
     try:
         out.write(text)
@@ -209,4 +209,6 @@ def _encoded(error: UnicodeError) -> tuple[bytes, int]:
 
 
 _UNENCODABLE = "deploykit"
+_PYTHONS = {"strict", "backslashreplace"}
+"""What Python does with such characters unless the user has chosen."""
 codecs.register_error(_UNENCODABLE, _encoded)
