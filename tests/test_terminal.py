@@ -266,7 +266,7 @@ def test_closed_streams_are_like_dev_null(project, argv, closed):
 @pytest.mark.parametrize("argv", LOST.values(), ids=LOST)
 def test_a_full_disk_behind_the_output_is_said(project, argv):
     with (
-        open("/dev/full", "w") as full,
+        Path("/dev/full").open("w") as full,
         start(argv, {}, stdout=full, stderr=subprocess.PIPE) as child,
     ):
         said = child.stderr.read()
