@@ -199,6 +199,8 @@ class _Yaml:
             if not isinstance(event, self._events.ScalarEvent):
                 raise _malformed("expected a plain name as a key", event)
             key = event.value
+            if event.anchor is not None:
+                self._anchors[event.anchor] = (key, len(key))
             place = f"{path}.{key}" if path else key
             line = event.start_mark.line + 1
             if key in found:

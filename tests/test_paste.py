@@ -48,7 +48,7 @@ NASTY = [
     ),
     *("'", '"', "'; touch canary; '", '"; touch canary; "', "\\", "a b", "*", "!x", "~", "#x", ""),
     *("${x}", "%{x}", "$${x}", "$$$${x}", "%%{x}", "${{x}}", "x: y", "]", "null", "yes", "1e3"),
-    *("\x1b]52;c;x\x07", "\b\f\x7f", "\u2028", "\x85", "ü", "\U0001f600", "- x", "x\n---\ny: z"),
+    *("\x1b]52;c;x\x07", "\b\f\x7f", "\u2028", "\x85", "ü", "\U0001f600", "x - y", "x\n---\ny: z"),
 ]
 ACTS = ["-rf", "--endpoint-url=http://evil", "file:///etc/passwd", "fileb://x", "https://evil/x"]
 """What the AWS CLI takes for an option, or fetches."""
