@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import errno
 import gc
 import importlib
+import os
 import sys
 import time
 from typing import Any, NoReturn
 
 from deploykit import __version__
-from deploykit.errors import CannotWrite, DeploykitError, UsageError
+from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
@@ -43,20 +45,33 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code (docs/reference/exit-codes.md)."""
     gc.set_threshold(_COLLECT)
     atexit.register(gc.freeze)  # no last collection either
-    argv = sys.argv[1:] if argv is None else argv
+    _open_closed_streams()
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return _PIPE_CLOSED
+    except (OSError, OutputLost) as error:
+        _drop_output()
+        return _say_lost(error)
+
+
+def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         _known(argv[:1])
         args = parser(argv[:1]).parse_args(argv)
         return int(_module(args.verb).run(args))
+    except (BrokenPipeError, OutputLost):
+        raise
     except DeploykitError as error:
         _report(error, as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # nothing more can be said; keeps the interpreter from trying
-        return _PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
         told = _unwritten(error) or _unexpected(error, argv)
         _report(told, as_json=as_json)
@@ -105,6 +120,27 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def _open_closed_streams() -> None:
+    """Put /dev/null in place of closed streams, before an opened file takes the number of one."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
+
+
+def _drop_output() -> None:
+    """What is left in the buffers goes nowhere: the interpreter would complain at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+
+
+def _say_lost(error: Exception) -> int:
+    reason = error.strerror if isinstance(error, OSError) else error
+    with contextlib.suppress(OSError, OutputLost):  # standard error may be lost too
+        _report(OutputLost(f"cannot write the output: {reason}"), as_json=False)
+    return OutputLost.exit_code
 
 
 def _module(verb: str) -> Any:

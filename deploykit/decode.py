@@ -7,7 +7,7 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import (
     Annotated,
     Any,
@@ -20,6 +20,7 @@ from typing import (
     get_type_hints,
 )
 
+from deploykit import quoting
 from deploykit.fields import Bounds, Pattern, Quantity
 from deploykit.model import Problem
 
@@ -27,6 +28,10 @@ T = TypeVar("T")
 _BAD: Any = object()
 _LONGEST = 60
 """Characters of a wrong value that a message quotes."""
+_NAMED = 20
+"""Keys that do not exist and are named: to look for what was meant takes a millisecond each."""
+_LARGEST = 10**18
+"""No count, size or time is beyond; thousands of digits cannot even be shown (ValueError)."""
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -100,7 +105,7 @@ def _read_kind(
         return _choice(get_args(kind), data, path, problems)
     try:
         return _quantity(quantity, data) if quantity else _SCALARS[kind](data)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         expected = quantity.meaning if quantity else _EXPECTED[kind]
         hint = str(error) if isinstance(error, TypeError) else None
         problems.append(Problem(path, f"expected {expected}, got {_shown(data)}", hint))
@@ -119,8 +124,7 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     for key, value in data.items():
         if key in known:
             values[key] = _read(hints(cls)[key], value, _join(path, key), problems)
-        else:
-            problems.append(unknown_key(path, key, known))
+    problems += unknown_keys(path, [key for key in data if key not in known], known)
     for name, field in known.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -128,11 +132,14 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     return _BAD if len(problems) > before else cls(**values)
 
 
-def unknown_key(path: str, key: object, known: Iterable[str]) -> Problem:
-    """The problem of a key that does not exist, with the nearest one that does."""
+def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
+    """The problems of keys that do not exist, each with the nearest one that does."""
     names = list(known)
-    hint = did_you_mean(str(key), names) or f"known here: {', '.join(names)}"
-    return Problem(_join(path, str(key)), "there is no such key", hint)
+    for key in keys[:_NAMED]:
+        hint = did_you_mean(str(key), names) or f"known here: {', '.join(names)}"
+        yield Problem(_join(path, str(key)), "there is no such key", hint)
+    if len(keys) > _NAMED:
+        yield Problem(path, f"has {len(keys) - _NAMED} more keys that do not exist")
 
 
 def _example(cls: Any, name: str) -> str | None:
@@ -143,7 +150,7 @@ def _example(cls: Any, name: str) -> str | None:
 
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) or not isinstance(data, Sequence):
-        hint = f"write [{data}]" if isinstance(data, str) and data else None
+        hint = f"write [{quoting.yaml(data)}]" if isinstance(data, str) and data else None
         problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
         return _BAD
     return tuple(
@@ -185,7 +192,7 @@ def _text(data: object) -> str:
             raise TypeError("remove the NUL character or the broken code point")
         return str(data)
     if isinstance(data, bool | int | float):
-        raise TypeError(f'put it in quotes: "{data}"')
+        raise TypeError(f'put it in quotes: "{_shown(data)}"')
     raise ValueError(data)
 
 
@@ -196,7 +203,7 @@ def _integer(data: object) -> int:
         return int(data)
     if isinstance(data, str) and data.isascii() and data.isdigit():
         raise TypeError("remove the quotes")
-    if isinstance(data, int) and not isinstance(data, bool):
+    if isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LARGEST:
         return data
     raise ValueError(data)
 
@@ -233,6 +240,8 @@ def _shown(data: object) -> str:
         return "a section"
     if isinstance(data, Sequence) and not isinstance(data, str):
         return "a list"
+    if isinstance(data, int) and abs(data) > _LARGEST:
+        return "a number of too many digits"
     text = repr(str(data)) if isinstance(data, str) else repr(data)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

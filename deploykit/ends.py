@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from deploykit import parsing
 
 STOPPED = 75
 """Exit code of a trainer that was told to stop, has saved a checkpoint, and can go on from it."""
@@ -29,7 +30,7 @@ def read(folder: Path) -> list[End]:
     found = []
     for path in folder.glob("ends/node-*.json"):
         try:
-            found.append(_end(json.loads(path.read_text())))
+            found.append(_end(parsing.json_of(path)))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # written by something else; whoever asks falls back on the scheduler
     return sorted(found, key=lambda end: (end.exit_code == 0, end.finished))
@@ -40,14 +41,14 @@ def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
     found = {}
     for path in folder.glob("ends/restart-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            found[int(path.stem.rpartition("-")[2])] = str(json.loads(path.read_text())["why"])
+            found[int(path.stem.rpartition("-")[2])] = str(parsing.json_of(path)["why"])
     return [found[number] for number in sorted(found) if upto is None or number <= upto]
 
 
 def attempt(folder: Path) -> int | None:
     """The number of the attempt that has begun last, from 0; None before the first."""
     try:
-        return int(json.loads((folder / "ends" / "attempt.json").read_text())["attempt"])
+        return int(parsing.json_of(folder / "ends" / "attempt.json")["attempt"])
     except (OSError, ValueError, KeyError):
         return None
 

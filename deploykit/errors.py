@@ -74,6 +74,10 @@ class CannotWrite(DeploykitError):
     meaning = "something cannot be written (disk full, read-only)"
 
 
+class OutputLost(CannotWrite):
+    """Standard output or standard error takes no more, and its reader has not just gone."""
+
+
 class Uncertain(DeploykitError):
     """Sending broke off and nobody could be asked: the job may exist."""
 

@@ -51,9 +51,12 @@ class Quantity:
     parse: Callable[[str], int]
 
 
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})")
-_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
+_SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
+
+_LONGEST = 10**9
+"""Seconds, about 30 years: beyond that a limit is none, and dates cannot be computed with."""
 
 
 def _seconds(text: str) -> int:
@@ -62,7 +65,10 @@ def _seconds(text: str) -> int:
     if not text or match is None:
         raise ValueError(text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if found > _LONGEST:
+        raise ValueError(text)
+    return found
 
 
 def _bytes(text: str) -> int:

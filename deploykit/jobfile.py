@@ -14,17 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from deploykit import contract
-from deploykit.decode import Plain, decode, did_you_mean, unknown_key
+from deploykit import contract, parsing
+from deploykit.decode import Plain, decode, did_you_mean, unknown_keys
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
-
-_NULLS = ("", "~", "null", "Null", "NULL")
-_MOST_NODES = 100_000
-_LONGEST_PATH = 1_000
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,8 @@ def load(
     for override in overrides:
         _override(tree, override)
     names = [field.name for field in dataclasses.fields(JobSpec)]
-    unknown = [key for key in tree if key not in names and key not in backends()]
-    problems = [unknown_key("", key, [*names, *backends()]) for key in unknown]
+    known = [*names, *(backends() if set(tree).difference(names) else ())]
+    problems = list(unknown_keys("", [key for key in tree if key not in known], known))
     job, found = decode(JobSpec, {key: tree[key] for key in tree if key in names})
     problems += found
     sections = {}
@@ -84,79 +77,24 @@ def load(
 def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """A job file as plain data, and the line of each key. Raises NotFound or JobFileError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        text = parsing.text_of(path)
+    except (OSError, parsing.Malformed) as error:
+        what = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(
             f"cannot read the job file {path}: {what}",
             hint="name it, or write one with `deploykit init`",
         ) from error
-    return _parse_toml(path, text) if path.suffix == ".toml" else _parse_yaml(path, text)
-
-
-def _parse_toml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
-    import tomllib
-
     try:
-        return tomllib.loads(text), {}
-    except tomllib.TOMLDecodeError as error:
-        raise JobFileError(str(path), [Problem("", f"is not valid TOML: {error}")]) from error
-
-
-def _parse_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
-    reader = _YamlReader()
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        tree = reader.read(node, "") if node is not None else {}
-    except yaml.YAMLError as error:
-        raise JobFileError(str(path), [_syntax_problem(error)]) from error
+        if path.suffix == ".toml":
+            return parsing.toml(text), {}
+        tree, lines, problems = parsing.yaml(text)
+    except parsing.Malformed as error:
+        raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
     if not isinstance(tree, dict):
-        reader.problems.append(Problem("", "expected keys and values, such as `name: digits`"))
-    if reader.problems:
-        raise JobFileError(str(path), reader.problems)
-    return tree, reader.lines
-
-
-def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return Problem("", f"is not valid YAML: {what}", line=mark.line + 1 if mark else None)
-
-
-class _YamlReader:
-    """Nodes of a YAML file as plain data, unquoted scalars as `Plain`."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, int] = {}
-        self.problems: list[Problem] = []
-        self._count = 0
-
-    def read(self, node: Any, path: str) -> Any:
-        self._count += 1
-        if self._count > _MOST_NODES or len(path) > _LONGEST_PATH:
-            raise yaml.YAMLError("too many values; is an alias part of itself?")
-        self.lines.setdefault(path, node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.read(item, f"{path}[{n}]") for n, item in enumerate(node.value)]
-        if not node.style:  # unquoted
-            return None if node.value in _NULLS else Plain(node.value)
-        return node.value
-
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError("expected a plain name as a key")
-            key = key_node.value
-            place = f"{path}.{key}" if path else key
-            line = key_node.start_mark.line + 1
-            if key in found:
-                self.problems.append(Problem(place, "stands twice", line=line))
-            self.lines[place] = line
-            found[key] = self.read(value_node, place)
-        return found
+        problems.append(Problem("", "expected keys and values, such as `name: digits`"))
+    if problems:
+        raise JobFileError(str(path), problems)
+    return tree, lines
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -173,13 +111,13 @@ def _override(tree: dict[str, Any], text: str) -> None:
 
 
 def _override_value(text: str, value: str) -> Any:
-    if value in _NULLS[1:]:
+    if value and parsing.is_null(value):
         return None
     if not value.startswith(("[", "{", '"', "'")):
         return Plain(value)
     try:
-        return _YamlReader().read(yaml.compose(value, Loader=_Loader), "")
-    except yaml.YAMLError as error:
+        return parsing.yaml(value)[0]
+    except parsing.Malformed as error:
         hint = "lists are written [a, b]; quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 

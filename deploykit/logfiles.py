@@ -104,5 +104,5 @@ class _Tail:
         if whole and self._rest:
             ready.append(self._rest)
             self._rest = b""
-        lines = (parse(line.decode(errors="replace").rstrip("\r"), self._node) for line in ready)
+        lines = (parse(line.decode(errors="surrogateescape"), self._node) for line in ready)
         return [line if self._task is None else replace(line, task=self._task) for line in lines]

@@ -237,7 +237,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of a log, without its line end. `time` is aware, in UTC."""
+    """One line of a log, without its line end. `time` is aware, in UTC.
+
+    Bytes that are no UTF-8 stand in `text` as surrogates (PEP 383), so that none is lost.
+    """
 
     text: str
     node: int | None = None

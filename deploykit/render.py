@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deploykit import paths
+from deploykit import paths, quoting
 
 
 def shell(template: str, **values: Any) -> str:
@@ -57,20 +55,17 @@ class _Quoted(str):
 
 def _words(argv: Sequence[str]) -> _Quoted:
     """An argument vector as shell words: ``{{ argv | words }}``."""
-    return _Quoted(shlex.join(argv))
+    return _Quoted(quoting.command(*argv))
 
 
 def _quote(value: object) -> str:
     # str() of an undefined name raises: StrictUndefined
-    return value if isinstance(value, _Quoted) else shlex.quote(str(value))
+    return value if isinstance(value, _Quoted) else quoting.command(str(value))
 
 
 def _json(value: object) -> str:
-    return value if isinstance(value, _Quoted) else json.dumps(value, default=str)
+    return value if isinstance(value, _Quoted) else quoting.data(value)
 
 
 def _hcl(value: object) -> str:
-    """JSON in which Terraform finds nothing to fill in."""
-    if isinstance(value, _Quoted):
-        return value
-    return _json(value).replace("${", "$${").replace("%{", "%%{")
+    return value if isinstance(value, _Quoted) else quoting.terraform(value)

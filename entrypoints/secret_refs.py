@@ -8,6 +8,7 @@ plane may import: request signing is not something to write again. SageMaker's i
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,7 +60,7 @@ def _file(name: str, _: Mapping[str, str]) -> str:
     path = Path(name).expanduser()
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise Unresolved(f"others may read {path}; run: chmod 600 {path}")
+            raise Unresolved(f"others may read {path}; run: chmod 600 -- {shlex.quote(str(path))}")
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
         raise Unresolved(f"{path} cannot be read ({error.strerror}).") from None

@@ -70,8 +70,15 @@ def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
     """PyTorch's analyzer passes `ranks` to eval() where it is a text in a text."""
     program = f"open({str(tmp_path / 'called')!r}, 'w') and [0, 1]"
     code, said, _ = diagnosed(dump([RECORD], ranks=repr(program)))
-    assert (code, "it holds a str in place of a list" in str(said)) == (64, True)
+    assert (code, "it holds the ranks" in str(said)) == (64, True)
     assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("ranks", ["-" * 20_000, "[" * 20_000, "[" + "9" * 5000 + "]", "{0}"])
+def test_ranks_are_numbers_in_a_list(diagnosed, ranks):
+    code, said, _ = diagnosed(dump([RECORD], ranks=ranks))
+    assert (code, "it holds the ranks" in str(said)) == (64, True)
+    assert len(str(said)) < 1000
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,20 @@ def test_the_node_plane_is_complete_and_stands_alone():
                 )
 
 
+def test_only_one_module_prints():
+    """Whatever else wrote to a terminal would go round what makes the words of others safe."""
+    found = []
+    for path in sorted((ROOT / "deploykit").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            stream = isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr"}
+            stream = stream and isinstance(node.value, ast.Name) and node.value.id == "sys"
+            if stream or (isinstance(node, ast.Name) and node.id == "print"):
+                found.append(path.relative_to(ROOT / "deploykit").as_posix())
+    # cli.py flushes, and lets go of what cannot be written
+    assert sorted(set(found)) == ["cli.py", "commands/output.py"]
+    assert found.count("cli.py") == 2
+
+
 def test_the_wheel_holds_what_ships(tmp_path):
     argv = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
     subprocess.run(argv, check=True, capture_output=True)

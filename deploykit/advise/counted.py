@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, shell
+from deploykit import parsing, paths, shell
 from deploykit.advise.shape import Layer, Model, Tensor
 from deploykit.errors import UsageError
 
@@ -24,12 +23,17 @@ def count(where: str, *, heads: int | None) -> Model:
     script = paths.shipped("entrypoints") / "count_model.py"
     done = shell.run([sys.executable, str(script), where], timeout=_SECONDS)
     if done.code:
-        said = "\n  ".join(done.err.strip().splitlines()[-_LINES:])
+        said = "\n".join(done.err.strip().splitlines()[-_LINES:])
         raise UsageError(
             f"--model {where} cannot be built in {Path.cwd()}",
-            hint=f"{said}\n  it is imported by {sys.executable}, which needs torch",
+            hint=f"{said}\nit is imported by {sys.executable}, which needs torch",
         )
-    return model(json.loads(done.out.strip().splitlines()[-1]), heads=heads)
+    try:
+        return model(parsing.json(done.out.strip().splitlines()[-1]), heads=heads)
+    except (LookupError, TypeError, ValueError):
+        raise UsageError(
+            f"--model {where} printed something after it was counted", hint="let it print nothing"
+        ) from None
 
 
 def model(found: Mapping[str, Any], *, heads: int | None = None) -> Model:

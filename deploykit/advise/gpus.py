@@ -86,4 +86,5 @@ def _plain(name: str) -> str:
 
 def unknown(name: str) -> Gpu:
     """A GPU that is not in the file: an A100's speed stands in for its own."""
-    return dataclasses.replace(known()[STAND_IN], name=name, label=name)
+    label = " ".join(name.split())  # of one line: it stands in a comment of the job file
+    return dataclasses.replace(known()[STAND_IN], name=name, label=label)

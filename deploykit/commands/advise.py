@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deploykit import quoting
 from deploykit.advise import Advice, Candidate, advise, gpus, job, question, words
 from deploykit.advise.question import Question
 from deploykit.commands import output
@@ -89,7 +90,8 @@ def _tell(advice: Advice, written: Path | None) -> None:
     if written:
         if other := job.difference(advice.model, advice.training):
             output.say(other)
-        output.say(f"wrote {written}; next: `deploykit check {written}`")
+        check = quoting.command("deploykit", "check", quoting.path(written))
+        output.say(f"wrote {written}; next: `{check}`")
 
 
 def _row(each: Candidate, advice: Advice) -> tuple[str, ...]:

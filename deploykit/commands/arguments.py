@@ -39,7 +39,7 @@ def moment(text: str) -> datetime:
     """A time in UTC: how long ago (10m, 2h), or when (2026-11-21T01:46)."""
     try:
         return datetime.now(UTC) - timedelta(seconds=DURATION.parse(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     try:
         found = datetime.fromisoformat(text)

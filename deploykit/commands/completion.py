@@ -18,5 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import shtab
 
-    output.say(shtab.complete(args.whole(), shell=args.shell))
+    output.block(f"{shtab.complete(args.whole(), shell=args.shell)}\n")
     return 0

@@ -130,7 +130,7 @@ def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
     try:
         found = flight.faults(recorded)
     except BackendUnavailable as error:
-        output.note(f"warning: {error}\n  {error.hint}")
+        output.note(f"warning: {error}", f"  {error.hint}")
         return
     for fault in found:
         diagnosis.read(str(fault.path), [fault.line])
@@ -139,7 +139,7 @@ def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
     for line in lines:
         mark = f"[rank {line.rank}] " if line.rank is not None else ""
-        yield f"{mark}{line.text}\n".encode()
+        yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
 def _data(finding: Finding) -> dict[str, Any]:
@@ -169,17 +169,17 @@ def _tell(found: Sequence[Finding]) -> None:
         mark = " (the most probable)" if finding is likely and len(found) > 1 else ""
         output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
         for proof in finding.evidence:
-            output.say(f"  proof   {_place(proof)}\n          {proof.text}")
+            output.say(f"  proof   {_place(proof)}", f"          {proof.text}")
         rank = finding.first_rank
         others = ", ".join(label for label in finding.also if label != rules.UNKNOWN)
         for name, value in (
             ("first", "" if rank is None else f"rank {rank} failed first"),
             ("not", finding.cause.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.fix.replace("\n", "\n          ")),
+            ("fix", finding.fix),
         ):
-            if value:
-                output.say(f"  {name:<7} {value}")
+            for number, text in enumerate(value.split("\n") if value else ()):
+                output.say(f"  {'' if number else name:<7} {text}")
 
 
 def _place(proof: Evidence) -> str:

@@ -18,12 +18,14 @@ from deploykit import backend, jobfile, lifecycle
 from deploykit.commands import arguments, output
 from deploykit.doctor import finding, fixes
 from deploykit.doctor.finding import Finding, Fix
-from deploykit.errors import NotPermitted, UsageError
+from deploykit.errors import NotFound, NotPermitted, UsageError
 from deploykit.jobfile import JobFile
 
 FAULT_FOUND = 80
 """As `diagnose`: nothing went wrong here, but with what was looked at."""
 _WIDTH = 100
+_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What the pure functions over saved facts meet where these have another shape."""
 _SITE = "site.json"
 
 
@@ -124,7 +126,15 @@ def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
         return
     if args.save:
         ask.save(answers, args.save)
-    yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+    try:
+        yield from list(aws.findings(needs, facts.read(answers, needs.instance_type)))
+    except _MISSHAPEN as error:
+        if not args.saved:
+            raise
+        raise NotFound(
+            f"the facts in {args.saved} are not what AWS answers: {type(error).__name__}: {error}",
+            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
+        ) from error
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:
@@ -158,11 +168,10 @@ def _counted(count: int) -> str:
 
 
 def _tell_one(one: Finding, language: str) -> None:
-    label = {"unseen": "unseen"}.get(one.severity, one.severity)
-    output.say(_wrapped(f"{label}: {one.message}", "  "))
+    output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
     for proof in one.evidence:
         output.say(f"  proof  {proof}")
-    output.say(_wrapped(f"  fix    {one.fix.say}", " " * 9))
+    output.say(*_wrapped(f"  fix    {one.fix.say}", " " * 9))
     for key, value in one.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
     code = {
@@ -172,10 +181,10 @@ def _tell_one(one: Finding, language: str) -> None:
     if one.fix.cli and not code:
         output.say(f"         ({language} has no way to say this; the command:)")
     if text := code or one.fix.cli:
-        output.say(textwrap.indent(text.rstrip(), "    "))
+        output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
         text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -43,22 +43,22 @@ def run(args: argparse.Namespace) -> int:
     files = dict(rendering.files(found))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
-        _tell(args, f"{args.answers}: no errors", {"files": list(files), "linted": linted})
+        _tell(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
         if not linted:
             output.note(f"note: {_LINTER} is not installed; it would check the stack further")
         return 0
     _write(args.out, files, force=args.force)
     steps = rendering.after(found)
-    text = "\n".join([f"wrote {', '.join(files)} in {args.out}; next, there:", *steps])
-    _tell(args, text, {"folder": str(args.out), "files": list(files), "next": steps})
+    wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
+    _tell(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0
 
 
-def _tell(args: argparse.Namespace, text: str, data: dict[str, object]) -> None:
+def _tell(args: argparse.Namespace, texts: list[str], data: dict[str, object]) -> None:
     if args.json:
         output.emit(data)
     else:
-        output.say(text)
+        output.say(*texts)
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:

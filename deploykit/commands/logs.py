@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TextIO
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import arguments, diagnose, output
@@ -44,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHEN",
         help="only lines after this: 10m ago as 10m, or a time such as 2026-11-21T01:46 (UTC)",
     )
+    parser.add_argument(
+        "--color",
+        action="store_true",
+        help="keep the colors of the lines on a terminal; a pipe always has the lines as they are",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,10 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
     """The lines; for a person, why the run has failed, behind them."""
     if args.json:
-        for line in lines:
-            output.say(json.dumps(vars(line), default=str, ensure_ascii=False))
+        output.log_data(lines)
         return
-    print_lines(lines, sys.stdout)
+    output.log(lines, colours=args.color)
     if args.follow:
         (row,) = lifecycle.refresh([row])
     if cause := diagnose.brief(row):
@@ -129,16 +130,3 @@ def _noting_silence(lines: Iterable[LogLine], silence: str) -> Iterator[LogLine]
         yield line
     if line is None:
         output.note(silence)
-
-
-def print_lines(lines: Iterable[LogLine] | Iterator[LogLine], out: TextIO) -> None:
-    """Lines with the rank, or the node where no rank wrote them, in front."""
-    for line in lines:
-        task = f"[task {line.task}] " if line.task is not None else ""
-        place = task + (f"[rank {line.rank}] " if line.rank is not None else _node(line))
-        out.write(f"{place}{line.text}\n")
-        out.flush()
-
-
-def _node(line: LogLine) -> str:
-    return f"[node {line.node}] " if line.node is not None else ""

@@ -1,31 +1,67 @@
-"""How commands print: JSON for programs, plain text when piped, tables on a terminal."""
+"""All that commands print: JSON for programs, plain text when piped, tables on a terminal.
+
+Nothing else in deploykit writes to standard output or standard error. On a terminal every text is
+made safe (terminal.py); through a pipe it goes as it is, byte for byte.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, TextIO
 
-from deploykit.errors import DeploykitError, JobFileError, UsageError
-from deploykit.model import Problem, State
+from deploykit import quoting, terminal
+from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
+
+_NO_TEXT = re.compile("[\ud800-\udfff]")
+"""What stands for bytes that are no text; JSON cannot say them."""
 
 
 def emit(data: Any) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    _json(data, indent=2)
 
 
-def say(text: str) -> None:
-    """An answer, on standard output."""
-    print(text)
+def say(*texts: str) -> None:
+    """An answer, on standard output; each text is a line."""
+    _lines(sys.stdout, texts)
 
 
-def note(text: str) -> None:
-    """A remark for the person, beside what the command is asked for."""
-    print(text, file=sys.stderr)
+def note(*texts: str) -> None:
+    """A remark for the person, beside what the command is asked for; each text is a line."""
+    _lines(sys.stderr, texts)
+
+
+def block(text: str) -> None:
+    """A text with line ends of its own, on standard output: a plan, a script."""
+    _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
+
+
+def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False) -> None:
+    """Lines with the rank, or the node where no rank wrote them, in front; each as it comes.
+
+    On a terminal their own colours stay with `colours`. With `aside` they go to standard error.
+    """
+    out = sys.stderr if aside else sys.stdout
+    for line in lines:
+        texts = terminal.log(line.text, colours=colours) if out.isatty() else [line.text]
+        for text in texts:
+            _write(out, f"{_origin(line)}{text}\n")
+        out.flush()
+
+
+def log_data(lines: Iterable[LogLine]) -> None:
+    """Lines as JSON, one document each."""
+    for line in lines:
+        _json(vars(line))
+        sys.stdout.flush()
 
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
@@ -44,42 +80,46 @@ def error(error: DeploykitError, *, as_json: bool) -> None:
     note(f"error: {error}")
     for problem in problems:
         mark = "warning: " if problem.severity == "warning" else ""
-        note(f"  {mark}{_problem(problem)}")
-    if error.hint:
-        note(f"  {error.hint}")
+        note(*(f"  {text}" for text in _problem(problem, mark)))
+    note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
 
 
 def warnings(problems: Iterable[Problem]) -> None:
     """What is doubtful about a job, as remarks."""
     for problem in problems:
-        note(f"warning: {_problem(problem)}")
+        note(*_problem(problem, "warning: "))
 
 
-def _problem(problem: Problem) -> str:
+def _problem(problem: Problem, mark: str) -> Iterator[str]:
     place = f"line {problem.line}: " if problem.line else ""
     path = f"{problem.path}: " if problem.path else ""
     hint = f" ({problem.hint})" if problem.hint else ""
-    source = f"\n    see {problem.source}" if problem.source else ""
-    return f"{place}{path}{problem.message}{hint}{source}"
+    yield f"{mark}{place}{path}{problem.message}{hint}"
+    if problem.source:
+        yield f"  see {problem.source}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows under headings: drawn on a terminal, tab-separated without headings in a pipe."""
     if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(row))
+        say(*("\t".join(row) for row in rows))
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    drawn = Table(box=None, header_style="bold", pad_edge=False)
-    for heading, *cells in zip(headings, *rows, strict=True):
+    drawn = Table(box=None, header_style="", pad_edge=False)
+    shown = [[Text(terminal.line(cell)) for cell in row] for row in rows]
+    for heading, *cells in zip(headings, *shown, strict=True):
         whole = heading != headings[-1]  # only the last column is text, and may be broken
-        width = max(map(len, cells), default=0) if whole else None
+        width = max((cell.cell_len for cell in cells), default=0) if whole else None
         drawn.add_column(heading, no_wrap=whole, min_width=width, overflow="fold")
-    for row in rows:
+    for row in shown:
         drawn.add_row(*row)
-    Console().print(drawn)
+    console = Console()
+    with console.capture() as held:
+        console.print(drawn)
+    _write(sys.stdout, held.get())
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -105,20 +145,70 @@ def run_data(run: Run) -> dict[str, Any]:
 def run_text(run: Run, diagnosis: str | None = None) -> None:
     """A run as a few lines for a person; last, why it failed where that was found."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
-    print(f"{run.run}: {run.state}{code}")
+    say(f"{run.run}: {run.state}{code}")
     for label, value in (
         ("why", run.reason),
         ("where", str(run.handle or f"{run.backend}://{run.place}, not confirmed")),
         ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),
-        ("logs", f"deploykit logs {run.run}" if run.handle else ""),
+        ("logs", quoting.command("deploykit", "logs", run.run) if run.handle else ""),
         ("cause", diagnosis),
     ):
         if value:
-            print(f"  {label:<7} {value}")
+            say(f"  {label:<7} {value}")
 
 
 def when(run: Run) -> str:
     """The time of submission, in UTC, to the second."""
     return datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _origin(line: LogLine) -> str:
+    task = f"[task {line.task}] " if line.task is not None else ""
+    if line.rank is not None:
+        return f"{task}[rank {line.rank}] "
+    return task + (f"[node {line.node}] " if line.node is not None else "")
+
+
+def _lines(out: TextIO, texts: Iterable[str]) -> None:
+    shown = map(terminal.line, texts) if out.isatty() else texts
+    for text in shown:
+        _write(out, f"{text}\n")
+
+
+def _json(data: Any, indent: int | None = None) -> None:
+    out = sys.stdout
+    unicode = out.encoding.lower().startswith("utf")
+    text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
+    text = _NO_TEXT.sub("\ufffd", text)
+    _write(out, f"{terminal.data(text) if out.isatty() else text}\n")
+
+
+def _write(out: TextIO, text: str) -> None:
+    """The one place where anything leaves. Raises OutputLost, or BrokenPipeError."""
+    if isinstance(out, TextIOWrapper) and out.errors in _PYTHONS:
+        out.reconfigure(errors=_UNENCODABLE)
+    try:
+        out.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(str(error.strerror)) from error
+
+
+def _encoded(error: UnicodeError) -> tuple[bytes, int]:
+    """Bytes that were no text as they came in, and as escapes what the encoding does not have."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    odd = error.object[error.start : error.end]
+    try:
+        return odd.encode(error.encoding, "surrogateescape"), error.end
+    except UnicodeEncodeError:
+        return odd.encode("ascii", "backslashreplace"), error.end
+
+
+_UNENCODABLE = "deploykit"
+_PYTHONS = {"strict", "backslashreplace"}
+"""What Python does with such characters unless the user has chosen."""
+codecs.register_error(_UNENCODABLE, _encoded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from deploykit import lifecycle
 from deploykit.commands import arguments, output
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(prepared: Prepared, *, as_json: bool) -> None:
     plan = prepared.plan
     if not as_json:
-        sys.stdout.write(plan.text)
+        output.block(plan.text)
         return
     output.emit(
         {

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 
-from deploykit import backend, lifecycle, runs
-from deploykit.commands import arguments, diagnose, logs, output
+from deploykit import backend, lifecycle, quoting, runs
+from deploykit.commands import arguments, diagnose, output
+from deploykit.errors import DeploykitError
 from deploykit.model import State
 from deploykit.runs import Run
 
@@ -32,21 +32,30 @@ def run(args: argparse.Namespace) -> int:
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     """Wait for a run while its log lines go by (to standard error with `as_json`)."""
-    handle = row.handle
-    printer: threading.Thread | None = None
-    if handle is not None:
-        lines = backend.find(row.backend).logs(handle, follow=True)
-        out = sys.stderr if as_json else sys.stdout
-        printer = threading.Thread(target=logs.print_lines, args=(lines, out), daemon=True)
-        printer.start()
+    printer = threading.Thread(
+        target=_print_logs, args=(row,), kwargs={"aside": as_json}, daemon=True
+    )
+    printer.start()
     try:
         *_, last = lifecycle.wait(row.run, timeout)
     except KeyboardInterrupt:
-        output.note(f"\n{row.run} goes on; `deploykit cancel {row.run}` stops it")
+        stop = quoting.command("deploykit", "cancel", row.run)
+        output.note("", f"{row.run} goes on; `{stop}` stops it")
         raise
-    if printer is not None:
-        printer.join()
+    printer.join()
     return _finish(last, as_json=as_json)
+
+
+def _print_logs(row: Run, *, aside: bool) -> None:
+    """The run's lines as they come. Where they cannot be had any more, or read, the run goes on."""
+    if row.handle is None:
+        return
+    try:
+        output.log(backend.find(row.backend).logs(row.handle, follow=True), aside=aside)
+    except BrokenPipeError:
+        return  # nobody reads them; what else is printed meets the same
+    except DeploykitError as error:
+        output.note(f"{row.run} goes on, without its logs: {error}")
 
 
 def _finish(row: Run, *, as_json: bool) -> int:

@@ -7,7 +7,6 @@ text of a dump (`ranks`) to eval().
 
 from __future__ import annotations
 
-import ast
 import io
 import pickle
 import re
@@ -24,6 +23,9 @@ _LARGEST = 256 * 2**20
 _FIRST = b"\x80"
 """First byte of a pickle of protocol 2 or later, and of no text in UTF-8."""
 _NUMBER = re.compile(r"(\d+)$")
+_RANKS = re.compile(r"\[(\d{1,9}(, ?\d{1,9})*)?\]")
+_LONGEST = 60
+"""Characters of a wrong text that a message quotes."""
 _VERSION = re.compile(r"\d+\.\d+")
 _FIELDS: dict[str, tuple[type, ...]] = {
     "record_id": (int,),
@@ -82,7 +84,7 @@ def read(path: Path) -> Dump:
     """Raises NotADump for everything but a plain dump whose name ends with its rank."""
     try:
         return _dump(path)
-    except (NotADump, OSError, LookupError, TypeError, ValueError, SyntaxError) as error:
+    except (NotADump, OSError, LookupError, TypeError, ValueError) as error:
         why = error if isinstance(error, NotADump) else repr(error)
         raise NotADump(
             f"{path} is no plain dump of PyTorch's flight recorder: {why}",
@@ -116,7 +118,7 @@ def _checked(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise NotADump(f"it holds a {type(value).__name__} in place of a {kinds[0].__name__}")
     if type(value) is str and not value.isprintable():
-        raise NotADump(f"it holds the text {value!r}")
+        raise NotADump(f"it holds the text {value[:_LONGEST]!r}")
     return value
 
 
@@ -160,5 +162,7 @@ def _groups(raw: Any, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _group(name: Any, raw: Any) -> dict[str, str]:
-    ranks = [_checked(rank, int) for rank in _list(ast.literal_eval(_checked(raw["ranks"], str)))]
-    return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": str(ranks)}
+    ranks = _checked(raw["ranks"], str)
+    if not _RANKS.fullmatch(ranks):
+        raise NotADump(f"it holds the ranks {ranks[:_LONGEST]!r}")
+    return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": ranks}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from deploykit import parsing
 from deploykit.diagnosis import fixes, marks
 from deploykit.diagnosis.matching import SHORTEST, Index, Pattern, fixed_texts
 from deploykit.errors import NotFound, UsageError
@@ -118,11 +118,11 @@ def _shipped() -> Rules:
 
 def _read(path: Path) -> Rules:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = parsing.toml(parsing.text_of(path))
     except OSError as error:
         raise NotFound(f"the rules {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from error
+    except parsing.Malformed as error:
+        raise UsageError(f"the rules {path}: {error}") from error
     harmless = [
         Harmless(_patterns(entry, "match", path), int(entry.get("spans", 0)))
         for entry in _tables(tree, "harmless", path)

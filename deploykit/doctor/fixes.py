@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from deploykit import paths, render
+from deploykit import paths, quoting, render
 from deploykit.doctor.finding import Fix
 
 CLI, CLOUDFORMATION, TERRAFORM = "aws-cli", "cloudformation", "terraform"
+_ACTS = re.compile(r"-|(file|fileb|https?)://")
+"""https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-parameters-file.html"""
+_OURS = {"option"}
+"""Values that are words of the AWS CLI."""
 LANGUAGES = (CLI, CLOUDFORMATION, TERRAFORM)
 
 
 def make(kind: str, say: str, settings: Mapping[str, str] | None = None, /, **values: Any) -> Fix:
     """The fix `kind`: ``templates/doctor/KIND.sh.j2``, ``.yaml.j2`` and ``.tf.j2`` where they are.
 
-    `values` are the user's own ids and names; those in a list or a policy are given as data.
+    `values` are the user's own ids and names; those in a list or a policy are given as data. One
+    that the AWS CLI would take for an option, or for a file to read, is in no command.
     """
+    if odd := next(filter(_ACTS.match, _texts(values)), None):
+        return Fix(f"{say}; no command is shown: {odd!r} in the facts is no name of AWS")
     values |= {"json": json.dumps}
     return Fix(
         say,
@@ -28,10 +36,20 @@ def make(kind: str, say: str, settings: Mapping[str, str] | None = None, /, **va
     )
 
 
+def _texts(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, str) and name not in _OURS:
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (one for one in value if isinstance(one, str))
+
+
 def job_file(say: str, **settings: str | Iterable[str]) -> Fix:
     """A fix in the job file's `sagemaker` section."""
     written = {
-        f"sagemaker.{key}": value if isinstance(value, str) else f"[{', '.join(value)}]"
+        f"sagemaker.{key}": quoting.yaml(value)
+        if isinstance(value, str)
+        else f"[{', '.join(map(quoting.yaml, value))}]"
         for key, value in settings.items()
     }
     return Fix(say, settings=written)

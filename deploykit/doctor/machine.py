@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, shell
+from deploykit import parsing, paths, quoting, shell
 from deploykit.decode import decode
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import BackendUnavailable, NotFound
@@ -84,7 +84,7 @@ def read(python: str | None) -> Machine:
         raise BackendUnavailable(
             f"{python} does not work: {said[0]}", hint="correct local.python, or make it anew"
         )
-    told: dict[str, Any] = json.loads(done.out.splitlines()[-1])
+    told = _told(done.out, python)
     return Machine(
         python=python,
         torch=told["torch"],
@@ -102,6 +102,16 @@ def read(python: str | None) -> Machine:
     )
 
 
+def _told(out: str, python: str) -> dict[str, Any]:
+    """The last line of what the child printed; whatever starts up with a Python may print too."""
+    try:
+        return dict(parsing.json(out.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError):
+        raise BackendUnavailable(
+            f"{python} does not work: it ran and told nothing", hint="correct local.python"
+        ) from None
+
+
 def save(machine: Machine, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(dataclasses.asdict(machine), indent=1) + "\n"
@@ -113,7 +123,7 @@ def load(folder: Path) -> Machine:
     path = folder / FILE
     hint = "make it with `deploykit doctor --backend local --save FOLDER`"
     try:
-        machine, problems = decode(Machine, json.loads(path.read_text(encoding="utf-8")))
+        machine, problems = decode(Machine, parsing.json_of(path))
     except (OSError, ValueError) as error:
         raise NotFound(f"no facts in {path}", hint=hint) from error
     if machine is None:
@@ -157,9 +167,13 @@ def _pytorch(machine: Machine) -> Iterator[Finding]:
             (f"{machine.python}: {machine.trouble}",),
             Fix(
                 "install it there, or name another Python with local.python",
-                cli=f"{machine.python} -m pip install torch\n",
+                cli=_pip(machine, "torch"),
             ),
         )
+
+
+def _pip(machine: Machine, *words: str) -> str:
+    return f"{quoting.command(machine.python, '-m', 'pip', 'install', *words)}\n"
 
 
 def _gpus(job: JobSpec, machine: Machine) -> Iterator[Finding]:
@@ -171,7 +185,7 @@ def _gpus(job: JobSpec, machine: Machine) -> Iterator[Finding]:
             "error" if job.resources.gpus_per_node else "warning",
             f"the driver lists {len(machine.cards)} GPUs, and PyTorch can use {machine.sees}",
             (f"PyTorch {machine.torch}, {built}", *machine.cards[:1]),
-            Fix(say, cli=f"{machine.python} -m pip install --force-reinstall torch\n"),
+            Fix(say, cli=_pip(machine, "--force-reinstall", "torch")),
         )
     wanted = job.resources.gpus_per_node
     if wanted > len(machine.cards):

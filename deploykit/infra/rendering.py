@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploykit import render
+from deploykit import quoting, render
 from deploykit.infra.answers import Answers
 
 _VERSIONS = {"version": "3.16.1"}
@@ -26,20 +26,18 @@ def files(answers: Answers) -> Mapping[str, str]:
 
 def after(answers: Answers) -> list[str]:
     """The commands that make it all, in their order."""
-    where = f"--region {answers.region}"
-    stack = f"{where} --stack-name {answers.name}"
-    deploy = "--template-file stack.yaml --capabilities CAPABILITY_NAMED_IAM"
-    show = "--query Stacks[0].Outputs --output table"
-    commands = [
-        f"aws cloudformation deploy {stack} {deploy}",
-        f"aws cloudformation describe-stacks {stack} {show}",
+    where = ("--region", answers.region)
+    stack = (*where, "--stack-name", answers.name)
+    deploy = ("--template-file", "stack.yaml", "--capabilities", "CAPABILITY_NAMED_IAM")
+    show = ("--query", "Stacks[0].Outputs", "--output", "table")
+    commands: list[tuple[str, ...]] = [
+        ("aws", "cloudformation", "deploy", *stack, *deploy),
+        ("aws", "cloudformation", "describe-stacks", *stack, *show),
     ]
     if answers.cluster is not None:
-        commands.append(
-            f"pcluster create-cluster {where} --cluster-name {answers.name} "
-            "--cluster-configuration cluster.yaml"
-        )
-    return commands
+        cluster = ("--cluster-name", answers.name, "--cluster-configuration", "cluster.yaml")
+        commands.append(("pcluster", "create-cluster", *where, *cluster))
+    return [quoting.command(*words) for words in commands]
 
 
 def _partition(region: str) -> str:

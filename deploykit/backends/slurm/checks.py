@@ -7,11 +7,12 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import fields
 
-from deploykit import contract, paths
+from deploykit import contract, paths, quoting
 from deploykit.backends.slurm import sent
 from deploykit.backends.slurm.options import Options
 from deploykit.model import JobSpec, Problem
 
+_STATE = "echo ~/.local/state/deploykit"
 _LEAST_MEMORY = 1024**2
 
 _OWN = {
@@ -105,7 +106,7 @@ def _check_home(options: Options) -> Iterator[Problem]:
         yield Problem(
             "slurm.folder",
             f"must be a whole path on {options.host}, for runs and bundles",
-            f"for example what `ssh {options.host} 'echo ~/.local/state/deploykit'` prints",
+            f"for example what `{quoting.command('ssh', '--', options.host, _STATE)}` prints",
         )
 
 

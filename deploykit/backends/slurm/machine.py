@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit import paths, private, shell
+from deploykit import paths, private, quoting, shell
 from deploykit.errors import BackendUnavailable, CannotWrite
 
 HERE = "localhost"
@@ -75,7 +75,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
         time.sleep(pause)
     raise BackendUnavailable(
         f"ssh {host}: {said.strip() or 'the connection broke'}",
-        hint=f"try `ssh {host} true`, then the same command again",
+        hint=f"try `{quoting.command('ssh', '--', host, 'true')}`, then the same command again",
     )
 
 

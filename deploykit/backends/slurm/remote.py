@@ -27,6 +27,8 @@ LOGS = ("logs/*.log", "tasks/*/logs/*.log")
 _SCRIPT = "plan.sh"
 _MOST = 1 << 23
 """Bytes of one log that are fetched at once."""
+_HEAD = re.compile(r"(.+) (\d{1,12})", re.DOTALL)
+"""Before each piece of a log: its name and its bytes."""
 _BUSY = 75
 _SHA256 = "sha256sum | cut -c1-64"
 _NOT_MINE = 73
@@ -142,6 +144,7 @@ def _fetch_some(place: Place, folder: Path) -> bool:
     script = (
         f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; "
         f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | while read -r n f; do "
+        '[ -f "$f" ] || continue; '  # half a name that holds a line end
         f'case "$f" in {have}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
         f'[ "$n" -le {_MOST} ] || n={_MOST}; printf "%s %s\\n" "$f" "$n"; '
         'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; exit 0'
@@ -150,8 +153,10 @@ def _fetch_some(place: Place, folder: Path) -> bool:
     more = False
     while out:
         head, _, out = out.partition(b"\n")
-        name, _, count = head.decode().rpartition(" ")
-        size = int(count)
+        match = _HEAD.fullmatch(head.decode(errors="surrogateescape"))
+        if match is None:
+            raise BackendUnavailable(f"{place.host}: a log changed while it was fetched")
+        name, size = match[1], int(match[2])
         if re.fullmatch(r"(tasks/\d+/)?logs/[^/]+\.log", name):
             private.make((folder / name).parent)
             with open(folder / name, "ab", opener=private.opener) as file:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit import paths, private
+from deploykit import parsing, paths, private
 from deploykit.backends.slurm import watching
 from deploykit.decode import decode
 from deploykit.errors import BackendUnavailable, NotFound
@@ -124,7 +124,7 @@ def load(name: str) -> Site:
     path = place(name)
     hint = "on the cluster, `deploykit backends slurm --probe` writes it; copy it here"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parsing.json_of(path)
     except (OSError, ValueError) as error:
         raise NotFound(f"no site profile in {path}", hint=hint) from error
     site, problems = decode(Site, data)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from deploykit import parsing
 from deploykit.doctor.aws.facts import Answers
 from deploykit.doctor.aws.needs import Needs
 from deploykit.errors import NotFound
@@ -60,9 +61,10 @@ def save(answers: Answers, folder: Path) -> None:
 
 def _json(path: Path) -> Any:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsing.json_of(path)
     except (OSError, ValueError) as error:
-        raise NotFound(f"{path} is not the JSON of an answer: {error}") from error
+        what = error.strerror if isinstance(error, OSError) else f"it {error}"
+        raise NotFound(f"{path} is not the JSON of an answer: {what}") from error
     if not isinstance(found, dict):
         raise NotFound(f"{path} is not the JSON of an answer", hint="save it with --output json")
     return found

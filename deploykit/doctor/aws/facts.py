@@ -8,11 +8,12 @@ look at is None, and checks that need it say nothing: `unseen.py` does.
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from deploykit import parsing
 
 Answers = Mapping[str, Any]
 Network = ipaddress.IPv4Network
@@ -219,7 +220,7 @@ def quota(answers: Answers, name: str) -> Quota | None:
 
 def document(policy: Any) -> Mapping[str, Any]:
     """A policy, which some commands print as text and others as JSON."""
-    return dict(json.loads(policy)) if isinstance(policy, str) else dict(policy or {})
+    return dict(parsing.json(policy)) if isinstance(policy, str) else dict(policy or {})
 
 
 def _seen(answers: Answers, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from deploykit import quoting
 from deploykit.doctor import fixes
 from deploykit.doctor.aws import ask
 from deploykit.doctor.aws.facts import Facts, failed
@@ -12,6 +13,7 @@ from deploykit.doctor.aws.needs import Needs
 from deploykit.doctor.finding import Finding, Fix
 
 _ACCOUNT = ("get-caller-identity", "get-role", "role-policies", "list-service-quotas")
+_SAVE = ("deploykit", "doctor", "--backend", "sagemaker", "--save", "FOLDER", "--set")
 _NETWORK = (*ask.OF_VPC, "describe-prefix-lists")
 
 
@@ -76,7 +78,6 @@ def _not_saved(needs: Needs, absent: list[str]) -> Finding:
         tuple(f"{name}.json is missing" for name in absent[:3]),
         Fix(
             "save them where the credentials are",
-            cli=f"deploykit doctor --backend sagemaker --save FOLDER --set "
-            f"sagemaker.region={needs.region}\n",
+            cli=f"{quoting.command(*_SAVE, f'sagemaker.region={needs.region}')}\n",
         ),
     )

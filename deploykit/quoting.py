@@ -1,0 +1,59 @@
+"""Values in what a person pastes: a command, a YAML file, a Terraform file.
+
+Such values come from job files, saved facts and other machines. Whatever is in one, it arrives as
+that value, and is never code. In templates, render.py does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+"""What YAML takes for something else than a text."""
+_ESCAPE = re.compile(r"\\u(d[89ab]..)\\u(d[c-f]..)|\\(.)")
+_SHORT = {"b": "\\u0008", "f": "\\u000c"}
+_FILL_IN = re.compile(r"(\$+|%+)\{")
+
+
+def command(*words: str | Path) -> str:
+    """A command line of sh for this argument vector."""
+    return shlex.join(map(str, words))
+
+
+def path(name: Path) -> str:
+    """A path that no program takes for an option."""
+    return f"./{name}" if str(name).startswith("-") else str(name)
+
+
+def yaml(text: str) -> str:
+    """A text as a scalar of YAML, quoted only where it must be."""
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return text if plain else data(text)
+
+
+def data(value: Any) -> str:
+    """Plain data as JSON in the escapes that YAML and Terraform read too, in ASCII."""
+    return _ESCAPE.sub(_escape, json.dumps(value, default=str))
+
+
+def terraform(value: Any) -> str:
+    """The same, in which Terraform finds nothing to fill in (``${``, ``%{``)."""
+    return _FILL_IN.sub(_literal, data(value))
+
+
+def _escape(match: re.Match[str]) -> str:
+    high, low, other = match.groups()
+    if other:
+        return _SHORT.get(other, match[0])
+    return "\\U" + f"{0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00:08x}"
+
+
+def _literal(match: re.Match[str]) -> str:
+    """``${`` is written ``$${``; of several signs the first ones as numbers, or they would pair."""
+    sign, count = match[1][0], len(match[1])
+    return f"\\u{ord(sign):04x}" * (count - 1) + f"{sign}{sign}{{"

@@ -1,0 +1,88 @@
+"""JSON of others, nested without end or of another shape: a sentence, never a crash."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit import cli, ends, runs
+from deploykit.model import State, Status
+
+DEEP = "[" * 100_000
+DIGITS = '{"exit_code": ' + "9" * 5000 + "}"
+AWS = (
+    "sagemaker={region: us-east-1, bucket: my-bucket, instance_type: ml.g5.xlarge, "
+    "subnets: [subnet-0123456789abcdef0], security_group_ids: [sg-0123456789abcdef0], "
+    "role: 'arn:aws:iam::123456789012:role/r', "
+    "image_uri: '763104351884.dkr.ecr.us-east-1.amazonaws.com/p:1'}"
+)
+SHAPES = {
+    "get-caller-identity": {"Account": [], "Arn": {}},
+    "get-role": {"Role": {"AssumeRolePolicyDocument": DEEP}},
+    "role-policies": {"Documents": 7},
+    "describe-subnets": {"Subnets": [{"SubnetId": 7}]},
+    "describe-vpcs": {"Vpcs": [{"VpcId": "v", "CidrBlock": "x; touch canary"}]},
+    "describe-route-tables": {"RouteTables": "x"},
+    "describe-network-acls": {"NetworkAcls": [{"NetworkAclId": "a", "VpcId": "b", "Entries": [7]}]},
+    "describe-security-groups": {"SecurityGroups": [None]},
+}
+
+
+def doctor(folder, *argv):
+    return cli.main(["doctor", "--from", str(folder), *argv])
+
+
+@pytest.mark.parametrize("text", [DEEP, DIGITS, "", "\0", "7", "[]", '"x"', '{"python": 7}'])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("local", "machine.json"), ("slurm", "site.json"), ("sagemaker", "get-role.json")],
+)
+def test_facts_that_are_none(project, capsys, text, backend, name):
+    (project / "facts").mkdir()
+    (project / "facts" / name).write_text(text)
+    code = doctor("facts", "--backend", backend, "--set", AWS, "--set", "slurm.partition=x")
+    said = capsys.readouterr().err
+    assert (code, "facts" in said, "Traceback" in said) == (66, True, False), said
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_answers_of_another_shape(project, capsys, name):
+    (project / "facts").mkdir()
+    (project / "facts" / f"{name}.json").write_text(json.dumps(SHAPES[name]))
+    code = doctor("facts", "--backend", "sagemaker", "--set", AWS)
+    shown = capsys.readouterr()
+    assert code in {66, 80}, shown
+    assert code == 80 or "the facts in facts are not what AWS answers" in shown.err
+
+
+@pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000])
+def test_exit_records_that_are_none(tmp_path, text):
+    (tmp_path / "ends").mkdir()
+    for name in ("node-0", "restart-1", "attempt"):
+        (tmp_path / "ends" / f"{name}.json").write_text(text)
+    assert (ends.read(tmp_path), ends.restarts(tmp_path), ends.attempt(tmp_path)) == ([], [], None)
+
+
+def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
+    import os
+
+    folder = tmp_path / "run"
+    (folder / "ends").mkdir(parents=True)
+    (folder / "logs").mkdir()
+    (folder / "logs/job.log").touch()
+    (folder / "ends/node-0.json").write_text(DEEP)
+    here = os.uname().nodename
+    runs.add(runs.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one"))
+    runs.update("one", Status(State.RUNNING))
+    assert cli.main(["status", "one"]) == 0
+    assert "one: failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("python", ["true", "echo", "yes | head -c 9999999"])
+def test_a_python_that_is_none(project, capsys, python):
+    (project / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (project / "python").chmod(0o755)
+    argv = ["--backend", "local", "--set", f"local.python={project}/python"]
+    assert cli.main(["doctor", *argv]) == 69
+    assert "does not work: it ran and told nothing" in capsys.readouterr().err
