@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from deploykit import bundle, contract
+from deploykit import bundle, contract, revision
 from deploykit.errors import JobFileError, TryAgain
 
 LIMIT = 10**6
@@ -187,11 +187,11 @@ def test_records_the_commit(tmp_path):
     commit = head.stdout.strip()
     assert bundle.scan(source, LIMIT).commit == commit
     subprocess.run([*git, "pack-refs", "--all"], check=True)
-    assert bundle.commit(source) == commit
+    assert revision.commit(source) == commit
     subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
-    assert bundle.commit(source) == commit
+    assert revision.commit(source) == commit
     subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "w"], check=True)
-    assert bundle.commit(tmp_path / "tree/sub") == commit
+    assert revision.commit(tmp_path / "tree/sub") == commit
 
 
 def test_archive_holds_no_owner_and_no_clock(tmp_path):
