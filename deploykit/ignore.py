@@ -72,9 +72,13 @@ class Rules:
         self._git: list[tuple[str, GitIgnoreSpec]] = []
         self._ours: list[tuple[str, GitIgnoreSpec]] = []
         self._above = _specs_above(source.resolve())
+        self._entered: set[str] = set()
 
     def enter(self, folder: str) -> None:
         """Read the ignore files of `folder` (relative, "" or ending in a slash)."""
+        if folder in self._entered:
+            return
+        self._entered.add(folder)
         for name, into in ((".gitignore", self._git), (".deploykitignore", self._ours)):
             spec = _read(self._source / folder / name)
             if spec is not None:
@@ -92,6 +96,17 @@ class Rules:
             return True
         git = _verdict(self._git, name)
         return bool(_above_verdict(self._above, name) if git is None else git)
+
+    def travels(self, path: str) -> bool:
+        """Whether the file `path` would travel, by the names of it and of the folders it is in."""
+        folder = ""
+        for name in path.split("/")[:-1]:
+            self.enter(folder)
+            folder += f"{name}/"
+            if self.ignored(folder[:-1], is_folder=True):
+                return False
+        self.enter(folder)
+        return not self.ignored(path, is_folder=False)
 
     def wanted(self, path: str) -> bool:
         """Whether a ``.deploykitignore`` lets this file travel, whatever it holds."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, ignore, jobfile, paths, runs, shell
+from deploykit import backend, bundle, jobfile, paths, runs, uncommitted
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -140,14 +140,17 @@ def _send(plan: Plan, folder: Path) -> None:
 def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the artifact, and what of the source is in no commit yet."""
     (folder / f"plan.{plan.language}").write_text(plan.text)
+    archive = plan.bundle.store()
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
+    if plan.bundle.commit is not None:
+        try:
+            patch = uncommitted.patch(plan.bundle, archive)
+        except DeploykitError as error:
+            record["uncommitted"] = f"not recorded: {error}"
+        else:
+            (folder / "uncommitted.diff").write_bytes(patch.text)
+            record["left_out"] = patch.left_out
     (folder / "source.json").write_text(json.dumps(record, indent=2) + "\n")
-    if plan.bundle.commit is None:
-        return
-    left_out = [f":(exclude,glob)**/{name}" for name in ignore.SECRETS if name[0] != "!"]
-    argv = ["git", "diff", "--binary", "HEAD", "--", ".", *left_out]
-    with contextlib.suppress(DeploykitError):  # no git here: the bundle itself holds the source
-        (folder / "uncommitted.diff").write_text(shell.run(argv, cwd=plan.bundle.source).out)
 
 
 @contextlib.contextmanager

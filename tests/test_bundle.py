@@ -14,6 +14,8 @@ from deploykit import bundle, contract, revision
 from deploykit.errors import JobFileError, TryAgain
 
 LIMIT = 10**6
+KEY_BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+"""As a private key begins, which is the same in all of its kind."""
 
 
 def tree(folder, files):
