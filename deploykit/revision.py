@@ -60,9 +60,9 @@ def _linked(top: Path) -> Repository | None:
     if git is None:
         return None
     common = regular_files.read(git, "commondir", _SMALL)
-    if common is None:
+    if common is None and not os.path.lexists(git / "commondir"):
         return Repository(top, git, git)
-    shared = _folder(git, common)
+    shared = _folder(git, common or b"")
     if shared is None or git.parent != shared / "worktrees":
         return None
     return Repository(top, git, shared)

@@ -114,7 +114,7 @@ class Scanner:
             return
         rule = next((rule for rule in _rules()[index] if _is_token(rule, data, start)), None)
         if rule is not None:
-            shown = "" if _pattern(rule).groups else data[start : start + 4].decode()
+            shown = "" if _pattern(rule).groups else _literals()[index][:4].decode()
             self.findings.append(Finding(rule.name, offset, shown))
 
 
@@ -166,7 +166,7 @@ def _finder() -> Callable[[bytes], _Hits]:
 
 
 def _is_token(rule: TokenRule, data: bytes, start: int) -> bool:
-    if not _pattern(rule).groups and data[start : start + 1].isalnum() and _in_word(data, start):
+    if not rule.pattern.startswith(b"(?<=") and not _pattern(rule).groups and _in_word(data, start):
         return False
     hit = _pattern(rule).match(data, start, start + _REACH)
     if hit is None:
@@ -176,9 +176,9 @@ def _is_token(rule: TokenRule, data: bytes, start: int) -> bool:
 
 
 def _in_word(data: bytes, start: int) -> bool:
-    """Whether the byte before belongs to the same word."""
-    before = data[start - 1 : start]
-    return before.isalnum() or before == b"_"
+    """Whether a word began before and goes on here."""
+    before, here = data[max(start - 1, 0) : start], data[start : start + 1]
+    return here.isalnum() and (before.isalnum() or before == b"_")
 
 
 @functools.cache

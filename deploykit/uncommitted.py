@@ -181,10 +181,10 @@ class _Git:
         wanted = "".join(f"{file.hash}\n" for file in files.values()).encode()
         size = 0
         for line in self._run("cat-file", "--batch-check", data=wanted).decode().splitlines():
-            _, *kind, length = line.split()
+            _, *kind, bytes_ = line.split()
             if kind != ["blob"]:
                 raise DeploykitError(f"git cat-file: {line}")
-            size = _add(size, int(length))
+            size = _add(size, int(bytes_))
         answer = self._run("cat-file", "--batch", data=wanted)
         found, start = {}, 0
         for path in files:
