@@ -167,19 +167,22 @@ def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, chang
 
 def test_a_source_that_never_comes_to_rest(tmp_path):
     """Another process writes all the while: a bundle of one moment, or exit code 75."""
+    tree(tmp_path, {"secret": "the-words-of-another-file"})
     source = tree(tmp_path / "src", {f"{n}": "x" * n for n in range(50)})
     code = """
 import os, random, sys
 while True:
     path = os.path.join(sys.argv[1], str(random.randrange(50)))
+    open(path + "w", "w").write("y" * random.randrange(99))
     try:
-        random.choice([os.unlink, os.mkfifo, lambda p: os.symlink("/etc/passwd", p),
-                       lambda p: open(p, "w").write("y" * random.randrange(99))])(path)
+        random.choice([os.unlink, os.mkfifo, lambda p: os.symlink("../secret", p),
+                       lambda p: os.rename(p + "w", p)])(path)
     except OSError:
         pass
 """
-    with subprocess.Popen([sys.executable, "-c", code, str(source)]) as writer:
-        ends = []
+    ends = []
+    writer = subprocess.Popen([sys.executable, "-c", code, str(source)])
+    try:
         for _ in range(100):
             try:
                 archive = bundle.scan(source, LIMIT).store()
@@ -187,8 +190,10 @@ while True:
                 ends.append(error.exit_code)
             else:
                 ends.append(0)
-                assert b"root:" not in gzip.decompress(archive.read_bytes())
+                assert b"the-words-of-another-file" not in gzip.decompress(archive.read_bytes())
+    finally:
         writer.kill()
+        writer.wait()
     assert set(ends) <= {0, 65, 75}
 
 
