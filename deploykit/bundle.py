@@ -7,39 +7,27 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
-import os
-import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
-from deploykit import contract, paths, private
+from deploykit import contract, paths, private, revision
+from deploykit.archive import Archive
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.ignore import Rules
 from deploykit.model import Problem
+from deploykit.regular_files import Folder
+from deploykit.secret_scan import KEY, Finding, Scanner
+from deploykit.source_tree import Entry, pieces, walk
 
-_KEY = b"-----BEGIN "
-_KEY_END = b"PRIVATE KEY-----"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file or link of the bundle. `path` is relative, with forward slashes."""
-
-    path: str
-    mode: int = 0o644
-    size: int = 0
-    """Bytes; 0 for a link."""
-    target: str | None = None
-    """Where a link points; None for a file."""
-    content: bytes | None = None
-    """Content of a file of the node plane; None: read from the source folder."""
+_MOST_WARNINGS = 20
+"""Files with tokens that are named one by one."""
+_MOST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,9 @@ class Bundle:
     hash: str
     commit: str | None = None
     kept_back: tuple[str, ...] = ()
-    """Files that stay behind because they look like secrets."""
+    """Files that stay behind because a private key is in them."""
+    warnings: tuple[Problem, ...] = ()
+    """What is doubtful about the files: keys that stay behind, tokens that travel."""
 
     @property
     def size(self) -> int:
@@ -71,7 +61,7 @@ class Bundle:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
             written = Path(scratch, path.name)
             with open(written, "wb", opener=private.opener) as file:
-                digest = _archive(self.source, self.entries, file)
+                digest = _write(self.source, self.entries, file)
             if digest != self.hash:
                 what = f"{self.source} changed while it was being bundled"
                 raise TryAgain(what, hint="submit again")
@@ -83,25 +73,18 @@ def scan(source: Path, limit: int) -> Bundle:
     """Read `source` as it would travel; `limit` in bytes. Writes nothing.
 
     Raises JobFileError with every link that leaves the tree, every special file, every file that
-    cannot be read, and a bundle larger than `limit`.
+    cannot be read, and a bundle larger than `limit`; TryAgain when a file changes meanwhile.
     """
     problems: list[Problem] = []
-    entries, kept_back = [], []
-    for entry in _walk(source, problems):
-        if _is_key(source, entry):
-            kept_back.append(entry.path)
-        else:
-            entries.append(entry)
+    rules = _rules(source)
+    entries = list(walk(source, rules, problems))
     problems += _too_large(entries, limit)
     if problems:
         raise JobFileError(f"the source folder {source}", problems)
     for path, content in contract.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
-    entries.append(_listing(entries))
     entries.sort(key=lambda entry: entry.path)
-    return Bundle(
-        source, tuple(entries), _archive(source, entries), commit(source), tuple(kept_back)
-    )
+    return _read(source, entries, rules)
 
 
 def _listing(entries: list[Entry]) -> Entry:
@@ -141,98 +124,97 @@ def _for_owner(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
     return safe if safe.mode is None else safe.replace(mode=safe.mode & 0o700, deep=False)
 
 
-def commit(source: Path) -> str | None:
-    """The git commit that is checked out at `source`, read without git; None where unknown."""
-    for folder in (source, *source.parents):
-        git = folder / ".git"
-        if git.is_file():
-            git = folder / git.read_text().removeprefix("gitdir:").strip()
-        if git.is_dir():
-            return _head(git)
-    return None
-
-
-def _head(git: Path) -> str | None:
-    common = git / "commondir"
-    shared = git / common.read_text().strip() if common.exists() else git
+def _rules(source: Path) -> Rules:
     try:
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        if (shared / name).exists():
-            return (shared / name).read_text().strip()
-        packed = (shared / "packed-refs").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+        return Rules(source)
+    except OSError as error:
+        problem = Problem("source", f"{error.filename} cannot be read: {error.strerror}")
+        raise JobFileError(f"the source folder {source}", [problem]) from error
 
 
-def _walk(source: Path, problems: list[Problem]) -> Iterator[Entry]:
-    """Every file and link below `source` that is not ignored; what cannot travel is a problem."""
-    rules = Rules(source)
-    top = source.resolve()
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        rules.enter(folder)
-        try:
-            found = sorted(os.scandir(source / folder), key=lambda item: item.name)
-        except OSError as error:
-            problems.append(_problem(folder or ".", f"cannot be read: {error.strerror}"))
-            continue
-        for item in found:
-            path = f"{folder}{item.name}"
-            is_folder = item.is_dir(follow_symlinks=False)
-            if rules.ignored(path, is_folder=is_folder) or _is_state(item):
-                continue
-            if is_folder:
-                folders.append(f"{path}/")
-            elif (problem := _why_not(item, path, top)) is not None:
-                problems.append(problem)
+def _read(source: Path, entries: list[Entry], rules: Rules) -> Bundle:
+    """Hash what travels. The same bytes are searched for keys and tokens, and are read once."""
+    archive = Archive()
+    travel: list[Entry] = []
+    found: dict[str, dict[Finding, int]] = {}
+    with Folder(source) as top:
+        for entry in entries:
+            before, scanner = archive.mark(), Scanner()
+            if entry.content is None and entry.target is None and not rules.wanted(entry.path):
+                archive.add(entry, scanner.watch(pieces(top, entry), entry.size))
             else:
-                yield _entry(item, path)
+                archive.add(entry, _content(top, entry))
+            if scanner.findings:
+                found[entry.path] = scanner.lines(pieces(top, entry))
+            if scanner.private:
+                archive.reset(before)
+            else:
+                travel.append(entry)
+    names = {entry.path for entry in travel}
+    travel.append(listing := _listing(travel))
+    archive.add(listing, _content(top, listing))
+    keys = {path: lines for path, lines in found.items() if path not in names}
+    tokens = {path: lines for path, lines in found.items() if path in names}
+    return Bundle(
+        source,
+        tuple(travel),
+        archive.close(),
+        revision.commit(source),
+        tuple(keys),
+        (*_key_warnings(keys), *_token_warnings(tokens)),
+    )
 
 
-def _is_state(item: os.DirEntry[str]) -> bool:
-    """Whether this is deploykit's own folder, which may lie inside a source folder."""
-    return os.path.abspath(item.path) == str(paths.state())  # noqa: PTH100 - keeps links
+def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
+    archive = Archive(out)
+    with Folder(source) as top:
+        for entry in entries:
+            archive.add(entry, _content(top, entry))
+    return archive.close()
 
 
-def _entry(item: os.DirEntry[str], path: str) -> Entry:
-    if item.is_symlink():
-        return Entry(path, 0o777, target=str(Path(item.path).readlink()))
-    info = item.stat(follow_symlinks=False)
-    executable = bool(info.st_mode & stat.S_IXUSR)
-    return Entry(path, 0o755 if executable else 0o644, info.st_size)
+def _content(top: Folder, entry: Entry) -> Iterable[bytes]:
+    if entry.target is not None:
+        return ()
+    return pieces(top, entry) if entry.content is None else (entry.content,)
 
 
-def _why_not(item: os.DirEntry[str], path: str, top: Path) -> Problem | None:
-    if item.is_symlink():
-        target = Path(item.path).readlink()
-        if target.is_absolute() or not _real(item.path).is_relative_to(top):
-            return _problem(path, f"is a link that leaves the source folder, to {target}")
-    elif not item.is_file(follow_symlinks=False):
-        return _problem(path, "is neither a file, a folder nor a link")
-    elif not os.access(item.path, os.R_OK):
-        return _problem(path, "cannot be read")
-    return None
+def _key_warnings(found: dict[str, dict[Finding, int]]) -> Iterator[Problem]:
+    places = [
+        f"{path} (line {line})"
+        for path, lines in found.items()
+        for finding, line in lines.items()
+        if finding.name == KEY
+    ]
+    if places:
+        yield Problem(
+            "source",
+            f"private keys stay behind: {', '.join(places)}",
+            "name them with a leading ! in .deploykitignore if the job needs them",
+            severity="warning",
+        )
 
 
-def _real(link: str) -> Path:
-    return Path(os.path.realpath(link))  # Path.resolve() raises on a loop of links
+def _token_warnings(found: dict[str, dict[Finding, int]]) -> Iterator[Problem]:
+    for path, lines in list(found.items())[:_MOST_WARNINGS]:
+        for name, start in dict.fromkeys((finding.name, finding.start) for finding in lines):
+            numbers = sorted({line for finding, line in lines.items() if finding.name == name})
+            yield Problem(
+                "source",
+                f"{path}, {_listed(numbers)}: looks like {name}{f' ({start}...)' if start else ''}",
+                "take it out and pass it as a `secret:` of `env`; "
+                f"if it is none, write !/{path} into .deploykitignore",
+                severity="warning",
+            )
+    if len(found) > _MOST_WARNINGS:
+        more = f"{len(found) - _MOST_WARNINGS} more files hold what looks like tokens"
+        yield Problem("source", more, severity="warning")
 
 
-def _problem(path: str, what: str) -> Problem:
-    return Problem("source", f"{path} {what}", "name it in .deploykitignore, or replace it")
-
-
-def _is_key(source: Path, entry: Entry) -> bool:
-    if entry.target is not None or not 0 < entry.size < 1 << 16:
-        return False
-    with (source / entry.path).open("rb") as file:
-        first = file.readline(128)
-    return first.startswith(_KEY) and _KEY_END in first
+def _listed(lines: list[int]) -> str:
+    if len(lines) == 1:
+        return f"line {lines[0]}"
+    return f"lines {', '.join(map(str, lines[:_MOST_LINES]))}{', ...' * (len(lines) > _MOST_LINES)}"
 
 
 def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
@@ -256,42 +238,3 @@ def _readable(size: float) -> str:
             return f"{size:.1f} {unit}".replace(".0 B", " B")
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def _archive(source: Path, entries: tuple[Entry, ...] | list[Entry], out: Any = None) -> str:
-    """Write the tar stream, gzipped, to `out` (None: nowhere); its SHA-256 before compression."""
-    digest = hashlib.sha256()
-    zipped = gzip.GzipFile("", "wb", 6, out, mtime=0) if out is not None else None
-    sink = cast("IO[bytes]", _Tee(digest, zipped))
-    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for entry in entries:
-            info = tarfile.TarInfo(entry.path)
-            info.mode, info.size = entry.mode, entry.size
-            if entry.target is not None:
-                info.type, info.linkname = tarfile.SYMTYPE, entry.target
-                tar.addfile(info)
-                continue
-            with _open(source, entry) as file:
-                tar.addfile(info, file)
-    if zipped is not None:
-        zipped.close()
-    return digest.hexdigest()
-
-
-def _open(source: Path, entry: Entry) -> IO[bytes]:
-    if entry.content is not None:
-        return io.BytesIO(entry.content)
-    return (source / entry.path).open("rb")
-
-
-class _Tee:
-    """A file that hashes what is written to it and passes it on."""
-
-    def __init__(self, digest: Any, out: gzip.GzipFile | None) -> None:
-        self._digest, self._out = digest, out
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        if self._out is not None:
-            self._out.write(data)
-        return len(data)

@@ -47,9 +47,11 @@ class JobFileError(DeploykitError):
     exit_code = 65
     meaning = "the job file is wrong; every problem is listed"
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+    def __init__(
+        self, source: str, problems: Sequence[Problem], *, hint: str | None = None
+    ) -> None:
         count = sum(problem.severity == "error" for problem in problems)
-        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}")
+        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}", hint=hint)
         self.source = source
         self.problems = tuple(problems)
 

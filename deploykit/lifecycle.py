@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, ignore, jobfile, paths, private, runs, shell
+from deploykit import backend, bundle, jobfile, paths, plain_secrets, private, runs, uncommitted
 from deploykit.backend import Backend
-from deploykit.errors import DeploykitError, NotFound, TryAgain, Uncertain, UsageError
+from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
 from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
@@ -47,7 +47,16 @@ def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
 
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend; raises JobFileError when there are errors."""
-    return file.raise_on(backend.find(name).check(file.job, file.sections[name]))
+    options = file.sections[name]
+    found = [*backend.find(name).check(file.job, options)]
+    return file.raise_on([*found, *plain_secrets.check(file.job, {name: options})])
+
+
+def refuse(path: Path, warnings: Sequence[Problem]) -> None:
+    """Raise JobFileError where there is any warning: what ``--strict`` asks for."""
+    if warnings:
+        problems = [replace(problem, severity="error") for problem in warnings]
+        raise JobFileError(str(path), problems, hint="--strict refuses what is only a warning")
 
 
 def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) -> Prepared:
@@ -55,12 +64,7 @@ def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) ->
     file = load(path, overrides, [name])
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
-    if packed.kept_back:
-        hint = "name them with a leading ! in .deploykitignore if the job needs them"
-        listing = ", ".join(packed.kept_back)
-        warnings.append(
-            Problem("source", f"private keys stay behind: {listing}", hint, None, "warning")
-        )
+    warnings += packed.warnings
     identity = _checked_id(run) if run else runs.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings)
@@ -139,14 +143,17 @@ def _send(plan: Plan, folder: Path) -> None:
 def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the artifact, and what of the source is in no commit yet."""
     private.write(folder / f"plan.{plan.language}", plan.text)
+    archive = plan.bundle.store()
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
+    if plan.bundle.commit is not None:
+        try:
+            patch = uncommitted.patch(plan.bundle, archive)
+        except DeploykitError as error:
+            record["uncommitted"] = f"not recorded: {error}"
+        else:
+            private.write_bytes(folder / "uncommitted.diff", patch.text)
+            record["left_out"] = patch.left_out
     private.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
-    if plan.bundle.commit is None:
-        return
-    left_out = [f":(exclude,glob)**/{name}" for name in ignore.SECRETS if name[0] != "!"]
-    argv = ["git", "diff", "--binary", "HEAD", "--", ".", *left_out]
-    with contextlib.suppress(DeploykitError):  # no git here: the bundle itself holds the source
-        private.write(folder / "uncommitted.diff", shell.run(argv, cwd=plan.bundle.source).out)
 
 
 @contextlib.contextmanager

@@ -66,6 +66,12 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file."""
+    with open(path, "wb", opener=opener) as file:
+        file.write(content)
+
+
 def touch(path: Path) -> None:
     """Make an empty file, unless it is there."""
     os.close(opener(str(path), os.O_WRONLY | os.O_CREAT))

@@ -36,19 +36,24 @@ TRAVELS = """\
 
 The folder `source` travels as it is on disk, committed or not. For a source folder in a git
 repository the run's folder also keeps the commit and, in `uncommitted.diff`, what was not
-committed. The same files give the same archive, which is stored and uploaded once.
+committed: the commit with this patch applied has exactly the files that travelled. Nothing of the
+repository's own configuration is run for it. The same files give the same archive, which is stored
+and uploaded once.
 
 Left behind are:
 
 * what `.gitignore` files ignore (those of the source folder and of the folders above it, up to the
   repository's root);
-* files that may hold secrets: {secrets}, but not {let_through};
+* files that may hold secrets, whatever the case of their names: {secrets}, but not {let_through};
 * clutter: {clutter};
-* any other file whose first line is that of a private key; a warning names each.
+* any other file with a private key in it, wherever it stands; a warning names file and line.
+
+A file with what looks like an access token travels, with a warning that names file and line.
 
 A `.deploykitignore` has the same format as `.gitignore` and the last word: `!.env.test` in it lets
-that file travel. Links that leave the folder are refused, and so is a source larger than
-`max_bundle`.
+that file travel, and nothing is said of what is in it. See
+[Secrets and the source](../guides/secrets.md). Links that leave the folder are refused, and so is a
+source larger than `max_bundle`.
 """
 
 SECRETS = """\
@@ -63,6 +68,9 @@ hold the reference only; each node looks the value up before the trainer starts.
 | `secret:file:PATH` | the text of a file that nobody else may read (`chmod 600`) |
 | `secret:ssm:NAME` | a parameter of AWS Systems Manager; needs boto3 on the node |
 | `secret:secretsmanager:NAME` | a text secret of AWS Secrets Manager; needs boto3 on the node |
+
+A value that is a secret itself, or an argument with a token in it, gives a warning;
+`deploykit check --strict` and `submit --strict` refuse the job for it.
 
 On SageMaker only the last two can be seen. On Slurm, `env` means the environment from which you
 submit, since sbatch carries it to the nodes.

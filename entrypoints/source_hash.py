@@ -72,9 +72,9 @@ def _note(what: str) -> int:
 
 def _compare(folder: Path, planned: str) -> bytes:
     try:
-        listed = {**json.loads((folder / _LIST).read_bytes()), _LIST: None}
+        listed = json.loads((folder / _LIST).read_bytes())
         changed = [name for name, about in listed.items() if _differs(folder / name, about)]
-        found, key = ("", b"") if changed else digest(folder, sorted(listed))
+        found, key = ("", b"") if changed else digest(folder, [*sorted(listed), _LIST])
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise BadEnvironment(_sentence(planned, f"{_LIST} cannot be used ({error})")) from None
     if changed:
@@ -101,7 +101,7 @@ def _differs(path: Path, about: Any) -> bool:
         return True
     if isinstance(about, str):
         return not stat.S_ISLNK(info.st_mode) or str(path.readlink()) != about
-    return not stat.S_ISREG(info.st_mode) or about not in (None, [_mode(info), info.st_size])
+    return not stat.S_ISREG(info.st_mode) or about != [_mode(info), info.st_size]
 
 
 def _mode(info: os.stat_result) -> int:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
-from deploykit import bundle, contract
+from deploykit import bundle, contract, paths, revision
 from deploykit.errors import JobFileError, TryAgain
 
 LIMIT = 10**6
+KEY_BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+"""As a private key begins, which is the same in all of its kind."""
 
 
 def tree(folder, files):
@@ -125,6 +131,135 @@ def test_a_source_that_changes_meanwhile_is_not_stored(tmp_path):
         scanned.store()
 
 
+def grow(path):
+    path.write_text("12")
+
+
+def shrink(path):
+    path.write_text("")
+
+
+def rewrite(path):
+    path.write_text("2")
+
+
+def replace_by(make):
+    def change(path):
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def link_parent(path):
+    """The same file is still found by its path, but somewhere else."""
+    path.parent.rename(path.parent.parent.parent / "moved")
+    path.parent.symlink_to(path.parent.parent.parent / "moved")
+
+
+CHANGES = {
+    "grows": grow,
+    "shrinks": shrink,
+    "is written to": rewrite,
+    "vanishes": Path.unlink,
+    "becomes a pipe": replace_by(os.mkfifo),
+    "becomes a link": replace_by(lambda path: path.symlink_to("/etc/passwd")),
+    "becomes a folder": replace_by(Path.mkdir),
+    "is below a folder that becomes a link": link_parent,
+    "is below a folder that vanishes": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    scanned = bundle.scan(source, LIMIT)
+    CHANGES[change](source / "below/a")
+    with pytest.raises(TryAgain, match="changed while it was being bundled"):
+        scanned.store()
+    assert list(paths.bundles().iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "is written to"])
+def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, change, monkeypatch):
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    read = bundle._read
+
+    def meanwhile(*args):
+        CHANGES[change](source / "below/a")
+        return read(*args)
+
+    monkeypatch.setattr(bundle, "_read", meanwhile)
+    with pytest.raises(TryAgain, match="below/a changed while it was being bundled"):
+        bundle.scan(source, LIMIT)
+
+
+def test_a_source_that_never_comes_to_rest(tmp_path):
+    """Another process writes all the while: a bundle of one moment, or exit code 75."""
+    tree(tmp_path, {"secret": "the-words-of-another-file"})
+    source = tree(tmp_path / "src", {f"{n}": "x" * n for n in range(50)})
+    code = """
+import os, random, sys
+while True:
+    path = os.path.join(sys.argv[1], str(random.randrange(50)))
+    open(path + "w", "w").write("y" * random.randrange(99))
+    try:
+        random.choice([os.unlink, os.mkfifo, lambda p: os.symlink("../secret", p),
+                       lambda p: os.rename(p + "w", p)])(path)
+    except OSError:
+        pass
+"""
+    ends = []
+    writer = subprocess.Popen([sys.executable, "-c", code, str(source)])
+    try:
+        for _ in range(100):
+            try:
+                archive = bundle.scan(source, LIMIT).store()
+            except (TryAgain, JobFileError) as error:
+                ends.append(error.exit_code)
+            else:
+                ends.append(0)
+                assert b"the-words-of-another-file" not in gzip.decompress(archive.read_bytes())
+    finally:
+        writer.kill()
+        writer.wait()
+    assert set(ends) <= {0, 65, 75}
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".deploykitignore", "below/.gitignore"])
+def test_an_ignore_file_that_cannot_be_read_is_a_problem(tmp_path, name):
+    """What it names might travel."""
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    os.mkfifo(source / name)
+    (problem,) = scan_problems(source)
+    assert "gnore" in problem
+    assert "is not a regular file" in problem
+    (source / name).unlink()
+    (source / name).write_text("x\n" * 600_000)
+    (problem,) = scan_problems(source)
+    assert "File too large" in problem
+
+
+def test_an_ignore_file_above_the_source_that_cannot_be_read_is_a_problem(tmp_path):
+    source = tree(tmp_path / "repo/src", {"a": "1"})
+    (tmp_path / "repo/.git").mkdir()
+    os.mkfifo(tmp_path / "repo/.gitignore")
+    assert "cannot be read" in scan_problems(source)[0]
+
+
+def test_patterns_that_are_none_are_passed_over(tmp_path):
+    ignore = "\ufeff*.log\r\n!\n\\\n[z-a]\nb.txt\n"
+    source = tree(tmp_path / "src", {".gitignore": ignore, "a.log": "", "b.txt": "", "c": ""})
+    assert names(source) == {".gitignore", "c"}
+
+
+def test_the_rules_above_count_behind_a_link_too(tmp_path):
+    source = tree(tmp_path / "repo/src", {"a": "1", "private.txt": "2"})
+    tree(tmp_path / "repo", {".gitignore": "private.txt\n", ".git/HEAD": ""})
+    (tmp_path / "link").symlink_to(source)
+    assert names(tmp_path / "link") == {"a"}
+
+
 def test_secrets_and_clutter_stay_behind(tmp_path):
     secret = {".env": "", "sub/.env.local": "", "id_rsa": "", "x.pem": "", ".aws/credentials": ""}
     clutter = {
@@ -216,11 +351,11 @@ def test_records_the_commit(tmp_path):
     commit = head.stdout.strip()
     assert bundle.scan(source, LIMIT).commit == commit
     subprocess.run([*git, "pack-refs", "--all"], check=True)
-    assert bundle.commit(source) == commit
+    assert revision.commit(source) == commit
     subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
-    assert bundle.commit(source) == commit
+    assert revision.commit(source) == commit
     subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "w"], check=True)
-    assert bundle.commit(tmp_path / "tree/sub") == commit
+    assert revision.commit(tmp_path / "tree/sub") == commit
 
 
 def test_archive_holds_no_owner_and_no_clock(tmp_path):

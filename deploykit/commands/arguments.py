@@ -28,6 +28,11 @@ def job_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def strict(parser: argparse.ArgumentParser) -> None:
+    """Whether a warning is an error."""
+    parser.add_argument("--strict", action="store_true", help="refuse the job for any warning")
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:

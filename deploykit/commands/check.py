@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import backend, bundle, jobfile, lifecycle
+from deploykit import backend, bundle, jobfile, lifecycle, plain_secrets
 from deploykit.commands import arguments, output
 from deploykit.errors import JobFileError
 from deploykit.jobfile import JobFile
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
     )
+    arguments.strict(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
     file = lifecycle.load(args.job, args.set, names)
     warnings = _check(file, names)
+    if args.strict:
+        lifecycle.refuse(args.job, warnings)
     if args.json:
         output.emit({"backends": names, "warnings": [vars(problem) for problem in warnings]})
         return 0
@@ -39,8 +42,9 @@ def _check(file: JobFile, names: list[str]) -> list[Problem]:
     found: list[Problem] = []
     for name in names:
         found += backend.find(name).check(file.job, file.sections[name])
+    found += plain_secrets.check(file.job, file.sections)
     try:
-        bundle.scan(lifecycle.source(file), file.job.max_bundle)
+        found += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
     except JobFileError as error:
         found += error.problems
     return file.raise_on(found)

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="local, slurm, sagemaker, or another of `deploykit backends`",
     )
+    arguments.strict(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, end with its exit code"
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("where to? --backend is missing", hint="one of local, slurm, sagemaker")
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
     prepared = lifecycle.prepare(args.job, [*args.set, *switches], args.backend, args.run)
+    if args.strict:
+        lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
     if args.dry_run:
         _show(prepared, as_json=args.json)

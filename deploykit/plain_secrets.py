@@ -1,0 +1,85 @@
+"""Secrets that a job file holds as plain text: they would stand in the script and the request."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deploykit import contract, secret_scan
+from deploykit.model import JobSpec, Problem
+
+_NAME = re.compile(
+    r"(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$",
+    re.IGNORECASE,
+)
+"""Variables whose value is a secret, whatever it looks like."""
+_TOKEN_NAME = re.compile(r"(?:^|_)(?:TOKEN|CREDENTIALS?)$", re.IGNORECASE)
+"""Variables whose value is one unless it is a word of a tokenizer, such as <pad>, or a path."""
+_MAYBE = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Variables whose value is one if it looks random."""
+_NO_SECRET = re.compile(
+    r"|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*", re.IGNORECASE
+)
+_TOKEN = re.compile(r"[\w.+/=~-]{8,}")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNORECASE)
+
+
+def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """A warning for each plain secret of the job and of its sections. It is never quoted."""
+    for name, value in job.env.items():
+        if not contract.is_secret(value) and (what := _in_variable(name, value)):
+            yield _warning(
+                f"env.{name}",
+                what,
+                f"write secret:env:{name} and set {name} where you submit from, or name a store: "
+                "secret:file:PATH, secret:ssm:NAME, secret:secretsmanager:NAME",
+            )
+    texts = [*_texts(dataclasses.replace(job, env={}), "")]
+    for section, options in sections.items():
+        texts += _texts(options, section)
+    for path, text in texts:
+        if what := _in_text(text):
+            hint = "make it a variable of `env`, such as TOKEN: secret:env:TOKEN, and read that"
+            yield _warning(path, what, hint)
+
+
+def _warning(path: str, what: str, hint: str) -> Problem:
+    message = f"{what}; its text would stand in the plan for everybody to read"
+    return Problem(path, message, hint, severity="warning")
+
+
+def _in_variable(name: str, value: str) -> str | None:
+    if what := _in_text(value):
+        return what
+    if _NO_SECRET.fullmatch(value):
+        return None
+    tokenlike = _TOKEN_NAME.search(name) and _TOKEN.fullmatch(value)
+    if _NAME.search(name) or tokenlike or (_MAYBE.search(name) and _RANDOM.fullmatch(value)):
+        return "is a secret by its name"
+    return None
+
+
+def _in_text(text: str) -> str | None:
+    finding = secret_scan.secret(text)
+    if finding is not None:
+        return f"looks like {finding.name}"
+    return "holds an address with a password" if _URL.search(text) else None
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every text in it, with its path in the job file."""
+    if isinstance(value, str):
+        yield path, value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            below = f"{path}.{field.name}" if path else field.name
+            yield from _texts(getattr(value, field.name), below)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{path}[{number}]")

@@ -1,0 +1,232 @@
+"""What of a bundle is in no commit yet, as a patch: commit and patch together are the bundle.
+
+A repository's own configuration and attributes can name programs that git starts: diff drivers,
+filters, monitors, transports, hooks. So git never sees them. It runs in an empty repository of
+ours that borrows the objects of the other one, and compares two trees there: the commit's, and one
+made of the files in the stored archive. It looks at no work tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit import revision, secret_scan, shell
+from deploykit.bundle import Bundle
+from deploykit.errors import DeploykitError
+from deploykit.ignore import Rules
+
+_MOST = 100 * 1024**2
+"""Bytes of changed files above which no patch is made; the archive holds them in any case."""
+_LARGE_FILE = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize \d+\n"
+)
+"""What git stores of a file that Git LFS keeps elsewhere."""
+_BRANCH = "refs/heads/bundle"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """For ``git apply`` at the top of the work tree."""
+
+    text: bytes
+    left_out: tuple[str, ...]
+    """Changed files in whose committed version a private key stands."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a tree; `content` only where it has changed."""
+
+    mode: int
+    hash: str
+    content: bytes = b""
+
+
+def patch(bundle: Bundle, archive: Path) -> Patch:
+    """The changes from the bundle's commit to its stored `archive`.
+
+    Raises DeploykitError where they cannot be told.
+    """
+    try:
+        return _patch(bundle, archive)
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise DeploykitError(str(error)) from error
+
+
+def _patch(bundle: Bundle, archive: Path) -> Patch:
+    repository = revision.find(bundle.source)
+    if repository is None or bundle.commit is None:
+        raise DeploykitError("the source is in no git repository")
+    inside = Path(os.path.realpath(bundle.source)).relative_to(repository.top)
+    prefix = "".join(f"{part}/" for part in inside.parts)
+    with tempfile.TemporaryDirectory() as folder:
+        git = _Git(Path(folder), repository.shared / "objects", bundle.commit)
+        before = git.files(prefix)
+        after = _changed(bundle, archive, before)
+        gone = _gone(bundle, before)
+        contents = git.contents({path: before[path] for path in (*after, *gone) if path in before})
+        left_out = {path for path, text in contents.items() if secret_scan.private_key(text)}
+        same = {path for path in after if _is_large_file(contents.get(path), after[path])}
+        for path in left_out | same:
+            after.pop(path, None)
+        gone = [path for path in gone if path not in left_out]
+        return Patch(git.patch(prefix, after, gone), tuple(sorted(left_out)))
+
+
+def _changed(bundle: Bundle, archive: Path, before: Mapping[str, _File]) -> dict[str, _File]:
+    """The files and links of the archive that are not as committed."""
+    algorithm = _algorithm(bundle.commit or "")
+    ours = {entry.path for entry in bundle.entries if entry.content is None}
+    found: dict[str, _File] = {}
+    size = 0
+    with tarfile.open(archive, "r:gz") as tar:
+        for info in tar:
+            if info.name not in ours:
+                continue
+            stream = tar.extractfile(info) if info.isfile() else None
+            content = stream.read() if stream is not None else os.fsencode(info.linkname)
+            mode = 0o100000 | info.mode if info.isfile() else 0o120000
+            digest = hashlib.new(algorithm, b"blob %d\0" % len(content), usedforsecurity=False)
+            digest.update(content)
+            file = _File(mode, digest.hexdigest(), content)
+            old = before.get(info.name)
+            if old is None or (old.mode, old.hash) != (file.mode, file.hash):
+                found[info.name] = file
+                size = _add(size, len(content))
+    return found
+
+
+def _gone(bundle: Bundle, before: Iterable[str]) -> list[str]:
+    """Committed files that were deleted; not those that are there and stay behind."""
+    rules = Rules(bundle.source)
+    travel = {entry.path for entry in bundle.entries}
+    return [
+        path
+        for path in before
+        if path not in travel
+        and rules.travels(path)
+        and not _is_there(bundle.source / path, path, travel)
+    ]
+
+
+def _is_there(place: Path, path: str, travel: set[str]) -> bool:
+    parents = path.split("/")[:-1]
+    if any("/".join(parents[: n + 1]) in travel for n in range(len(parents))):
+        return False  # a folder on the way is now a file or a link
+    return os.path.lexists(place) and (place.is_symlink() or not place.is_dir())
+
+
+def _is_large_file(committed: bytes | None, file: _File) -> bool:
+    pointer = _LARGE_FILE.fullmatch(committed or b"")
+    return pointer is not None and hashlib.sha256(file.content).hexdigest() == pointer[1].decode()
+
+
+def _algorithm(commit: str) -> str:
+    return "sha1" if len(commit) == 40 else "sha256"  # noqa: PLR2004 - hex digits
+
+
+def _add(size: int, more: int) -> int:
+    if size + more > _MOST:
+        raise DeploykitError(f"more than {_MOST >> 20} MiB of files have changed")
+    return size + more
+
+
+class _Git:
+    """Git in an empty repository that borrows another's objects, with nobody's configuration."""
+
+    def __init__(self, folder: Path, objects: Path, commit: str) -> None:
+        self._folder, self._commit = folder, commit
+        for name in ("objects", "refs"):
+            (folder / name).mkdir()
+        (folder / "HEAD").write_text("ref: refs/heads/none\n")
+        (folder / "config").write_text(
+            "[core]\nrepositoryformatversion = 1\nbare = true\ncompression = 1\n"
+            f"protectNTFS = false\n[extensions]\nobjectFormat = {_algorithm(commit)}\n"
+        )
+        self._env = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(folder),
+            "LC_ALL": "C",
+            "GIT_DIR": str(folder),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(_quoted(str(objects))),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_LITERAL_PATHSPECS": "1",
+            "GIT_NO_LAZY_FETCH": "1",
+            "GIT_ALLOW_PROTOCOL": "none",
+            "GIT_TERMINAL_PROMPT": "0",
+        }
+
+    def files(self, prefix: str) -> dict[str, _File]:
+        """The commit's files and links below `prefix`, without it; no submodules."""
+        listing = self._run("ls-tree", "-r", "-z", self._commit, "--", *filter(None, [prefix]))
+        found = {}
+        for line in listing.split(b"\0")[:-1]:
+            about, _, path = line.partition(b"\t")
+            mode, kind, name = about.decode().split()
+            if kind == "blob":
+                found[os.fsdecode(path).removeprefix(prefix)] = _File(int(mode, 8), name)
+        return found
+
+    def contents(self, files: Mapping[str, _File]) -> dict[str, bytes]:
+        """What was committed of each file."""
+        wanted = "".join(f"{file.hash}\n" for file in files.values()).encode()
+        size = 0
+        for line in self._run("cat-file", "--batch-check", data=wanted).decode().splitlines():
+            _, *kind, bytes_ = line.split()
+            if kind != ["blob"]:
+                raise DeploykitError(f"git cat-file: {line}")
+            size = _add(size, int(bytes_))
+        answer = self._run("cat-file", "--batch", data=wanted)
+        found, start = {}, 0
+        for path in files:
+            end = answer.index(b"\n", start)
+            length = int(answer[start:end].split()[2])
+            found[path] = answer[end + 1 : end + 1 + length]
+            start = end + 2 + length
+        return found
+
+    def patch(self, prefix: str, changed: Mapping[str, _File], gone: Collection[str]) -> bytes:
+        """The patch from the commit to the commit with these changes."""
+        if not changed and not gone:
+            return b""
+        commands = b"".join(_new_commit(self._commit, prefix, changed, gone))
+        self._run("fast-import", "--quiet", data=commands)
+        options = ("-r", "-p", "-M", "--binary", "--full-index", "--ignore-submodules=all")
+        safe = ("--no-ext-diff", "--no-textconv", "--no-color")
+        return self._run("diff-tree", *options, *safe, self._commit, _BRANCH)
+
+    def _run(self, *argv: str, data: bytes = b"") -> bytes:
+        code, out, err = shell.raw(["git", *argv], cwd=self._folder, env=self._env, data=data)
+        if code:
+            raise DeploykitError(f"git {argv[0]}: {err.strip().splitlines()[-1:] or code}")
+        return out
+
+
+def _new_commit(
+    commit: str, prefix: str, changed: Mapping[str, _File], gone: Collection[str]
+) -> Iterator[bytes]:
+    """What fast-import is told; its format is https://git-scm.com/docs/git-fast-import#_commands."""
+    yield f"commit {_BRANCH}\ncommitter deploykit <> 0 +0000\ndata 0\nfrom {commit}\n".encode()
+    for path in gone:
+        yield b"D %b\n" % _quoted(prefix + path)
+    for path, file in changed.items():
+        yield b"M %06o inline %b\n" % (file.mode, _quoted(prefix + path))
+        yield b"data %d\n%b\n" % (len(file.content), file.content)
+
+
+def _quoted(path: str) -> bytes:
+    """A path in git's quotes, whatever is in it."""
+    inside = "".join(
+        chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\{byte:03o}"
+        for byte in os.fsencode(path)
+    )
+    return f'"{inside}"'.encode()
