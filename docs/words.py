@@ -253,6 +253,19 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `rendezvous.json` | where the nodes meet, and the key of this attempt |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
+
+Whatever your umask, nobody else reads or changes it, here or on a login node:
+
+| | mode |
+|---|---|
+| the state folder, and each folder in it that deploykit makes | `0700` |
+| the list of runs, bundles, scripts, logs, exit records, pickled functions | `0600` |
+| `source/`: files that you may start, all others | `0700`, `0600` |
+| what your program, Python and Slurm's own functions write in there | as your umask has it |
+
+A state folder that was open to others is narrowed, and a warning says so; one that belongs to
+another user is refused. Places that the job file names (`output`, `checkpoints`) are yours: what is
+made there is as wide as the folder around it and your umask allow.
 """
 
 ORACLE = """\

@@ -72,7 +72,7 @@ def _note(what: str) -> int:
 
 def _compare(folder: Path, planned: str) -> bytes:
     try:
-        listed = json.loads((folder / _LIST).read_bytes())
+        listed = dict(json.loads((folder / _LIST).read_bytes()))
         changed = [name for name, about in listed.items() if _differs(folder / name, about)]
         found, key = ("", b"") if changed else digest(folder, [*sorted(listed), _LIST])
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -115,7 +115,7 @@ def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path)
     assert run(*argv, "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["artifact"] == text
-    assert data["bundle"]["files"][-2:] == ["job.yaml", "train.py"]
+    assert data["bundle"]["files"][-3:] == ["job.yaml", "train.py", ".deploykit/files.json"]
     assert not (tmp_path / "state folder").exists()
 
 

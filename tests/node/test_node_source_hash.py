@@ -161,8 +161,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import source_hash
 folder = Path(sys.argv[2])
-names = [*json.loads((folder / ".deploykit/files.json").read_text()), ".deploykit/files.json"]
-print(source_hash.digest(folder, sorted(names))[0])
+names = sorted(json.loads((folder / ".deploykit/files.json").read_text()))
+print(source_hash.digest(folder, [*names, ".deploykit/files.json"])[0])
 """
 
 

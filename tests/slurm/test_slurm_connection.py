@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from login_node import SSHD, login_node
 from slurm_helpers import wait_for
+from strangers import STRANGER, as_stranger, open_place  # noqa: F401 - a fixture
 
 from deploykit.backends.slurm import machine
 from deploykit.errors import BackendUnavailable
@@ -151,3 +152,76 @@ def test_a_connection_that_breaks_at_any_byte_starts_a_script_at_most_once(far, 
             assert starts() == total
     assert total > 1
     assert tries, "some of them were to be tried again"
+
+
+# --- the folder of the sockets: who can reach one there runs commands as the user
+
+
+@pytest.fixture
+def shared(open_place, monkeypatch):  # noqa: F811 - the fixture
+    """The folder for temporary files, in which everybody may make what he likes."""
+    open_place.chmod(0o1777)
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(open_place))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(open_place / "a state folder of far too long a name"))
+    return open_place
+
+
+def kept():
+    """Where connections are kept, if they are."""
+    found = [option for option in machine.sharing() if option.startswith("ControlPath=/")]
+    return Path(found[0].partition("=")[2]).parent if found else None
+
+
+def planted(folder):
+    """As another user makes it first."""
+    place = folder / f"deploykit-ssh-{os.getuid()}"
+    shutil.rmtree(place, ignore_errors=True)
+    assert as_stranger(lambda: place.mkdir(mode=0o777))
+    return place
+
+
+def test_a_folder_that_another_user_made_first(shared, far, count):
+    place = planted(shared)
+    script, starts = count
+    assert kept() is None
+    assert machine.run("login1", script)[:2] == (0, b"done\n")
+    assert (starts(), list(place.iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize("how", ["wide", "link", "file"])
+def test_a_folder_that_is_not_closed(shared, how):
+    place, mine = shared / f"deploykit-ssh-{os.getuid()}", shared / "mine"
+    mine.mkdir(mode=0o700)
+    if how == "wide":
+        place.mkdir()
+        place.chmod(0o755)
+    elif how == "link":
+        place.symlink_to(mine)
+    else:
+        place.touch()
+    assert kept() is None
+
+
+def test_the_users_own_runtime_folder_comes_first(shared, monkeypatch):
+    runtime = shared / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert kept() == runtime / "deploykit-ssh"
+    os.chown(runtime, STRANGER, STRANGER)  # as after `sudo` or `su`
+    assert kept() == shared / f"deploykit-ssh-{os.getuid()}"
+
+
+def test_the_state_folder_is_the_last_resort(shared, monkeypatch, far, count):
+    planted(shared)
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(shared / "state"))
+    assert kept() == shared / "state/ssh"
+    assert machine.run("login1", count[0])[0] == 0
+    (socket_there,) = kept().iterdir()
+    assert len(str(socket_there)) + 17 <= 107
+    far.close()
+
+
+def test_a_path_that_is_too_long_for_a_socket(shared, monkeypatch):
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(shared / ("x" * 40)))
+    assert kept() is None
