@@ -25,7 +25,7 @@ import serve
 from trainer import models, weights
 from trainer.plain_pickle import Refused
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile")]
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence": 8}
 IMAGE = [[0] * 8] * 8
@@ -390,7 +390,7 @@ def test_bodies_that_never_end_take_little_memory(digits):
     assert digits.post({"instances": [IMAGE]})[0] == 200
 
 
-def test_slow_clients_are_told_and_left(monkeypatch):
+def test_slow_clients_are_told_and_left():
     """With limits of a second, so that nobody waits for ten."""
     import threading
 

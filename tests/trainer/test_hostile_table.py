@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainer import checkpoint, group
 from trainer.checkpoint import Keeper
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile")]
 
 
 @pytest.fixture(scope="module")
