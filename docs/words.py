@@ -37,7 +37,8 @@ TRAVELS = """\
 The folder `source` travels as it is on disk, committed or not. For a source folder in a git
 repository the run's folder also keeps the commit and, in `uncommitted.diff`, what was not
 committed: the commit with this patch applied has exactly the files that travelled. Nothing of the
-repository's own configuration is run for it. The same files give the same archive, which is stored and uploaded once.
+repository's own configuration is run for it. The same files give the same archive, which is stored
+and uploaded once.
 
 Left behind are:
 
@@ -51,8 +52,8 @@ A file with what looks like an access token travels, with a warning that names f
 
 A `.deploykitignore` has the same format as `.gitignore` and the last word: `!.env.test` in it lets
 that file travel, and nothing is said of what is in it. See
-[Secrets and the source](../guides/secrets.md). Links that leave the folder are refused, and so is a source larger than
-`max_bundle`.
+[Secrets and the source](../guides/secrets.md). Links that leave the folder are refused, and so is
+a source larger than `max_bundle`.
 """
 
 SECRETS = """\

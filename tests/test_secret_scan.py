@@ -260,6 +260,17 @@ def test_there_are_not_too_many_literals_for_a_fast_search():
     assert all(len(literal) > 2 for literal in secret_scan._literals())
 
 
+def test_many_tokens_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"a": f"{SHAPES['GitHub token']}\n" * 500 + key.decode()})
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
+
+
+def test_other_scripts_in_utf_16_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"train.py": ""})
+    (source / "a").write_bytes(("鍵" * 1000 + "\n" + key.decode()).encode("utf-16"))
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
+
+
 def test_pieces_of_any_size_find_the_same():
     rng = random.Random(3)
     parts = [
