@@ -23,7 +23,7 @@ from deploykit.ignore import Rules
 from deploykit.model import Problem
 from deploykit.regular_files import Folder
 from deploykit.secret_scan import KEY, Finding, Scanner
-from deploykit.source_tree import Entry, pieces, walk
+from deploykit.source_tree import Entry, opened, pieces, walk
 
 _MOST_WARNINGS = 20
 """Files with tokens that are named one by one."""
@@ -137,7 +137,7 @@ def _read(source: Path, entries: list[Entry], rules: Rules) -> Bundle:
     archive = Archive()
     travel: list[Entry] = []
     found: dict[str, dict[Finding, int]] = {}
-    with Folder(source) as top:
+    with opened(source) as top:
         for entry in entries:
             before, scanner = archive.mark(), Scanner()
             if entry.content is None and entry.target is None and not rules.wanted(entry.path):
@@ -167,7 +167,7 @@ def _read(source: Path, entries: list[Entry], rules: Rules) -> Bundle:
 
 def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
     archive = Archive(out)
-    with Folder(source) as top:
+    with opened(source) as top:
         for entry in entries:
             archive.add(entry, _content(top, entry))
     return archive.close()

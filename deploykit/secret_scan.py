@@ -30,7 +30,7 @@ _LEAST_BODY = 48
 """Characters of base64 in the shortest private key (Ed25519's has 64)."""
 _MOST_WORDS = 16
 """Words between a header and the body: of RFC 1421's and OpenPGP's own headers."""
-_MOST_FINDINGS = 100
+_MOST_TOKENS = 100
 
 KEY = "a private key"
 
@@ -77,7 +77,7 @@ class Scanner:
         data = self._rest + piece if self._rest else piece
         end = len(data) if last else max(len(data) - _REACH, self._done)
         for index, start in _finder()(data):
-            if self._done <= start < end and len(self.findings) < _MOST_FINDINGS:
+            if self._done <= start < end:
                 self._look(data, index, start)
         keep = max(end - _BEFORE, 0)
         self._before, self._rest, self._done = self._before + keep, data[keep:], end - keep
@@ -112,6 +112,8 @@ class Scanner:
             if not self.private and _is_key(data, start):
                 self.findings.append(Finding(KEY, offset))
             return
+        if len(self.findings) > _MOST_TOKENS:
+            return
         rule = next((rule for rule in _rules()[index] if _is_token(rule, data, start)), None)
         if rule is not None:
             shown = "" if _pattern(rule).groups else _literals()[index][:4].decode()
@@ -133,9 +135,9 @@ def secret(text: str) -> Finding | None:
 
 
 def _is_wide(start: bytes) -> bool:
-    """Whether this is the start of text in UTF-16 or UTF-32: about every other byte is zero."""
+    """Whether text in UTF-16 or UTF-32 may begin so: by its mark, or by its many zeros."""
     first = start[:512]
-    return first.count(0) > len(first) // 3
+    return first.startswith((b"\xff\xfe", b"\xfe\xff")) or first.count(0) > len(first) // 3
 
 
 @functools.cache

@@ -60,6 +60,14 @@ def walk(source: Path, rules: Rules, problems: list[Problem]) -> Iterator[Entry]
                 yield entry
 
 
+def opened(source: Path) -> Folder:
+    """The source folder, for `pieces`. Raises TryAgain when it is no longer there."""
+    try:
+        return Folder(source)
+    except OSError as error:
+        raise changed(str(source)) from error
+
+
 def pieces(top: Folder, entry: Entry) -> Iterator[bytes]:
     """The bytes of a file that `walk` found, some MiB at a time.
 

@@ -9,6 +9,7 @@ made of the files in the stored archive. It looks at no work tree.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import tarfile
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from deploykit import revision, secret_scan, shell
 from deploykit.bundle import Bundle
@@ -28,6 +30,7 @@ _LARGE_FILE = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize \d+\n"
 )
 """What git stores of a file that Git LFS keeps elsewhere."""
+_LINK = 0o120000
 _BRANCH = "refs/heads/bundle"
 
 
@@ -90,17 +93,27 @@ def _changed(bundle: Bundle, archive: Path, before: Mapping[str, _File]) -> dict
         for info in tar:
             if info.name not in ours:
                 continue
+            target = os.fsencode(info.linkname)
+            length = info.size if info.isfile() else len(target)
             stream = tar.extractfile(info) if info.isfile() else None
-            content = stream.read() if stream is not None else os.fsencode(info.linkname)
-            mode = 0o100000 | info.mode if info.isfile() else 0o120000
-            digest = hashlib.new(algorithm, b"blob %d\0" % len(content), usedforsecurity=False)
-            digest.update(content)
-            file = _File(mode, digest.hexdigest(), content)
+            digest, content = _read(stream or io.BytesIO(target), length, algorithm)
+            file = _File(0o100000 | info.mode if info.isfile() else _LINK, digest, content)
             old = before.get(info.name)
             if old is None or (old.mode, old.hash) != (file.mode, file.hash):
                 found[info.name] = file
-                size = _add(size, len(content))
+                size = _add(size, length)
     return found
+
+
+def _read(stream: IO[bytes], length: int, algorithm: str) -> tuple[str, bytes]:
+    """Git's hash of a file, and what is in it unless that is too much to keep."""
+    digest = hashlib.new(algorithm, b"blob %d\0" % length, usedforsecurity=False)
+    kept = []
+    while piece := stream.read(1 << 20):
+        digest.update(piece)
+        if length <= _MOST:
+            kept.append(piece)
+    return digest.hexdigest(), b"".join(kept)
 
 
 def _gone(bundle: Bundle, before: Iterable[str]) -> list[str]:

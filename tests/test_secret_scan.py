@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import builtins
+import importlib.util
 import json
 import random
 import subprocess
@@ -237,7 +238,7 @@ def test_files_that_only_sound_alike_travel(tmp_path):
 def test_without_the_library_the_same_is_found(monkeypatch, key):
     """A machine for which it is not built searches more slowly, and finds the same."""
     data = b"\n".join([*(shape.encode() for shape in SHAPES.values()), key, RANDOM.encode() * 50])
-    assert secret_scan._finder().__closure__  # the library is here
+    assert importlib.util.find_spec("ahocorasick_rs")
     with_library, without = Scanner(), Scanner()
     with_library.feed(data)
     secret_scan._finder.cache_clear()
@@ -258,6 +259,17 @@ def test_without_the_library_the_same_is_found(monkeypatch, key):
 def test_there_are_not_too_many_literals_for_a_fast_search():
     assert len(secret_scan._literals()) <= secret_rules.MOST_LITERALS
     assert all(len(literal) > 2 for literal in secret_scan._literals())
+
+
+def test_many_tokens_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"a": f"{SHAPES['GitHub token']}\n" * 500 + key.decode()})
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
+
+
+def test_other_scripts_in_utf_16_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"train.py": ""})
+    (source / "a").write_bytes(("鍵" * 1000 + "\n" + key.decode()).encode("utf-16"))
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
 
 
 def test_pieces_of_any_size_find_the_same():
