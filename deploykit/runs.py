@@ -89,7 +89,7 @@ def add(run: Run) -> bool:
     """Write the row of a new run; False when there is one of that id already."""
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
-    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
     with _open() as database:
         return database.execute(statement, list(run.__dict__.values())).rowcount == 1
 

@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serve an exported model over HTTP.")
     parser.add_argument("model", type=Path, nargs="?", default=Path("/opt/ml/model"))
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen at")  # noqa: S104
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen at")  # noqa: S104 - a container
     port = int(os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080"))
     parser.add_argument("--port", type=int, default=port)
     return parser.parse_args(arguments)
