@@ -25,6 +25,9 @@ _DUE_TO = re.compile(
     r"^slurmstepd\S* error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO ([A-Z ]+[A-Z])",
     re.MULTILINE,
 )
+_MARK = b" DUE TO "
+_LONGEST = 1 << 16
+"""Bytes of a line of a log that are looked at together."""
 _CAUSES = {
     "PREEMPTION": PREEMPTION,
     "JOB REQUEUE": REQUEST,
@@ -111,7 +114,8 @@ def cause(folder: Path, node: int, begun: Mapping[str, int]) -> str | None:
     for name in _logs(node):
         with contextlib.suppress(OSError), (folder / "logs" / name).open("rb") as file:
             file.seek(begun.get(name, 0))
-            found += _DUE_TO.findall(file.read().decode(errors="replace"))
+            for line in iter(lambda: file.readline(_LONGEST), b""):
+                found += _DUE_TO.findall(line.decode(errors="replace")) if _MARK in line else ()
     return next((_CAUSES[words] for words in reversed(found) if words in _CAUSES), None)
 
 
