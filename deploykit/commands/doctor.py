@@ -7,6 +7,7 @@ in the file, or else for this machine. Ends with 0 when nothing is in the way of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator
@@ -124,7 +125,22 @@ def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
         return
     if args.save:
         ask.save(answers, args.save)
-    yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+    with _saved(args.saved):
+        yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+
+
+@contextlib.contextmanager
+def _saved(folder: Path | None) -> Iterator[None]:
+    """Answers that AWS gave are as AWS says; those of a folder may be anything."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if folder is None:
+            raise
+        raise UsageError(
+            f"{folder} holds an answer that is none of AWS's: {error!r:.200}",
+            hint="make it anew with `deploykit doctor --save FOLDER`",
+        ) from error
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:

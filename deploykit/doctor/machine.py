@@ -114,7 +114,7 @@ def load(folder: Path) -> Machine:
     hint = "make it with `deploykit doctor --backend local --save FOLDER`"
     try:
         machine, problems = decode(Machine, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotFound(f"no facts in {path}", hint=hint) from error
     if machine is None:
         raise NotFound(f"{path}: {problems[0].path} {problems[0].message}", hint=hint)
@@ -202,7 +202,7 @@ def _memory(job: JobSpec, machine: Machine) -> Iterator[Finding]:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1024**2:.0f} MiB"
+    return f"{count // 1024**2} MiB"
 
 
 def _limits(job: JobSpec, machine: Machine) -> Iterator[Finding]:

@@ -120,7 +120,7 @@ def load(name: str) -> Site:
     hint = "on the cluster, `deploykit backends slurm --probe` writes it; copy it here"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotFound(f"no site profile in {path}", hint=hint) from error
     site, problems = decode(Site, data)
     if site is None:

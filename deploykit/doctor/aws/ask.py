@@ -61,7 +61,7 @@ def save(answers: Answers, folder: Path) -> None:
 def _json(path: Path) -> Any:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotFound(f"{path} is not the JSON of an answer: {error}") from error
     if not isinstance(found, dict):
         raise NotFound(f"{path} is not the JSON of an answer", hint="save it with --output json")
