@@ -53,12 +53,20 @@ POLICY = {
     ],
 }
 PERMISSION = {
-    "IpProtocol": "tcp", "FromPort": 1, "ToPort": 2, "IpRanges": [{"CidrIp": "10.0.0.0/8"}],
-    "UserIdGroupPairs": [{"GroupId": "sg-1"}], "PrefixListIds": [{"PrefixListId": "pl-1"}],
+    "IpProtocol": "tcp",
+    "FromPort": 1,
+    "ToPort": 2,
+    "IpRanges": [{"CidrIp": "10.0.0.0/8"}],
+    "UserIdGroupPairs": [{"GroupId": "sg-1"}],
+    "PrefixListIds": [{"PrefixListId": "pl-1"}],
 }
 ENTRY = {
-    "RuleNumber": 100, "Egress": False, "CidrBlock": "0.0.0.0/0", "Protocol": "6",
-    "RuleAction": "allow", "PortRange": {"From": 1, "To": 65535},
+    "RuleNumber": 100,
+    "Egress": False,
+    "CidrBlock": "0.0.0.0/0",
+    "Protocol": "6",
+    "RuleAction": "allow",
+    "PortRange": {"From": 1, "To": 65535},
 }
 ANSWERS = {
     "get-caller-identity": {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/me"},
@@ -80,15 +88,20 @@ ANSWERS = {
     "describe-subnets": {
         "Subnets": [
             {
-                "SubnetId": "subnet-1", "VpcId": "vpc-1", "AvailabilityZone": "us-east-1a",
-                "CidrBlock": "10.0.0.0/24", "AvailableIpAddressCount": 1,
+                "SubnetId": "subnet-1",
+                "VpcId": "vpc-1",
+                "AvailabilityZone": "us-east-1a",
+                "CidrBlock": "10.0.0.0/24",
+                "AvailableIpAddressCount": 1,
             }
         ]
     },
     "describe-security-groups": {
         "SecurityGroups": [
             {
-                "GroupId": "sg-1", "VpcId": "vpc-1", "IpPermissions": [PERMISSION],
+                "GroupId": "sg-1",
+                "VpcId": "vpc-1",
+                "IpPermissions": [PERMISSION],
                 "IpPermissionsEgress": [PERMISSION],
             }
         ]
@@ -96,7 +109,9 @@ ANSWERS = {
     "describe-network-acls": {
         "NetworkAcls": [
             {
-                "NetworkAclId": "acl-1", "VpcId": "vpc-1", "Entries": [ENTRY],
+                "NetworkAclId": "acl-1",
+                "VpcId": "vpc-1",
+                "Entries": [ENTRY],
                 "Associations": [{"SubnetId": "subnet-1"}],
             }
         ]
@@ -104,7 +119,9 @@ ANSWERS = {
     "describe-route-tables": {
         "RouteTables": [
             {
-                "RouteTableId": "rtb-1", "VpcId": "vpc-1", "Associations": [{"Main": True}],
+                "RouteTableId": "rtb-1",
+                "VpcId": "vpc-1",
+                "Associations": [{"Main": True}],
                 "Routes": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1"}],
             }
         ]
@@ -112,9 +129,13 @@ ANSWERS = {
     "describe-vpc-endpoints": {
         "VpcEndpoints": [
             {
-                "VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "VpcEndpointType": "Interface",
-                "ServiceName": "com.amazonaws.us-east-1.ecr.api", "SubnetIds": ["subnet-1"],
-                "Groups": [{"GroupId": "sg-1"}], "PolicyDocument": POLICY,
+                "VpcEndpointId": "vpce-1",
+                "VpcId": "vpc-1",
+                "VpcEndpointType": "Interface",
+                "ServiceName": "com.amazonaws.us-east-1.ecr.api",
+                "SubnetIds": ["subnet-1"],
+                "Groups": [{"GroupId": "sg-1"}],
+                "PolicyDocument": POLICY,
             }
         ]
     },
@@ -124,41 +145,80 @@ ANSWERS = {
     "describe-prefix-lists": {
         "PrefixLists": [
             {
-                "PrefixListName": "com.amazonaws.us-east-1.s3", "PrefixListId": "pl-1",
+                "PrefixListName": "com.amazonaws.us-east-1.s3",
+                "PrefixListId": "pl-1",
                 "Cidrs": ["52.0.0.0/8"],
             }
         ]
     },
 }
 MACHINE = {
-    "python": "python3", "torch": "2.10", "cuda": "", "trouble": "", "sees": 0, "cards": ["a"],
-    "shm": 1 << 30, "files": 1024, "threads": 1, "locked": 0, "rdma": True, "up": ["eth0"],
+    "python": "python3",
+    "torch": "2.10",
+    "cuda": "",
+    "trouble": "",
+    "sees": 0,
+    "cards": ["a"],
+    "shm": 1 << 30,
+    "files": 1024,
+    "threads": 1,
+    "locked": 0,
+    "rdma": True,
+    "up": ["eth0"],
     "own_address": "",
 }
 SITE = {
-    "cluster": "prod", "version": "23.11", "asked": "2026-11-21T00:00:00", "accounting": False,
-    "gpu_style": "gres", "memory": True, "pyxis": False, "requeue": True, "array": 1001,
+    "cluster": "prod",
+    "version": "23.11",
+    "asked": "2026-11-21T00:00:00",
+    "accounting": False,
+    "gpu_style": "gres",
+    "memory": True,
+    "pyxis": False,
+    "requeue": True,
+    "array": 1001,
     "preemption": "preempt/qos REQUEUE",
     "partitions": [
         {
-            "name": "gpu", "default": True, "state": "UP", "nodes": 3, "seconds": 60,
-            "most_nodes": 1, "least_nodes": 3, "accounts": ["a"], "qos": None,
+            "name": "gpu",
+            "default": True,
+            "state": "UP",
+            "nodes": 3,
+            "seconds": 60,
+            "most_nodes": 1,
+            "least_nodes": 3,
+            "accounts": ["a"],
+            "qos": None,
             "preemption": "REQUEUE",
         }
     ],
     "shapes": [
         {
-            "partitions": ["gpu"], "count": 3, "usable": 1, "cpus": 4, "memory": 1, "gpus": 0,
+            "partitions": ["gpu"],
+            "count": 3,
+            "usable": 1,
+            "cpus": 4,
+            "memory": 1,
+            "gpus": 0,
             "features": ["ib"],
         }
     ],
 }
 INFRA = {
-    "name": "training", "region": "us-east-1", "zone": "us-east-1a", "bucket": "my-bucket",
-    "email": "me@example.com", "monthly_budget": 500, "block": "10.0.0.0/16",
+    "name": "training",
+    "region": "us-east-1",
+    "zone": "us-east-1a",
+    "bucket": "my-bucket",
+    "email": "me@example.com",
+    "monthly_budget": 500,
+    "block": "10.0.0.0/16",
     "cluster": {
-        "head_subnet": "subnet-0123456789abcdef0", "subnet": "subnet-0123456789abcdef1",
-        "instance_type": "p4d.24xlarge", "max_nodes": 4, "efa": True, "storage": 1200,
+        "head_subnet": "subnet-0123456789abcdef0",
+        "subnet": "subnet-0123456789abcdef1",
+        "instance_type": "p4d.24xlarge",
+        "max_nodes": 4,
+        "efa": True,
+        "storage": 1200,
     },
 }
 JOB = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=2, gpus_per_node=1))
