@@ -250,6 +250,26 @@ def test_a_training_job_has_a_status(answer, reason):
         )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"TrainingJobStatus": None},
+        {"TrainingJobStatus": ["Failed"]},
+        {"SecondaryStatus": ["Failed"]},
+        {"FailureReason": {"a": 1}},
+        {"FailureReason": "ExitCode " + "9" * 5000},
+        {"OutputDataConfig": {}},
+        {"OutputDataConfig": "s3://bucket"},
+        {"TrainingTimeInSeconds": "many"},
+        {"TrainingStartTime": "yesterday"},
+    ],
+    ids=str,
+)
+def test_an_answer_with_a_field_of_another_kind_has_a_status(change):
+    """Before, each but the last ended `status` with exit code 70."""
+    assert isinstance(watching._status({**TRAINING_JOB, **change}), Status)
+
+
 @given(event=unlike(EVENT), stream=spoiled("one-1/algo-1-1795224368"))
 def test_an_event_of_a_log_is_a_line(event, stream):
     client = _Logs([event] if isinstance(event, dict) else [])

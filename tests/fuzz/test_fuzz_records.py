@@ -87,6 +87,29 @@ def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node,
     assert restarts.words(restarts.counts(env, 1))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exit_code": float("inf")},
+        {"exit_code": 10**10},
+        {"finished": "2026-11-21T01:46:08"},
+        {"finished": 5},
+        {"rank": []},
+        {"attempt": "x"},
+    ],
+    ids=str,
+)
+def test_one_odd_record_does_not_hide_the_others(tmp_path, change):
+    """Before, an infinite exit code or a time without a zone ended `status` with exit code 70."""
+    (tmp_path / "ends").mkdir()
+    for name, record in ((0, NODE), (1, {**NODE, **change})):
+        (tmp_path / f"ends/node-{name}.json").write_text(json.dumps(record))
+    assert any(end.reason == "rank 0" and end.exit_code == 1 for end in ends.read(tmp_path))
+    (tmp_path / "ends/rank-0.json").write_text(json.dumps({**RANK, "exit_code": 1}))
+    (tmp_path / "ends/rank-1.json").write_text(json.dumps({**RANK, **change, "finished": 7}))
+    assert [end["rank"] for end in node_ends.failures(tmp_path / "ends", 0)] == [0]
+
+
 ROW = dict.fromkeys(
     ("name", "backend", "place", "folder", "artifact", "bundle", "revision", "output", "id"), "a"
 )

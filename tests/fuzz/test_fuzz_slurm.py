@@ -68,6 +68,20 @@ def test_every_job_that_slurm_names_has_a_status(parse, sample, data):
         assert turns.words(row, [])
 
 
+@pytest.mark.parametrize("priority", ["N/A", "\u00b2", "-1", "9" * 5000, ""])
+def test_a_priority_that_is_no_number_is_none(priority):
+    """Before, each of these ended `status` with exit code 70."""
+    text = SQUEUE.replace("4294901757", priority)
+    assert next(states.parse_squeue(text)).priority == 0
+    assert list(turns.parse(f"7|main|{priority}\n8|main|1\n")) == list(turns.parse("8|main|1\n"))
+
+
+def test_arrays_are_written_out_to_a_million_tasks_in_all():
+    """Before, one line could stand for 10^11 jobs, and each was made."""
+    text = SQUEUE.splitlines()[1].replace("5-7,9", "0-999998")
+    assert sum(1 for _ in states.parse_squeue(f"{text}\n{text}\n")) == arrays.MOST
+
+
 @given(text=spoiled(PENDING) | soup("|", "\n", "7", "main"))
 def test_the_queue_of_others_is_read(text):
     row = states.Row("7", "one", "PENDING", partition="main", priority=5)
