@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-frameworks lint bench bench-slurm docs constraints clean
+.PHONY: run test test-frameworks lint audit fuzz bench bench-slurm docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -21,6 +21,16 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/shell_lint.py
+
+# What could do harm: ruff's security rules, every call that could, and known vulnerabilities.
+audit: .venv/.dev .venv-audit/.ready
+	$(BIN)/ruff check --select S .
+	$(BIN)/python tests/audit/calls.py
+	$(BIN)/python tests/audit/packages.py
+
+# Ten thousand hostile answers, files and lines for each reader; `make test` tries 500.
+fuzz: .venv/.dev
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/fuzz
 
 bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
@@ -56,6 +66,11 @@ LAUNCHER := tests/sagemaker/launcher
 	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
 	touch $@
 
+.venv-audit/.ready: tests/audit/requirements.txt
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip --disable-pip-version-check install -q -r tests/audit/requirements.txt
+	touch $@
+
 # AWS ParallelCluster has its own wishes too.
 .venv-pcluster/.ready: tests/infra/requirements.txt
 	$(PYTHON) -m venv .venv-pcluster
@@ -81,4 +96,4 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit

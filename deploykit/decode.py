@@ -48,6 +48,14 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
     return (None if problems else cast(T, value)), problems
 
 
+def whole(text: str) -> int | None:
+    """A whole number of up to 18 digits; None for any other text.
+
+    Of somebody else's text, int() would take signs and blanks, and refuse 5,000 digits.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """``did you mean 'nodes'?``, or None when nothing is near."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)

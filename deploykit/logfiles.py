@@ -13,10 +13,10 @@ from deploykit.errors import NotFound
 from deploykit.model import Handle, LogLine
 
 _LINE = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d+)\] ?(.*)", re.DOTALL
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)", re.DOTALL
 )
-_NODE = re.compile(r"node-(\d+)\.log")
-_TASK = re.compile(r"/tasks/(\d+)/logs/[^/]+$")
+_NODE = re.compile(r"node-(\d{1,9})\.log")
+_TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _PAUSE = 0.2
 """Seconds between two looks at the files while following."""
@@ -36,7 +36,10 @@ def parse(text: str, node: int | None) -> LogLine:
     if match is None:
         return LogLine(text, node)
     when, kind, number, rest = match.groups()
-    moment = datetime.fromisoformat(when)
+    try:
+        moment = datetime.fromisoformat(when)
+    except ValueError:  # the 45th of the 13th month
+        return LogLine(text, node)
     return LogLine(rest, node, int(number) if kind == "rank" else None, moment)
 
 

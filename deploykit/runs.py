@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deploykit import paths, private
 from deploykit.errors import CannotWrite, NotFound
@@ -41,6 +41,14 @@ CREATE TABLE IF NOT EXISTS runs (
     exit_code INTEGER
 )
 """
+_EITHER = ("revision", "id")
+"""Columns that may be empty; the others hold texts, but for two numbers."""
+_TEXTS = (
+    *("run", "name", "backend", "place", "folder", "artifact", "bundle", "output"),
+    *("state", "native", "reason"),
+)
+_LAST = 253402300799
+"""The last second of the year 9999."""
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _PATIENCE = 60
 """Seconds to wait for other writers."""
@@ -89,7 +97,7 @@ def add(run: Run) -> bool:
     """Write the row of a new run; False when there is one of that id already."""
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
-    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
     with _open() as database:
         return database.execute(statement, list(run.__dict__.values())).rowcount == 1
 
@@ -143,7 +151,24 @@ def every() -> list[Run]:
         return []
     with _open() as database:
         rows = database.execute("SELECT * FROM runs ORDER BY created DESC, run DESC").fetchall()
-    return [Run(**dict(row)) for row in rows]
+    return [_run(dict(row)) for row in rows]
+
+
+def _run(row: dict[str, Any]) -> Run:
+    """A row as a run, whatever stands in it: another version, or another hand, may have written."""
+    values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
+    values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
+    created, code = row.get("created"), row.get("exit_code")
+    known = isinstance(created, (int, float)) and 0 <= created <= _LAST
+    values["created"] = created if known else 0.0
+    values["exit_code"] = code if isinstance(code, int) else None
+    if values["state"] not in {state.value for state in State}:
+        values["state"] = State.UNKNOWN.value
+    return Run(**values)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else repr(value)
 
 
 def now() -> float:

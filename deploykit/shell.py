@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
 
 from deploykit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+_MOST = 256 << 20
+"""Bytes that a program may print: `scontrol show job` of 100,000 jobs is 150 MB."""
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,8 @@ def run(
 ) -> Result:
     """Run `argv` to its end, whatever its exit code; `timeout` in seconds.
 
-    Raises BackendUnavailable when the program is missing or does not answer in time.
+    Raises BackendUnavailable when the program is missing, does not answer in time, or prints
+    without end.
     """
     code, out, err = raw(argv, cwd=cwd, env=env, timeout=timeout)
     return Result(code, out.decode(errors="replace"), err)
@@ -49,18 +60,74 @@ def raw(
         raise BackendUnavailable(
             f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]} or fix PATH"
         )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        list(argv),
+        cwd=cwd,
+        env=env,
+        stdin=None if data is None else pipe,
+        stdout=pipe,
+        stderr=pipe,
+    )
+    with process:
+        try:
+            out, err = _talk(process, data or b"", time.monotonic() + timeout)
+            code = process.wait()
+        except TimeoutError as error:
+            raise BackendUnavailable(
+                f"{argv[0]} gave no answer within {timeout:g} s", hint="try again later"
+            ) from error
+        except OverflowError as error:
+            raise BackendUnavailable(f"{argv[0]} printed more than {_MOST >> 20} MiB") from error
+        finally:
+            process.kill()  # which does nothing to one that has ended
+    return code, bytes(out), err.decode(errors="replace")
+
+
+def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearray, bytearray]:
+    """What a program prints until it has closed both streams, while it is given `data`.
+
+    Raises TimeoutError after the deadline, OverflowError for more than `_MOST` bytes.
+    """
+    import selectors
+
+    streams = {process.stdout: bytearray(), process.stderr: bytearray()}
+    rest = memoryview(data)
+    with selectors.DefaultSelector() as watch:
+        for stream in streams:
+            watch.register(cast("IO[bytes]", stream), selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            watch.register(process.stdin, selectors.EVENT_WRITE)
+        while watch.get_map():
+            ready = watch.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                stream = cast("IO[bytes]", key.fileobj)
+                if stream is process.stdin:
+                    rest = rest[_given(stream, rest) :]
+                    more = len(rest) > 0
+                else:
+                    more = _taken(stream, streams[stream])
+                if not more:
+                    watch.unregister(stream)
+                    stream.close()
+    return streams[process.stdout], streams[process.stderr]
+
+
+def _given(stream: IO[bytes], data: memoryview) -> int:
+    """How much of `data` a program took; all of it where the program reads no more."""
     try:
-        done = subprocess.run(
-            list(argv),
-            cwd=cwd,
-            env=env,
-            timeout=timeout,
-            input=data,
-            capture_output=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BackendUnavailable(
-            f"{argv[0]} gave no answer within {timeout:g} s", hint="try again later"
-        ) from error
-    return done.returncode, done.stdout, done.stderr.decode(errors="replace")
+        return os.write(stream.fileno(), data[:_PIECE])
+    except BrokenPipeError:
+        return len(data)
+
+
+def _taken(stream: IO[bytes], kept: bytearray) -> bool:
+    """Keep what a program has printed; whether there may be more."""
+    piece = os.read(stream.fileno(), _PIECE)
+    kept += piece
+    if len(kept) > _MOST:
+        raise OverflowError
+    return bool(piece)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ NODES = {
     "alone": {},
 }
 """Launchers that start one process on each node. The first whose first variable is set wins."""
+
+_MOST = 1 << 16
+"""Nodes of a job, at most: a list that names more would fill the memory."""
 
 
 class LaunchError(Exception):
@@ -109,7 +113,7 @@ def find(env: Environ) -> Cluster:
 def node_number(env: Environ) -> int:
     """The node's number as far as it can be told when `find` has failed."""
     for variable in ("DEPLOYKIT_NODE_RANK", "SLURM_NODEID", "GROUP_RANK"):
-        if env.get(variable, "").isdecimal():
+        if re.fullmatch(r"[0-9]{1,18}", env.get(variable, "")):
             return int(env[variable])
     return 0
 
@@ -134,10 +138,12 @@ def aside(env: Environ) -> str | None:
 
 def expand(hostlist: str) -> list[str]:
     """Slurm's ``n[1-3,07],x`` written out, in its order, as ``scontrol show hostnames`` does."""
-    names = []
-    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", hostlist):
+    names: list[str] = []
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", hostlist):
         pieces = re.split(r"\[([^\]]*)\]", item)
         choices = [_range(piece) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        if len(names) + math.prod(map(len, choices)) > _MOST:
+            raise BadEnvironment(f"Slurm's list of nodes {hostlist[:60]}... names too many.")
         names += ["".join(choice) for choice in itertools.product(*choices)]
     return names
 
@@ -169,7 +175,7 @@ def _emulated(env: Environ) -> Cluster:
 def _slurm(env: Environ) -> Cluster:
     names = NODES["slurm"]
     hosts = expand(env.get(names["hosts"]) or env.get(names["job_hosts"], ""))
-    tasks = int(env.get(names["tasks"]) or len(hosts))
+    tasks = _number(env, names["tasks"]) if env.get(names["tasks"]) else len(hosts)
     if len(hosts) > 1 and names["step"] not in env:
         raise BadEnvironment(
             f"The Slurm job has {len(hosts)} nodes, but this is its batch script, which runs on "
@@ -193,8 +199,8 @@ def _sagemaker(env: Environ) -> Cluster:
 
 def _number(env: Environ, variable: str) -> int:
     text = env.get(variable)
-    if text is None or not text.isdecimal():
-        state = "is not set" if text is None else f"is {text!r}"
+    if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
+        state = "is not set" if text is None else f"is {text[:60]!r}"
         raise BadEnvironment(
             f"The environment is half of a launcher's: {variable} {state} and must be a number. "
             f"Set it, or unset the other variables of that launcher."
@@ -204,9 +210,11 @@ def _number(env: Environ, variable: str) -> int:
 
 def _range(text: str) -> list[str]:
     """``1-3,07`` -> 1 2 3 07. Leading zeros give the width."""
-    numbers = []
+    numbers: list[str] = []
     for part in text.split(","):
-        low, _, high = part.partition("-")
-        span = range(int(low), int(high or low) + 1)
-        numbers += [f"{number:0{len(low)}d}" for number in span]
+        found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        if not found or len(numbers) + len(span) > _MOST:
+            raise BadEnvironment(f"[{text[:60]}] in a list of nodes is no range of numbers.")
+        numbers += [f"{number:0{len(found[1])}d}" for number in span]
     return numbers

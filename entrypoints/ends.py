@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,15 @@ EX_TEMPFAIL of sysexits.h (https://man.freebsd.org/cgi/man.cgi?query=sysexits): 
 """
 
 _SIGNAL_BASE = 128
+_LONGEST = 1 << 20
+"""Bytes of a record that are read; it has one line."""
+_OF_NODE = {"exit_code": int, "reason": str, "finished": str, "attempt": int}
+_OF_RANK = {
+    **dict.fromkeys(("rank", "local_world_size", "world_size", "exit_code", "attempt"), int),
+    "stopped": bool,
+    "finished": str,
+}
+"""What other parts read of a record, and of which type it must be."""
 
 
 class Node(NamedTuple):
@@ -125,7 +135,8 @@ def clear(env: Environ, node: int) -> None:
 
 def living(workers: Path) -> dict[int, int]:
     """Process id of each rank of this node that has begun and left no end."""
-    return {int(path.stem[5:]): read["pid"] for path, read in _read(workers, "rank-*.pid")}
+    found = _read(workers, "rank-*.pid", {"pid": int})
+    return {rank: record["pid"] for rank, record in found if record["pid"] > 1}
 
 
 def failures(folder: Path | None, attempt: int) -> list[Record]:
@@ -142,7 +153,7 @@ def went_wrong(end: Record) -> bool:
 
 def all_ranks(folder: Path) -> list[Record]:
     """The ends that ranks have left in `folder`."""
-    return [record for _, record in _read(folder, "rank-*.json")]
+    return [record for _, record in _read(folder, "rank-*.json", _OF_RANK)]
 
 
 def all_well(workers: Path) -> bool:
@@ -168,8 +179,8 @@ def first_stopped(workers: Path) -> int | None:
 def nodes(env: Environ) -> dict[int, Record]:
     """The ends that nodes have left in this attempt."""
     folder, this = run_folder(env), attempt(env)
-    found = _read(folder, "node-*.json") if folder else ()
-    return {int(path.stem[5:]): end for path, end in found if end["attempt"] == this}
+    found = _read(folder, "node-*.json", _OF_NODE) if folder else ()
+    return {node: end for node, end in found if end["attempt"] == this}
 
 
 def how(code: int) -> str:
@@ -186,17 +197,18 @@ def sentence(end: Record) -> str:
 
 
 def read(path: Path) -> Record | None:
-    """What was written there, or None where nothing is."""
+    """What was written there, or None where nothing is that can be read."""
     try:
-        record: Record = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        with path.open("rb") as file:
+            record = json.loads(file.read(_LONGEST))
+    except (OSError, ValueError, RecursionError):  # it ended, or began again, just now
         return None
-    return record
+    return record if isinstance(record, dict) else None
 
 
-def _read(folder: Path, pattern: str) -> Iterator[tuple[Path, Record]]:
+def _read(folder: Path, pattern: str, fields: Mapping[str, type]) -> Iterator[tuple[int, Record]]:
+    """The records that have such fields, each with the number in its name."""
     for path in folder.glob(pattern):
-        try:
-            yield path, json.loads(path.read_text())
-        except FileNotFoundError:  # it ended, or began again, just now
-            continue
+        number, record = re.fullmatch(r"\w+-([0-9]{1,9})", path.stem), read(path)
+        if number and record and all(isinstance(record.get(k), v) for k, v in fields.items()):
+            yield int(number[1]), record

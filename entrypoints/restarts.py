@@ -46,8 +46,8 @@ def withdraw(env: Environ, number: int) -> None:
 
 def why(env: Environ, number: int) -> str | None:
     """The reason for restart `number`, where somebody knew it."""
-    record = ends.read(_file(env, number))
-    return record["why"] if record else None
+    reason = (ends.read(_file(env, number)) or {}).get("why")
+    return reason if isinstance(reason, str) else None
 
 
 def counts(env: Environ, upto: int) -> Counter[str]:

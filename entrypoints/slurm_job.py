@@ -25,6 +25,9 @@ _DUE_TO = re.compile(
     r"^slurmstepd\S* error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO ([A-Z ]+[A-Z])",
     re.MULTILINE,
 )
+_MARK = b" DUE TO "
+_LONGEST = 1 << 16
+"""Bytes of a line of a log that are looked at together."""
 _CAUSES = {
     "PREEMPTION": PREEMPTION,
     "JOB REQUEUE": REQUEST,
@@ -56,20 +59,28 @@ class Job:
 
 
 def look(env: Environ) -> Job | None:
-    """The job as the controller sees it; None where it does not answer."""
+    """The job as the controller sees it; None where it does not answer, or not in its words."""
     shown = _ask(["scontrol", "--oneliner", "show", "job", env["SLURM_JOB_ID"]])
-    return parse(shown) if shown else None
+    try:
+        return parse(shown) if shown else None
+    except cluster.LaunchError:
+        return None
 
 
 def parse(shown: str) -> Job:
-    """A job out of one line of ``scontrol show job``. The first field of a name is Slurm's own."""
+    """A job out of one line of ``scontrol show job``. The first field of a name is Slurm's own.
+
+    Raises LaunchError where its list of nodes is none.
+    """
     values: dict[str, str] = {}
-    for name, value in re.findall(r"(\S+?)=(\S*)", shown):
+    for word in shown.split():
+        name, _, value = word.partition("=")
         values.setdefault(name, value)
+    restarts = values.get("Restarts", "")
     return Job(
         state=values.get("JobState", ""),
         reason=values.get("Reason", ""),
-        restarts=int(values.get("Restarts") or 0),
+        restarts=int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else 0,
         nodes=tuple(cluster.expand(values.get("NodeList", "").replace("(null)", ""))),
         making_way=values.get("PreemptTime", "None") not in ("None", "(null)", ""),
         left=_seconds(values.get("TimeLimit", "")) - _seconds(values.get("RunTime", "0:0")),
@@ -103,7 +114,8 @@ def cause(folder: Path, node: int, begun: Mapping[str, int]) -> str | None:
     for name in _logs(node):
         with contextlib.suppress(OSError), (folder / "logs" / name).open("rb") as file:
             file.seek(begun.get(name, 0))
-            found += _DUE_TO.findall(file.read().decode(errors="replace"))
+            for line in iter(lambda: file.readline(_LONGEST), b""):
+                found += _DUE_TO.findall(line.decode(errors="replace")) if _MARK in line else ()
     return next((_CAUSES[words] for words in reversed(found) if words in _CAUSES), None)
 
 
@@ -125,7 +137,7 @@ def _logs(node: int) -> tuple[str, ...]:
 
 def _seconds(text: str) -> float:
     """``1-02:03:04`` in seconds; infinite for ``UNLIMITED`` and the like."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    found = re.fullmatch(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})", text)
     if found is None:
         return math.inf
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())

@@ -141,7 +141,7 @@ class _Stream:
 
 def _streams(child: subprocess.Popen[bytes], prefix: str) -> list[_Stream]:
     assert child.stdout is not None  # noqa: S101 - for type checkers
-    assert child.stderr is not None  # noqa: S101
+    assert child.stderr is not None  # noqa: S101 - for type checkers
     return [_Stream(child.stdout.fileno(), 1, prefix), _Stream(child.stderr.fileno(), 2, prefix)]
 
 

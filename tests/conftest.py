@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import os
 import textwrap
+from datetime import timedelta
 
 import pytest
 from aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
+from hypothesis import HealthCheck, settings
 from slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
+
+_ANY = {
+    "deadline": timedelta(seconds=30),  # a reader that hangs, not one that is slow
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    "derandomize": bool(os.environ.get("CI")),
+}
+settings.register_profile("quick", max_examples=500, **_ANY)
+settings.register_profile("nightly", max_examples=10_000, **_ANY | {"derandomize": False})
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ in the file, or else for this machine. Ends with 0 when nothing is in the way of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator
@@ -126,13 +127,20 @@ def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
         return
     if args.save:
         ask.save(answers, args.save)
+    with _saved(args.saved):
+        yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+
+
+@contextlib.contextmanager
+def _saved(folder: Path | None) -> Iterator[None]:
+    """Answers that AWS gave are as AWS says; those of a folder may be anything."""
     try:
-        yield from list(aws.findings(needs, facts.read(answers, needs.instance_type)))
+        yield
     except _MISSHAPEN as error:
-        if not args.saved:
+        if folder is None:
             raise
         raise NotFound(
-            f"the facts in {args.saved} are not what AWS answers: {type(error).__name__}: {error}",
+            f"the facts in {folder} are not what AWS answers: {error!r:.200}",
             hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
         ) from error
 

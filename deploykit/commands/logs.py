@@ -13,7 +13,7 @@ from deploykit.errors import NotFound
 from deploykit.model import LogLine
 from deploykit.runs import Run
 
-_AGAIN = re.compile(r"restart (\d+)\b")
+_AGAIN = re.compile(r"restart (\d{1,9})\b")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
 

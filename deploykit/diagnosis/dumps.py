@@ -7,7 +7,6 @@ text of a dump (`ranks`) to eval().
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
 from collections.abc import Iterable
@@ -15,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploykit.diagnosis import plain_pickle
 from deploykit.errors import UsageError
 
 PREFIX = "fr_"
-_LARGEST = 256 * 2**20
+_LARGEST = 64 * 2**20
 """Bytes; the recorder's 2000 records are a few MiB."""
 _FIRST = b"\x80"
 """First byte of a pickle of protocol 2 or later, and of no text in UTF-8."""
@@ -62,13 +62,6 @@ class Dump:
         return pickle.dumps({"version": self.version, "entries": entries, "pg_config": self.groups})
 
 
-class _Plain(pickle.Unpickler):
-    """Takes no name of a module: so nothing is imported, and nothing called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise NotADump(f"it asks for {module}.{name}")
-
-
 def like(path: Path) -> bool:
     """Whether the file is a pickle rather than a log."""
     if not path.is_file():  # a pipe can be read once only
@@ -108,9 +101,9 @@ def _load(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST:
         raise NotADump(f"it is larger than {_LARGEST >> 20} MiB")
     try:
-        tree = _Plain(io.BytesIO(path.read_bytes())).load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, MemoryError, RecursionError) as error:
-        raise NotADump(f"it is broken ({error})") from None
+        tree = plain_pickle.load(path.read_bytes())
+    except plain_pickle.NotPlain as error:
+        raise NotADump(str(error)) from None
     return dict(_checked(tree, dict))
 
 

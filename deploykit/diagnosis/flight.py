@@ -28,10 +28,10 @@ _REPORT = re.compile(
     r"|Input/output mismatch in the collective)",
     re.MULTILINE,
 )
-_SEQUENCE = re.compile(r"sequence number: (\d+)")
+_SEQUENCE = re.compile(r"sequence number: (\d{1,18})\b")
 _GROUP = re.compile(r"^group info: ([^:\n]*)", re.MULTILINE)
 _MISSING = re.compile(r"^missing ranks: \{([\d, ]+)\}", re.MULTILINE)
-_CULPRIT = re.compile(r"Culprit rank (\d+);")
+_CULPRIT = re.compile(r"Culprit rank (\d{1,18});")
 _Call = dict[str, Any]
 _NAMED = 4
 """Ranks that a sentence names, at most."""
@@ -115,8 +115,13 @@ def _reported(read: Sequence[Dump], said: str) -> Iterator[Fault]:
         yield Fault(read[0].path, _record(read[0]), None, text)
         return
     report = said[starts[0] : (*starts, None)[1]]
-    number, group = int(_SEQUENCE.findall(report)[0]), _GROUP.findall(report)[0]
-    calls = {dump.rank: _call(dump, group, number) for dump in read}
+    number, group = _SEQUENCE.search(report), _GROUP.search(report)
+    if number is None or group is None:
+        raise BackendUnavailable(
+            "PyTorch's analyzer reports something that is not known here",
+            hint=f"see for yourself: {_PROGRAM} FOLDER --prefix {dumps.PREFIX}",
+        )
+    calls = {dump.rank: _call(dump, group[1], int(number[1])) for dump in read}
     missing = _MISSING.search(report)
     odd = _numbers(missing[1]) if missing else _minority(_culprits(report), calls)
     usual = next((call for rank, call in calls.items() if call and rank not in odd), None)
@@ -139,7 +144,7 @@ def _sentence(dump: Dump, call: _Call | None, usual: _Call) -> str:
 
 
 def _numbers(text: str) -> set[int]:
-    return {int(number) for number in re.findall(r"\d+", text)}
+    return {int(number) for number in re.findall(r"\d{1,18}", text)}
 
 
 def _culprits(report: str) -> set[int]:
@@ -174,7 +179,7 @@ def _last(dump: Dump) -> str:
 def _described(entry: _Call) -> str:
     """The operation, its tensors, and the line of the user's program that called it."""
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    tensors = f"{'/'.join(entry['input_dtypes'])} {entry['input_sizes']}"
+    tensors = f"{'/'.join(map(str, entry['input_dtypes']))} {entry['input_sizes']}"
     if entry["output_sizes"] != entry["input_sizes"]:
         tensors += f" to {entry['output_sizes']}"
     frames = [frame for frame in entry["frames"] if "/torch/" not in frame["filename"]]

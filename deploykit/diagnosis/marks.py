@@ -21,16 +21,17 @@ _FRONT = re.compile(
     re.VERBOSE,
 )
 _RANK = re.compile(
-    r"\[(?:[Rr]ank|default) ?(\d+)\]|\b[Rr]ank (\d+)\]|^\s*(\d{1,4}): (?=\D)|^\[1,(\d+)\]"
+    r"\[(?:[Rr]ank|default) ?(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]|^\s*(\d{1,4}): (?=\D)"
+    r"|^\[1,(\d{1,9})\]"
 )
 _HOST = re.compile(
-    r"([\w.-]+):\d+:\d+ \[\d+\] |(?:JOB|STEP) [\d.]+ ON (\S+)|srun: error: ([\w.-]+): task"
+    r"([\w.-]{1,255}):\d+:\d+ \[\d+\] |(?:JOB|STEP) [\d.]+ ON (\S+)|srun: error: ([\w.-]+): task"
     r"|\b(algo-\d+)\b|Node failure on (\S+)"
 )
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 SUMMARY = " (local_rank: "
 """Text in the line of torchrun's summary that names a rank."""
-_SUMMED = re.compile(r"^\s*rank\s+: (\d+)" + re.escape(SUMMARY))
+_SUMMED = re.compile(r"^\s*rank\s+: (\d{1,9})" + re.escape(SUMMARY))
 _OF_SUMMED = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
 
 

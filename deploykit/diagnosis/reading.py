@@ -5,6 +5,7 @@ grep finds them where there is one, since it does so many times faster than Pyth
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -13,12 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from deploykit.errors import NotFound
 
 BEHIND = 2
 """Lines behind a hit that come along: messages are broken over several lines."""
+_LONGEST = 1 << 20
+"""Bytes of a line that are kept at a time: a log may hold no line end at all."""
 _WIDEST = 4000
 """Characters that are looked at together; a longer line is looked at in pieces."""
 
@@ -55,8 +58,11 @@ def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
         argv = [program, "-a", "-n", "-E", "-A", str(BEHIND), "-f", texts.name]
         env = {**os.environ, "LC_ALL": "C"}
         with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
-            for raw in process.stdout or ():
-                number, mark, text = _marked(raw)
+            number, mark = 0, b""
+            for piece, begins in _pieces(cast("IO[bytes]", process.stdout)):
+                text = piece
+                if begins:
+                    number, mark, text = _marked(piece)
                 if mark:
                     yield Line(number, _decoded(text), hit=mark == b":")
 
@@ -74,11 +80,25 @@ def _marked(raw: bytes) -> tuple[int, bytes, bytes]:
     return (int(match[1]), match[2], raw[match.end() :]) if match else (0, b"", b"")
 
 
+def _pieces(stream: IO[bytes] | io.BufferedIOBase) -> Iterator[tuple[bytes, bool]]:
+    """Lines, the longest in pieces, and whether one begins there."""
+    begins = True
+    for raw in iter(lambda: stream.readline(_LONGEST), b""):
+        yield raw, begins
+        begins = raw.endswith(b"\n")
+
+
 def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
     """The same in Python, from any source of lines."""
     search = _any_of(tuple(literals))
-    left = 0
-    for number, raw in enumerate(source, 1):
+    number = left = 0
+    found = (
+        _pieces(source)
+        if isinstance(source, io.BufferedIOBase)
+        else ((raw, True) for raw in source)
+    )
+    for raw, begins in found:
+        number += begins
         if search(raw):
             left = BEHIND + 1
         if left:
@@ -93,6 +113,11 @@ def _any_of(literals: tuple[str, ...]) -> Callable[[bytes], re.Match[bytes] | No
 
 def _decoded(raw: bytes) -> str:
     return raw.decode(errors="replace").rstrip("\r\n")
+
+
+def start(text: str) -> str:
+    """What of a line is looked at together with others."""
+    return text[:_WIDEST]
 
 
 def pieces(text: str) -> Iterator[str]:

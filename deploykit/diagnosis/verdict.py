@@ -85,10 +85,10 @@ class Diagnosis:
         waiting: list[_Waiting] = []
         for line in lines:
             if not line.hit:
-                waiting = [each.longer(line.text) for each in waiting]
+                waiting = [each.longer(reading.start(line.text)) for each in waiting]
                 continue
             self._settle(log, waiting)
-            self._note_summed(log, line.text)
+            self._note_summed(log, reading.start(line.text))
             waiting = list(self._open(log, line))
         self._settle(log, waiting)
 
@@ -114,7 +114,8 @@ class Diagnosis:
 
     def _settle(self, log: _Log, waiting: Iterable[_Waiting]) -> None:
         for line, text, places in waiting:
-            self._judge(log, line, line.text, self._rules.index.find(text, places))
+            raw = reading.start(line.text)
+            self._judge(log, line, raw, self._rules.index.find(text, places))
 
     def _harmless(self, hits: _Hits) -> int | None:
         return max(

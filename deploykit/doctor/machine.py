@@ -216,7 +216,7 @@ def _memory(job: JobSpec, machine: Machine) -> Iterator[Finding]:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1024**2:.0f} MiB"
+    return f"{count // 1024**2} MiB"
 
 
 def _limits(job: JobSpec, machine: Machine) -> Iterator[Finding]:

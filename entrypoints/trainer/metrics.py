@@ -51,11 +51,15 @@ def _continued(path: Path, step: int) -> TextIO:
 
 
 def _lines_until(path: Path, step: int) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         if not line.endswith("\n"):
             return  # cut short by a kill
-        values = json.loads(line)
-        if values["step"] <= step and "test_accuracy" not in values:
+        try:
+            values = json.loads(line)
+            kept = values["step"] <= step and "test_accuracy" not in values
+        except (ValueError, LookupError, TypeError, RecursionError):
+            kept = False  # written by something else
+        if kept:
             yield line
 
 

@@ -8,6 +8,8 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPe
 from deploykit.model import Handle, LogLine, State, Status
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+_LAST_MOMENT = 253402300799000
+"""Milliseconds since the epoch, at the end of the year 9999."""
 _PAUSE = 5.0
 """Seconds between two looks at a log that is followed."""
 _PATIENCE = 900.0
 """Seconds for which following goes on without an answer: time to log in again."""
-_NODE = re.compile(r".*/algo-(\d+)-.*")
-_EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d+)")
+_LAST_CODE = 255
+_NODE = re.compile(r".*/algo-(\d{1,9})-.*")
+_EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
 _STATES = {
     "InProgress": State.RUNNING,
     "Completed": State.SUCCEEDED,
@@ -190,28 +195,46 @@ def _is_missing(error: BaseException) -> bool:
 def _status(job: Any) -> Status:
     if job is None:
         return Status(State.UNKNOWN, reason="SageMaker has no job of this name")
-    primary, secondary = job["TrainingJobStatus"], job.get("SecondaryStatus", "")
+    primary, secondary = _word(job, "TrainingJobStatus"), _word(job, "SecondaryStatus")
     state = _STATES.get(primary, State.UNKNOWN)
     if primary == "InProgress" and secondary in _WAITING:
         state = State.QUEUED
     if secondary in _OVER_TIME:
         state = State.FAILED if state.final else state
-    reason = job.get("FailureReason") or (_WAITING | _OVER_TIME | _REASONS).get(secondary, "")
+    reason = _word(job, "FailureReason") or (_WAITING | _OVER_TIME | _REASONS).get(secondary, "")
     return Status(
         state,
         native=f"{primary}/{secondary}" if secondary else primary,
         reason=f"{reason}{_money(job)}",
         exit_code=_exit_code(state, reason),
-        started=job.get("TrainingStartTime"),
-        finished=job.get("TrainingEndTime"),
-        output=results(job) if "OutputDataConfig" in job else "",
+        started=_moment(job, "TrainingStartTime"),
+        finished=_moment(job, "TrainingEndTime"),
+        output=_output(job),
     )
+
+
+def _word(job: Any, name: str) -> str:
+    """A text of an answer; empty where it is missing, or of another kind."""
+    value = job.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _moment(job: Any, name: str) -> datetime | None:
+    value = job.get(name)
+    return value if isinstance(value, datetime) else None
+
+
+def _output(job: Any) -> str:
+    try:
+        return results(job)
+    except (AttributeError, KeyError, TypeError):
+        return ""
 
 
 def _money(job: Any) -> str:
     """Seconds that are paid for, and what spot machines saved."""
     trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
-    if not trained or billed is None:
+    if not isinstance(trained, int) or not isinstance(billed, int) or trained <= 0:
         return ""
     saved = f", {100 - 100 * billed // trained}% less than on demand" if billed < trained else ""
     return f"; {billed} s of {trained} s are billed{saved}"
@@ -222,7 +245,8 @@ def _exit_code(state: State, reason: str) -> int | None:
     if state is State.SUCCEEDED:
         return 0
     match = _EXIT_CODE.search(reason)
-    return int(match[1]) if match and state is State.FAILED else None
+    code = int(match[1]) if match and state is State.FAILED else None
+    return code if code is None or code <= _LAST_CODE else None
 
 
 def _streams(client: Any, run: str) -> Iterator[str]:
@@ -249,19 +273,22 @@ def _new_lines(
         answer = client.get_log_events(
             logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **after
         )
-        for event in answer["events"]:
-            yield (event["timestamp"], next(count)), _line(event, node)
-        token = answer["nextForwardToken"]
-        if token == tokens.get(stream):
+        for event in answer.get("events", ()):
+            yield (_milliseconds(event), next(count)), _line(event, node)
+        token = answer.get("nextForwardToken")
+        if token is None or token == tokens.get(stream):
             return
         tokens[stream] = token
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    from dataclasses import replace
-    from datetime import UTC, datetime
-
-    line = logfiles.parse(event["message"].rstrip("\n"), node)
+    line = logfiles.parse(_word(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
-    return replace(line, time=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))
+    return replace(line, time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))
+
+
+def _milliseconds(event: Any) -> int:
+    """When a line was written, since the epoch; 0 where that is no time of this world."""
+    value = event.get("timestamp")
+    return value if isinstance(value, int) and 0 <= value <= _LAST_MOMENT else 0

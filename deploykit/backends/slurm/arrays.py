@@ -18,6 +18,8 @@ _WORDS = {
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
+MOST = 1_000_000
+"""Tasks that are written out, at most."""
 _LIVELIEST = (State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED)
 _WORST = (State.FAILED, State.CANCELLED, State.SUCCEEDED)
 
@@ -25,12 +27,18 @@ _WORST = (State.FAILED, State.CANCELLED, State.SUCCEEDED)
 def tasks(job: str) -> Iterator[str]:
     """``38_[5-7,9%2]`` as ``38_5``, ``38_6`` and so on; any other id as it is."""
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job)
-    if match is None:
+    spans = [_span(part) for part in match[2].split(",")] if match else []
+    if match is None or sum(map(len, spans)) > MOST:
         yield job
         return
-    for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        yield from (f"{match[1]}_{number}" for number in range(int(first), int(last or first) + 1))
+    for span in spans:
+        yield from (f"{match[1]}_{number}" for number in span)
+
+
+def _span(text: str) -> range:
+    """``5-7`` as 5, 6 and 7; nothing for what is no such text."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def handles(array: Handle, count: int) -> list[Handle]:

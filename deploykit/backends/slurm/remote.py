@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import re
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 from deploykit import contract, private
 from deploykit.backends.slurm import machine
 from deploykit.backends.slurm.sent import Place
+from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
@@ -27,8 +29,11 @@ LOGS = ("logs/*.log", "tasks/*/logs/*.log")
 _SCRIPT = "plan.sh"
 _MOST = 1 << 23
 """Bytes of one log that are fetched at once."""
-_HEAD = re.compile(r"(.+) (\d{1,12})", re.DOTALL)
-"""Before each piece of a log: its name and its bytes."""
+_MOST_AT_ONCE = 1 << 26
+"""Bytes of all logs that are fetched at once."""
+_LOG = re.compile(r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log")
+_END = re.compile(r"(tasks/[0-9]{1,9}/)?ends/[\w-][\w.-]{0,200}", re.ASCII)
+"""Files that a login node may have written here, by their names."""
 _BUSY = 75
 _SHA256 = "sha256sum | cut -c1-64"
 _NOT_MINE = 73
@@ -87,7 +92,7 @@ def job(place: Place) -> str | None:
     code, out, err = machine.run(place.host, script)
     if code:
         raise BackendUnavailable(f"{place.host}: {err.strip() or 'a submit is at work there'}")
-    match = re.search(rb"\d+", out)
+    match = re.search(rb"(?<![0-9])[0-9]{1,18}(?![0-9])", out)
     return match[0].decode() if match else None
 
 
@@ -120,9 +125,10 @@ def _mirror(folder: Path, files: dict[str, str]) -> None:
             path.unlink()
     for name, text in files.items():
         if name == "claim":
-            with contextlib.suppress(FileExistsError):
-                (folder / "claim").symlink_to(text)
-        elif re.fullmatch(r"(tasks/\d+/)?ends/[\w-][\w.-]*", name):
+            if whole(text) is not None:
+                with contextlib.suppress(FileExistsError):
+                    (folder / "claim").symlink_to(text)
+        elif _END.fullmatch(name):
             path = folder / name
             private.make(path.parent)
             private.write(path, text + "\n")
@@ -143,25 +149,27 @@ def _fetch_some(place: Place, folder: Path) -> bool:
     )
     script = (
         f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; "
-        f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | while read -r n f; do "
+        f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | {{ t=0; while read -r n f; do "
         '[ -f "$f" ] || continue; '  # half a name that holds a line end
         f'case "$f" in {have}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
-        f'[ "$n" -le {_MOST} ] || n={_MOST}; printf "%s %s\\n" "$f" "$n"; '
-        'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; exit 0'
+        f'[ "$n" -le {_MOST} ] || n={_MOST}; '
+        f't=$((t + n)); [ "$t" -le {_MOST_AT_ONCE} ] || break; printf "%s %s\\n" "$f" "$n"; '
+        'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; }; exit 0'
     )
     out = _run(place.host, script)
-    more = False
-    while out:
-        head, _, out = out.partition(b"\n")
-        match = _HEAD.fullmatch(head.decode(errors="surrogateescape"))
-        if match is None:
-            raise BackendUnavailable(f"{place.host}: a log changed while it was fetched")
-        name, size = match[1], int(match[2])
-        if re.fullmatch(r"(tasks/\d+/)?logs/[^/]+\.log", name):
+    more = len(out) > _MOST_AT_ONCE - _MOST
+    stream = io.BytesIO(out)
+    while head := stream.readline():
+        name, _, count = head.decode(errors="replace").rstrip("\n").rpartition(" ")
+        size = whole(count)
+        if size is None:
+            raise BackendUnavailable(f"{place.host} does not send logs, but {name[:80]!r}")
+        text = stream.read(size)
+        if _LOG.fullmatch(name) and name.isprintable():
             private.make((folder / name).parent)
             with open(folder / name, "ab", opener=private.opener) as file:
-                file.write(out[:size])
-        out, more = out[size:], more or size == _MOST
+                file.write(text)
+        more = more or size == _MOST
     return more
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from deploykit import parsing, paths, private
 from deploykit.backends.slurm import watching
-from deploykit.decode import decode
+from deploykit.decode import decode, whole
 from deploykit.errors import BackendUnavailable, NotFound
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
@@ -143,7 +143,7 @@ def place(name: str) -> Path:
 
 def parse(config: str, partitions: str, nodes: str, helped: str, asked: str) -> Site:
     """The profile from what Slurm's commands print."""
-    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", config, re.MULTILINE))
+    settings = dict(_setting(line) for line in _lines(config))
     shapes = tuple(_shapes(map(_fields, _lines(nodes))))
     return Site(
         cluster=settings.get("ClusterName", ""),
@@ -155,8 +155,12 @@ def parse(config: str, partitions: str, nodes: str, helped: str, asked: str) -> 
         pyxis="--container-image" in helped,
         requeue=settings.get("JobRequeue") == "1",
         preemption=f"{settings.get('PreemptType', '')} {settings.get('PreemptMode', '')}".strip(),
-        array=int(settings.get("MaxArraySize") or 0),
-        partitions=tuple(_partition(_fields(line)) for line in _lines(partitions)),
+        array=whole(settings.get("MaxArraySize", "")) or 0,
+        partitions=tuple(
+            _partition(fields)
+            for fields in map(_fields, _lines(partitions))
+            if "PartitionName" in fields
+        ),
         shapes=shapes,
     )
 
@@ -165,9 +169,24 @@ def _lines(text: str) -> Iterator[str]:
     return (line for line in text.splitlines() if "=" in line)
 
 
+def _setting(line: str) -> tuple[str, str]:
+    """``Name  = value``."""
+    name, _, value = line.partition("=")
+    return name.strip(), value.strip()
+
+
 def _fields(line: str) -> dict[str, str]:
     """``Name=value`` pairs; a value may hold blanks (``OS=Linux 6.1``), a name may not."""
-    return dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", line))
+    found: dict[str, str] = {}
+    last = ""
+    for word in line.split():
+        name, mark, value = word.partition("=")
+        if mark and re.fullmatch(r"\w+", name):
+            last = name
+            found[last] = value
+        elif last:
+            found[last] += f" {word}"
+    return found
 
 
 def _gpu_style(settings: Mapping[str, str]) -> Literal["gpus-per-node", "gres", "none"]:
@@ -182,18 +201,14 @@ def _partition(fields: Mapping[str, str]) -> Partition:
         name=fields["PartitionName"],
         default=fields.get("Default") == "YES",
         state=fields.get("State", "UP"),
-        nodes=int(fields.get("TotalNodes", "0")),
+        nodes=whole(fields.get("TotalNodes", "")) or 0,
         seconds=seconds(fields.get("MaxTime", "")),
-        most_nodes=_number(fields.get("MaxNodes", "")),
-        least_nodes=_number(fields.get("MinNodes", "")) or 0,
+        most_nodes=whole(fields.get("MaxNodes", "")),
+        least_nodes=whole(fields.get("MinNodes", "")) or 0,
         accounts=_names(fields.get("AllowAccounts", "")),
         qos=_names(fields.get("AllowQos", "")),
         preemption=fields.get("PreemptMode", ""),
     )
-
-
-def _number(text: str) -> int | None:
-    return None if text in _NO_LIMIT else int(text)
 
 
 def _names(text: str) -> tuple[str, ...] | None:
@@ -202,14 +217,11 @@ def _names(text: str) -> tuple[str, ...] | None:
 
 def seconds(text: str) -> int | None:
     """Slurm's time (``1-12:00:00``, ``12:00:00``, ``30:00``) in seconds; None without a limit."""
-    if text in _NO_LIMIT:
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9})", text)
+    if match is None:
         return None
-    days, _, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    total = 0
-    for part in parts:
-        total = total * 60 + part
-    return total + int(days or 0) * 86400
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def _shapes(nodes: Iterable[Mapping[str, str]]) -> Iterator[Shape]:
@@ -219,8 +231,8 @@ def _shapes(nodes: Iterable[Mapping[str, str]]) -> Iterator[Shape]:
     for fields in nodes:
         key = (
             _names(fields.get("Partitions", "")) or (),
-            int(fields.get("CPUTot", "0")),
-            int(fields.get("RealMemory", "1")),
+            whole(fields.get("CPUTot", "")) or 0,
+            whole(fields.get("RealMemory", "")) or 1,
             gpus(fields.get("Gres", "")),
             _names(fields.get("AvailableFeatures", "")) or (),
         )
@@ -233,7 +245,7 @@ def _shapes(nodes: Iterable[Mapping[str, str]]) -> Iterator[Shape]:
 
 def gpus(gres: str) -> int:
     """The GPUs in a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` has 4."""
-    found = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=[(,]|$)", gres)
+    found = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d{1,9})(?=[(,]|$)", gres)
     return sum(map(int, found))
 
 

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 
 from deploykit.backends.slurm import arrays
+from deploykit.decode import whole
 from deploykit.model import State, Status
 
 
@@ -134,16 +136,19 @@ _LIMITS = (
 _QUIET = {"", "None", "NonZeroExitCode"}
 
 _LAST_SIGNAL = 31
+_LAST_CODE = 255
 
 _SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
-    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+) )?.*?"
-    r"JobName=(?P<name>\S+) UserId=.*?"
-    r" JobState=(?P<native>\S+) Reason=(?P<reason>.*?) Dependency=.*?"
-    r" Requeue=(?P<requeue>\d) .*? ExitCode=(?P<code>\d+:\d+) .*?"
-    r" StartTime=(?P<started>\S+) EndTime=(?P<finished>\S+) "
+    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+) )?"
+    r"(?>.*?JobName=)(?P<name>\S+) UserId=(?>.*? JobState=)(?P<native>\S+)"
+    r" Reason=(?>(?P<reason>.*?) Dependency=)(?>.*? Requeue=)(?P<requeue>\d)"
+    r"(?>.*? ExitCode=)(?P<code>\d+:\d+)(?>.*? StartTime=)(?P<started>\S+)"
+    r" EndTime=(?P<finished>\S+) "
 )
+"""Each name where it stands first, and nowhere else: without `?>`, a job whose comment repeats
+them would be tried in every combination."""
 _SACCT = "JobID,State,ExitCode,Start,End,JobName"
 
 
@@ -154,6 +159,10 @@ def squeue_argv(name: str | None = None) -> list[str]:
 
 
 def parse_squeue(text: str) -> Iterator[Row]:
+    return islice(_queued(text), arrays.MOST)
+
+
+def _queued(text: str) -> Iterator[Row]:
     count = _SQUEUE.count("|")
     for line in text.splitlines():
         parts = line.split("|", count)
@@ -169,7 +178,7 @@ def parse_squeue(text: str) -> Iterator[Row]:
                 folder=folder,
                 nodes=nodes,
                 partition=where,
-                priority=int(priority),
+                priority=whole(priority) or 0,
             )
             yield from (replace(row, id=task) for task in arrays.tasks(job))
 
@@ -270,12 +279,12 @@ def _sentence(reason: str) -> str:
 
 def _exit_code(text: str) -> int | None:
     """``7:0`` is 7, ``0:9`` is 137; Slurm's own codes (``0:53``) are none of a program."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:
         return None
     code, number = int(match[1]), int(match[2])
     if code or not number:
-        return code
+        return code if code <= _LAST_CODE else None
     return 128 + number if number <= _LAST_SIGNAL else None
 
 

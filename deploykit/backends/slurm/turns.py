@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deploykit.backends.slurm.states import Row
+from deploykit.decode import whole
 
 _IN_LINE = {"Resources", "Priority"}
 _FORMAT = "%i|%P|%Q"
@@ -29,8 +30,9 @@ def argv() -> list[str]:
 def parse(text: str) -> Iterator[Waiting]:
     for line in text.splitlines():
         job, *rest = line.split("|")
-        if len(rest) == _FORMAT.count("|") and rest[1].isdigit():
-            yield Waiting(job, frozenset(rest[0].split(",")), int(rest[1]))
+        priority = whole(rest[-1]) if len(rest) == _FORMAT.count("|") else None
+        if priority is not None:
+            yield Waiting(job, frozenset(rest[0].split(",")), priority)
 
 
 def in_line(row: Row) -> bool:
@@ -61,5 +63,5 @@ def _ahead(row: Row, queue: Iterable[Waiting]) -> int:
 
 def _number(job: str) -> int:
     """The number of a job, or of the array that it belongs to."""
-    match = re.match(r"\d+", job)
-    return int(match[0]) if match else 0
+    match = re.match(r"[0-9]+", job)
+    return (whole(match[0]) or 0) if match else 0

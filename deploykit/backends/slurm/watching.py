@@ -16,6 +16,7 @@ from deploykit import ends, logfiles, shell
 from deploykit.backends.slurm import arrays, machine, remote, sent, states, turns
 from deploykit.backends.slurm.sent import Place
 from deploykit.backends.slurm.states import Row
+from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
 
@@ -51,16 +52,19 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
         host, work = (there.host, there.folder) if there else (None, str(folder))
         found = list(states.parse_squeue(asked(states.squeue_argv(run), host)))
         ids = (row.id for row in found if (row.name, row.folder) == (run, f"{work}/source"))
-        first = min((job.partition("_")[0] for job in ids), key=int, default=None)
+        numbers = (whole(job.partition("_")[0]) for job in ids)
+        least = min((number for number in numbers if number is not None), default=None)
+        first = None if least is None else str(least)
     return None if first is None else Handle("slurm", place, first, run, str(folder))
 
 
 def claimed(folder: Path) -> str | None:
     """The id of the job that started the run."""
     try:
-        return os.readlink(folder / "claim")  # noqa: PTH115 - it is no path
+        claim = os.readlink(folder / "claim")  # noqa: PTH115 - it is no path
     except OSError:
         return None
+    return claim if whole(claim) is not None else None
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:

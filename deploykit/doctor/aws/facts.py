@@ -242,11 +242,16 @@ def _vpc(answers: Answers, raw: Any) -> Vpc:
     blocks = [one["CidrBlock"] for one in raw.get("CidrBlockAssociationSet", ())]
     return Vpc(
         raw["VpcId"],
-        tuple(map(Network, blocks or [raw["CidrBlock"]])),
+        tuple(map(_block, blocks or [raw["CidrBlock"]])),
         raw.get("InstanceTenancy", "default"),
         _attribute(answers, raw["VpcId"], "EnableDnsSupport"),
         _attribute(answers, raw["VpcId"], "EnableDnsHostnames"),
     )
+
+
+def _block(text: Any) -> Network:
+    """A block from its text; a number would be taken for an address."""
+    return Network(str(text))
 
 
 def _attribute(answers: Answers, vpc: str, name: str) -> bool | None:
@@ -259,7 +264,7 @@ def _subnet(raw: Any) -> Subnet:
         raw["SubnetId"],
         raw["VpcId"],
         raw["AvailabilityZone"],
-        Network(raw["CidrBlock"]),
+        _block(raw["CidrBlock"]),
         raw["AvailableIpAddressCount"],
     )
 
@@ -312,7 +317,7 @@ def _entries(raw: Any, *, outbound: bool) -> Iterator[Entry]:
         if one["Egress"] is outbound and "CidrBlock" in one:
             protocol, low, high = _protocol(one["Protocol"], one.get("PortRange") or {})
             number, allow = int(one["RuleNumber"]), one["RuleAction"] == "allow"
-            yield Entry(number, allow, protocol, low, high, Network(one["CidrBlock"]))
+            yield Entry(number, allow, protocol, low, high, _block(one["CidrBlock"]))
 
 
 def _table(raw: Any) -> Table:
@@ -358,7 +363,7 @@ def _s3(answers: Answers) -> tuple[str, tuple[Network, ...]] | None:
     answer = _seen(answers, "describe-prefix-lists") or {}
     for one in answer.get("PrefixLists", ()):
         if one["PrefixListName"].endswith(".s3"):
-            return one["PrefixListId"], tuple(map(Network, one.get("Cidrs", ())))
+            return one["PrefixListId"], tuple(map(_block, one.get("Cidrs", ())))
     return None
 
 

@@ -1,0 +1,348 @@
+"""What AWS answers, or whoever answers in its place, and what a folder of saved answers holds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hostile import anything, files, given, made, outcome, spoiled, unlike
+
+from deploykit.backends.sagemaker import watching
+from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm import options as slurm_options
+from deploykit.commands import doctor
+from deploykit.decode import decode
+from deploykit.doctor import aws, machine, slurm
+from deploykit.doctor.aws import ask, facts
+from deploykit.doctor.aws.needs import HTTPS, Flow, Needs
+from deploykit.errors import NotFound
+from deploykit.infra import checks
+from deploykit.infra.answers import Answers
+from deploykit.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+TRAINING_JOB = {
+    "TrainingJobName": "one-1",
+    "TrainingJobStatus": "Failed",
+    "SecondaryStatus": "MaxRuntimeExceeded",
+    "FailureReason": 'AlgorithmError: ExecuteUserScriptError: ExitCode 7 ErrorMessage ""',
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/runs", "CompressionType": "NONE"},
+    "TrainingTimeInSeconds": 100,
+    "BillableTimeInSeconds": 40,
+}
+EVENT = {"timestamp": 1795224368123, "message": "2026-11-21T01:46:08.123Z [rank 0] hello\n"}
+NEEDS = Needs(
+    region="us-east-1",
+    role="arn:aws:iam::123456789012:role/training",
+    instance_type="p4d.24xlarge",
+    nodes=2,
+    subnets=("subnet-1",),
+    groups=("sg-1",),
+    written=("bucket",),
+    read=("other",),
+    quota="ml.p4d.24xlarge for training job usage",
+    encrypted=True,
+    secrets=("ssm",),
+    peers=(Flow("tcp", (HTTPS,)),),
+)
+POLICY = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "*"}
+    ],
+}
+PERMISSION = {
+    "IpProtocol": "tcp",
+    "FromPort": 1,
+    "ToPort": 2,
+    "IpRanges": [{"CidrIp": "10.0.0.0/8"}],
+    "UserIdGroupPairs": [{"GroupId": "sg-1"}],
+    "PrefixListIds": [{"PrefixListId": "pl-1"}],
+}
+ENTRY = {
+    "RuleNumber": 100,
+    "Egress": False,
+    "CidrBlock": "0.0.0.0/0",
+    "Protocol": "6",
+    "RuleAction": "allow",
+    "PortRange": {"From": 1, "To": 65535},
+}
+ANSWERS = {
+    "get-caller-identity": {"Account": "123456789012", "Arn": "arn:aws:iam::123456789012:user/me"},
+    "get-role": {"Role": {"AssumeRolePolicyDocument": POLICY}},
+    "role-policies": {"Documents": [POLICY], "Boundary": POLICY},
+    "get-bucket-location": {"LocationConstraint": None},
+    "get-bucket-location-bucket": {"LocationConstraint": "eu-west-1"},
+    "list-service-quotas": {
+        "Quotas": [{"QuotaCode": "L-1", "QuotaName": NEEDS.quota, "Value": 1.0}]
+    },
+    "describe-instance-types": {
+        "InstanceTypes": [{"InstanceType": "p4d.24xlarge", "NetworkInfo": {"EfaSupported": True}}]
+    },
+    "describe-vpcs": {
+        "Vpcs": [{"VpcId": "vpc-1", "CidrBlock": "10.0.0.0/16", "InstanceTenancy": "dedicated"}]
+    },
+    "describe-vpc-attribute-enableDnsSupport-vpc-1": {"EnableDnsSupport": {"Value": False}},
+    "describe-vpc-attribute-enableDnsHostnames-vpc-1": {"EnableDnsHostnames": {"Value": False}},
+    "describe-subnets": {
+        "Subnets": [
+            {
+                "SubnetId": "subnet-1",
+                "VpcId": "vpc-1",
+                "AvailabilityZone": "us-east-1a",
+                "CidrBlock": "10.0.0.0/24",
+                "AvailableIpAddressCount": 1,
+            }
+        ]
+    },
+    "describe-security-groups": {
+        "SecurityGroups": [
+            {
+                "GroupId": "sg-1",
+                "VpcId": "vpc-1",
+                "IpPermissions": [PERMISSION],
+                "IpPermissionsEgress": [PERMISSION],
+            }
+        ]
+    },
+    "describe-network-acls": {
+        "NetworkAcls": [
+            {
+                "NetworkAclId": "acl-1",
+                "VpcId": "vpc-1",
+                "Entries": [ENTRY],
+                "Associations": [{"SubnetId": "subnet-1"}],
+            }
+        ]
+    },
+    "describe-route-tables": {
+        "RouteTables": [
+            {
+                "RouteTableId": "rtb-1",
+                "VpcId": "vpc-1",
+                "Associations": [{"Main": True}],
+                "Routes": [{"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1"}],
+            }
+        ]
+    },
+    "describe-vpc-endpoints": {
+        "VpcEndpoints": [
+            {
+                "VpcEndpointId": "vpce-1",
+                "VpcId": "vpc-1",
+                "VpcEndpointType": "Interface",
+                "ServiceName": "com.amazonaws.us-east-1.ecr.api",
+                "SubnetIds": ["subnet-1"],
+                "Groups": [{"GroupId": "sg-1"}],
+                "PolicyDocument": POLICY,
+            }
+        ]
+    },
+    "describe-nat-gateways": {
+        "NatGateways": [{"NatGatewayId": "nat-1", "VpcId": "vpc-1", "State": "failed"}]
+    },
+    "describe-prefix-lists": {
+        "PrefixLists": [
+            {
+                "PrefixListName": "com.amazonaws.us-east-1.s3",
+                "PrefixListId": "pl-1",
+                "Cidrs": ["52.0.0.0/8"],
+            }
+        ]
+    },
+}
+MACHINE = {
+    "python": "python3",
+    "torch": "2.10",
+    "cuda": "",
+    "trouble": "",
+    "sees": 0,
+    "cards": ["a"],
+    "shm": 1 << 30,
+    "files": 1024,
+    "threads": 1,
+    "locked": 0,
+    "rdma": True,
+    "up": ["eth0"],
+    "own_address": "",
+}
+SITE = {
+    "cluster": "prod",
+    "version": "23.11",
+    "asked": "2026-11-21T00:00:00",
+    "accounting": False,
+    "gpu_style": "gres",
+    "memory": True,
+    "pyxis": False,
+    "requeue": True,
+    "array": 1001,
+    "preemption": "preempt/qos REQUEUE",
+    "partitions": [
+        {
+            "name": "gpu",
+            "default": True,
+            "state": "UP",
+            "nodes": 3,
+            "seconds": 60,
+            "most_nodes": 1,
+            "least_nodes": 3,
+            "accounts": ["a"],
+            "qos": None,
+            "preemption": "REQUEUE",
+        }
+    ],
+    "shapes": [
+        {
+            "partitions": ["gpu"],
+            "count": 3,
+            "usable": 1,
+            "cpus": 4,
+            "memory": 1,
+            "gpus": 0,
+            "features": ["ib"],
+        }
+    ],
+}
+INFRA = {
+    "name": "training",
+    "region": "us-east-1",
+    "zone": "us-east-1a",
+    "bucket": "my-bucket",
+    "email": "me@example.com",
+    "monthly_budget": 500,
+    "block": "10.0.0.0/16",
+    "cluster": {
+        "head_subnet": "subnet-0123456789abcdef0",
+        "subnet": "subnet-0123456789abcdef1",
+        "instance_type": "p4d.24xlarge",
+        "max_nodes": 4,
+        "efa": True,
+        "storage": 1200,
+    },
+}
+JOB = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=2, gpus_per_node=1))
+
+
+def job(chance):
+    """DescribeTrainingJob's answer with times, some of its fields of another kind or missing."""
+    answer = {**TRAINING_JOB, "TrainingStartTime": NOW, "TrainingEndTime": NOW}
+    for name in chance.sample(sorted(answer), chance.randrange(4)):
+        answer[name] = anything(chance)
+    if chance.random() < 0.3:
+        del answer[chance.choice(sorted(answer))]
+    if chance.random() < 0.3:
+        answer["OutputDataConfig"] = {"S3OutputPath": anything(chance)}
+    return answer
+
+
+@given(answer=made(job), reason=spoiled(TRAINING_JOB["FailureReason"]))
+def test_a_training_job_has_a_status(answer, reason):
+    for one in (answer, {**TRAINING_JOB, "FailureReason": reason}):
+        status = watching._status(one)
+        assert isinstance(status, Status)
+        assert isinstance(status.state, State)
+        texts = (status.native, status.reason, status.output)
+        assert [type(text) for text in texts] == [str, str, str]
+        assert status.exit_code is None or 0 <= status.exit_code < 256
+        assert all(
+            at is None or isinstance(at, datetime) for at in (status.started, status.finished)
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"TrainingJobStatus": None},
+        {"TrainingJobStatus": ["Failed"]},
+        {"SecondaryStatus": ["Failed"]},
+        {"FailureReason": {"a": 1}},
+        {"FailureReason": "ExitCode " + "9" * 5000},
+        {"OutputDataConfig": {}},
+        {"OutputDataConfig": "s3://bucket"},
+        {"TrainingTimeInSeconds": "many"},
+        {"TrainingStartTime": "yesterday"},
+    ],
+    ids=str,
+)
+def test_an_answer_with_a_field_of_another_kind_has_a_status(change):
+    """Before, each but the last ended `status` with exit code 70."""
+    assert isinstance(watching._status({**TRAINING_JOB, **change}), Status)
+
+
+@given(event=unlike(EVENT), stream=spoiled("one-1/algo-1-1795224368"))
+def test_an_event_of_a_log_is_a_line(event, stream):
+    client = _Logs([event] if isinstance(event, dict) else [])
+    found = list(watching._new_lines(client, stream, {}))
+    for order, line in found:
+        assert isinstance(order[0], int)
+        assert (type(line), type(line.text)) == (LogLine, str)
+        assert line.time is not None
+    assert sorted(found, key=lambda pair: pair[0]) is not None
+
+
+class _Logs:
+    def __init__(self, events):
+        self.events = events
+
+    def get_log_events(self, **more):
+        return {"events": self.events if "nextToken" not in more else [], "nextForwardToken": "1"}
+
+
+@given(answers=unlike(ANSWERS))
+def test_saved_answers_are_judged_or_refused(answers):
+    if isinstance(answers, dict) and all(isinstance(one, dict) for one in answers.values()):
+        outcome(_judge, answers)
+
+
+def _judge(answers):
+    with doctor._saved(Path("facts")):
+        found = list(aws.findings(NEEDS, facts.read(answers, NEEDS.instance_type)))
+        assert all(one.message for one in found)
+
+
+def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
+    """Else the test above would prove little."""
+    found = {one.fault for one in aws.findings(NEEDS, facts.read(ANSWERS, NEEDS.instance_type))}
+    assert len(found) > 5
+
+
+def test_an_answer_that_aws_does_not_give_is_refused():
+    """Before, it ended with exit code 70."""
+    with pytest.raises(NotFound, match="not what AWS answers"):
+        _judge({**ANSWERS, "describe-subnets": {"Subnets": [{}]}})
+
+
+@given(content=files(ANSWERS["describe-vpcs"]))
+def test_a_file_of_answers_is_read_or_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("facts")
+    (folder / "describe-vpcs.json").write_bytes(content)
+    outcome(ask.load, folder)
+
+
+@given(content=files(MACHINE))
+def test_saved_facts_of_a_machine_are_judged_or_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("facts")
+    (folder / machine.FILE).write_bytes(content)
+    found = outcome(machine.load, folder)
+    if isinstance(found, machine.Machine):
+        assert list(machine.check(JOB, found))
+
+
+@given(content=files(SITE))
+def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("facts") / "site.json"
+    path.write_bytes(content)
+    found = outcome(site.load, str(path))
+    if isinstance(found, site.Site):
+        options = slurm_options.Options()
+        problems = list(fits.check(JOB, options, found))
+        list(slurm.check(found, found.of(None), problems, None))
+
+
+@given(tree=unlike(INFRA))
+def test_answers_for_infra_are_read_or_refused(tree):
+    found, problems = decode(Answers, tree)
+    assert (found is None) == bool(problems)
+    if found is not None:
+        assert all(problem.message for problem in checks.check(found))

@@ -1,0 +1,156 @@
+"""Lines of logs: any text is a line, and no line takes more time than its length is worth."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import shutil
+import time
+
+import pytest
+from hostile import given, made, odd, soup, spoiled
+
+from deploykit import logfiles
+from deploykit.backends.slurm import site, states
+from deploykit.diagnosis import marks, reading, rules
+from deploykit.diagnosis.verdict import Diagnosis
+from deploykit.model import LogLine
+
+LINES = (
+    "2026-11-21T01:46:08.123Z [rank 0] hello",
+    "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2 GiB",
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T01:46:08 DUE TO TIME LIMIT ***",
+    "n1:77:78 [0] NCCL WARN Call to connect returned Connection refused",
+    "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 77)",
+    "[1,0]<stderr>:Traceback (most recent call last):",
+)
+WORDS = ("[rank", "0", "]", ": ", "Error", "2026-11-21T", "01:46:08", ".123Z ", "algo-1-x | ", "\r")
+
+
+@given(text=spoiled(*LINES) | soup(*WORDS))
+def test_any_text_is_a_line_of_a_log(text):
+    line = logfiles.parse(text, 0)
+    assert (type(line), type(line.text)) == (LogLine, str)
+    assert line.rank is None or 0 <= line.rank < 10**9
+    for piece in reading.pieces(text):
+        assert type(marks.bare(piece)) is str
+        assert marks.rank(piece) is None or marks.rank(piece) >= 0
+        marks.host(piece), marks.time(piece), marks.summed(piece), marks.of_summed(piece)
+
+
+@pytest.mark.parametrize("when", ["2026-13-45T99:99:99.000Z", "\u0662026-01-01T00:00:00.000Z"])
+def test_a_time_that_is_none_leaves_the_line_as_it_is(when):
+    """Before, one such line ended `logs` with exit code 70."""
+    text = f"{when} [rank 0] hello"
+    assert logfiles.parse(text, 3) == LogLine(text, 3)
+
+
+@given(text=spoiled(*LINES, "\n".join(LINES)) | soup(*WORDS, "\n"), name=made(odd))
+def test_any_log_has_findings_or_none(text, name):
+    diagnosis = Diagnosis(rules.load())
+    source = io.BytesIO(text.encode(errors="replace"))
+    diagnosis.read(name, reading.lines(source, diagnosis.literals))
+    for finding in diagnosis.findings():
+        assert finding.fix
+        assert finding.evidence
+
+
+@pytest.mark.parametrize("grep", [True, False])
+def test_a_log_without_a_line_end_is_read_in_pieces(tmp_path, monkeypatch, grep):
+    """Before, the memory held all of it several times."""
+    if not grep:
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+    path = tmp_path / "node-0.log"
+    error = b" CUDA out of memory. Tried to allocate 2 GiB "
+    path.write_bytes(b"before\n" + (b"x" * (5 << 18) + error) * 2 + b"\n" + error)
+    diagnosis = Diagnosis(rules.load())
+    found = list(reading.file(path, diagnosis.literals))
+    assert max(len(line.text) for line in found) <= 1 << 20
+    assert {line.number for line in found} == {2, 3}
+    diagnosis.read("a", found)
+    assert diagnosis.findings()[0].cause.label == "cuda_oom"
+
+
+def seconds(function, *arguments):
+    """Seconds of this process alone, however busy the machine is."""
+    began = time.process_time()
+    function(*arguments)
+    return time.process_time() - began
+
+
+def example(tree):
+    """A text that follows an expression as far as possible, without branches."""
+    parser = importlib.import_module("re._parser")
+    text = ""
+    for kind, argument in tree:
+        match str(kind):
+            case "LITERAL":
+                text += chr(argument)
+            case "SUBPATTERN":
+                text += example(argument[3])
+            case "BRANCH":
+                text += example(argument[1][0])
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                text += example(argument[2])
+            case "IN":
+                text += "7 a"[(str(argument[0][1]) + "CATEGORY_WORD").count("SPACE")]
+            case "ANY" | "NOT_LITERAL":
+                text += "a"
+    assert parser
+    return text
+
+
+def attacks(pattern, width):
+    """Lines as long as `width` that begin as the pattern wants and never end so."""
+    parser = importlib.import_module("re._parser")
+    whole = example(parser.parse(pattern.pattern, pattern.flags & re.VERBOSE)) or "a"
+    for cut in {len(whole), *range(3, len(whole), 7)}:
+        for tail in ("", "a", "7", " ", "/"):
+            yield (whole[:cut] + tail * width if tail else whole[:cut] * width)[:width]
+
+
+def test_no_pattern_takes_long_for_a_line():
+    """Before, 4,000 characters behind `StepId=` took 6 s, and a log has as many lines as it likes.
+
+    What is looked at together is 4,000 characters; ten times as many may take a hundred times as
+    long, but no more: none of the patterns is worse than quadratic.
+    """
+    known = [pattern.regex for _, pattern in rules.load()._owned()]
+    slow = [
+        (pattern.pattern, line[:40], took)
+        for pattern in known
+        for line in attacks(pattern, 4000)
+        if (took := seconds(pattern.search, line)) > 0.4
+    ]
+    assert slow == []
+
+
+@pytest.mark.parametrize(
+    "line", ["[rank0]: ", "\x1b[0m", "a", " ", "[a]", "7: ", "a.b-", "[1,0]<stdout>:", "\r"]
+)
+def test_a_line_of_megabytes_takes_no_longer_than_many_short_ones(line):
+    """Before, the marks before a message were taken off one by one, each time with a copy."""
+    text = line * ((2 << 20) // len(line)) + " (local_rank: CUDA out of memory"
+    diagnosis = Diagnosis(rules.load())
+    lines = [reading.Line(1, text, hit=True), reading.Line(2, text, hit=False)]
+    assert seconds(diagnosis.read, "a", lines) < 60
+
+
+FIELDS = " JobState=R Reason=a Dependency=b Requeue=1 ExitCode= StartTime=c EndTime="
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JobId=7 JobName=a UserId=b" + FIELDS * 10_000,
+        "JobId=7 " + "JobName=a " * 100_000,
+        "Name=" + " " * 200_000 + "x",
+        "a" * 200_000,
+    ],
+    ids=["fields", "names", "blanks", "letters"],
+)
+def test_a_line_of_slurm_takes_no_longer_than_its_length(text):
+    """Before, the first tried every combination of its fields: hours."""
+    assert seconds(lambda: list(states.parse_scontrol(text))) < 30
+    assert seconds(site.parse, text, text, text, "", "") < 30

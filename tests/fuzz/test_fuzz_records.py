@@ -1,0 +1,277 @@
+"""Records that others may have written: exit records, rows of the registry, dumps, metrics."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import sqlite3
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hostile import anything, files, given, made, odd, outcome
+
+import ends as node_ends
+import restarts
+from deploykit import commands, ends, paths, runs
+from deploykit.diagnosis import dumps, flight, plain_pickle
+from deploykit.diagnosis.dumps import NotADump
+from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.model import Status
+from trainer import metrics
+
+NODE = {"exit_code": 1, "reason": "rank 0", "rank": 0, "finished": node_ends.now(), "attempt": 0}
+RANK = {
+    "rank": 0,
+    "local_world_size": 1,
+    "world_size": 2,
+    "exit_code": 75,
+    "stopped": True,
+    "finished": node_ends.now(),
+    "attempt": 0,
+}
+RESTART = {"restart": 1, "why": "preemption", "time": node_ends.now()}
+RECORD = {
+    "record_id": 0,
+    "collective_seq_id": 1,
+    "p2p_seq_id": 0,
+    "op_id": 1,
+    "is_p2p": False,
+    "profiling_name": "nccl:all_reduce",
+    "state": "started",
+    "time_created_ns": 1,
+    "process_group": ["0", "default_pg"],
+    "frames": [{"name": "main", "filename": "train.py", "line": 7}],
+    **{f"{way}_sizes": [[4]] for way in ("input", "output")},
+    **{f"{way}_dtypes": ["Float"] for way in ("input", "output")},
+}
+GROUPS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+DUMP = {"version": "2.10", "entries": [RECORD, RECORD], "pg_config": GROUPS}
+
+
+@given(node=files(NODE), other=files(NODE), restart=files(RESTART), attempt=files({"attempt": 1}))
+def test_an_exit_record_is_read_or_left(tmp_path_factory, node, other, restart, attempt):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "ends").mkdir()
+    (folder / "ends/node-0.json").write_bytes(node)
+    (folder / "ends/node-x.json").write_bytes(other)
+    (folder / "ends/restart-1.json").write_bytes(restart)
+    (folder / "ends/restart-\u0663.json").write_bytes(restart)
+    (folder / "ends/attempt.json").write_bytes(attempt)
+    for end in ends.read(folder):
+        assert 0 <= end.exit_code <= 255
+        assert (type(end.reason), type(end.rank) in {int, bool, type(None)}) == (str, True)
+    assert all(type(why) is str for why in ends.restarts(folder))
+    assert ends.attempt(folder) is None or isinstance(ends.attempt(folder), int)
+
+
+@given(one=files(RANK), node=files(NODE), pid=files({"pid": 7}), restart=files(RESTART))
+def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node, pid, restart):
+    run = tmp_path_factory.mktemp("run")
+    folder = run / "ends"
+    folder.mkdir()
+    for name in ("rank-0.json", "rank-x.json", "rank-9.json"):
+        (folder / name).write_bytes(one)
+    (folder / "node-0.json").write_bytes(node)
+    (folder / "rank-1.pid").write_bytes(pid)
+    (folder / "restart-1.json").write_bytes(restart)
+    env = {"DEPLOYKIT_RUN_DIR": str(run)}
+    assert all(pid > 1 for pid in node_ends.living(folder).values())
+    for end in node_ends.failures(folder, 0):
+        assert "rank" in node_ends.sentence(end)
+    node_ends.all_well(folder)
+    node_ends.all_everywhere(env)
+    node_ends.first_stopped(folder)
+    assert set(node_ends.nodes(env)) <= {0}
+    assert restarts.words(restarts.counts(env, 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exit_code": float("inf")},
+        {"exit_code": 10**10},
+        {"finished": "2026-11-21T01:46:08"},
+        {"finished": 5},
+        {"rank": []},
+        {"attempt": "x"},
+    ],
+    ids=str,
+)
+def test_one_odd_record_does_not_hide_the_others(tmp_path, change):
+    """Before, an infinite exit code or a time without a zone ended `status` with exit code 70."""
+    (tmp_path / "ends").mkdir()
+    for name, record in ((0, NODE), (1, {**NODE, **change})):
+        (tmp_path / f"ends/node-{name}.json").write_text(json.dumps(record))
+    assert any(end.reason == "rank 0" and end.exit_code == 1 for end in ends.read(tmp_path))
+    (tmp_path / "ends/rank-0.json").write_text(json.dumps({**RANK, "exit_code": 1}))
+    (tmp_path / "ends/rank-1.json").write_text(json.dumps({**RANK, **change, "finished": 7}))
+    assert [end["rank"] for end in node_ends.failures(tmp_path / "ends", 0)] == [0]
+
+
+ROW = dict.fromkeys(
+    ("name", "backend", "place", "folder", "artifact", "bundle", "revision", "output", "id"), "a"
+)
+ROW |= {"run": "one-1", "created": 1.0, "state": "running", "exit_code": 0}
+
+
+def row(chance):
+    """A row with values of whatever kind SQLite keeps, and at times a column that nobody knows."""
+    values = dict(ROW)
+    for name in chance.sample(sorted(values), chance.randrange(5)):
+        value = anything(chance, depth=0)
+        small = not isinstance(value, int) or abs(value) < 2**63
+        values[name] = value.encode() if chance.random() < 0.2 and isinstance(value, str) else value
+        values[name] = values[name] if small else str(value)[:30]
+    return values
+
+
+@given(values=made(row), more=made(lambda chance: chance.random() < 0.2))
+def test_a_row_of_the_registry_is_a_run(values, more):
+    runs.every()
+    file = paths.state() / "runs.sqlite"
+    file.unlink(missing_ok=True)
+    runs.add(runs.Run(**{**ROW, "run": "first"}))
+    with sqlite3.connect(file) as database:
+        if more:
+            database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
+        names = ", ".join(values)
+        marks = ", ".join("?" * len(values))
+        try:
+            database.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", list(values.values()))
+        except (sqlite3.IntegrityError, UnicodeEncodeError):
+            return
+        finally:
+            database.commit()
+    found = outcome(runs.every)
+    if isinstance(found, list):
+        assert {run.run for run in found} >= {"first"}
+        for run in found:
+            assert isinstance(run.status, Status)
+            assert type(run.run) is str
+
+
+def test_list_and_status_go_on_with_a_row_of_another_version(capsys):
+    """Before, one such row ended every verb with exit code 70."""
+    runs.add(runs.Run(**{**ROW, "folder": "/nowhere"}))
+    with sqlite3.connect(paths.state() / "runs.sqlite") as database:
+        database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
+        database.execute("UPDATE runs SET state = 'dreaming', created = 'yesterday'")
+    database.close()
+    importlib.import_module("deploykit.commands.list")
+    cli = importlib.import_module("deploykit.cli")
+    assert commands
+    assert cli.main(["list", "--json"]) == 0
+    assert "one-1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def dump(tmp_path_factory):
+    path = tmp_path_factory.mktemp("dump") / "fr_0"
+
+    def read(data):
+        path.write_bytes(data)
+        return outcome(dumps.read, path)
+
+    return read
+
+
+def pickles(chance):
+    """A dump with wrong parts, or with wrong bytes."""
+    tree = json.loads(json.dumps(DUMP))
+    tree["entries"][0][chance.choice(sorted(RECORD))] = anything(chance)
+    tree["pg_config"][odd(chance)] = anything(chance)
+    data = bytearray(pickle.dumps(tree if chance.random() < 0.5 else DUMP, chance.randrange(5)))
+    for _ in range(chance.randrange(4)):
+        start = chance.randrange(len(data))
+        data[start : start + chance.randrange(4)] = chance.randbytes(chance.randrange(5))
+    return bytes(data)
+
+
+@given(data=made(pickles))
+def test_a_dump_is_read_or_refused(dump, data):
+    found = dump(data)
+    assert isinstance(found, (dumps.Dump, NotADump))
+    if isinstance(found, dumps.Dump):
+        assert outcome(dumps.Dump.pickled, found)
+        outcome(lambda: [fault.line for fault in flight._reported([found], SAID)])
+        assert flight._incomplete([found], [1]).line.text
+
+
+SAID = """\
+Collective sequence number: 1 has errors
+group info: 0:default_pg
+Culprit rank 0;
+"""
+
+
+@pytest.mark.parametrize(
+    "said", ["Not all ranks joining collective\n", "Collective sequence number: 1 has errors\n"]
+)
+def test_half_a_report_of_the_analyzer_is_refused(tmp_path, said):
+    """Before, it ended with exit code 70."""
+    (tmp_path / "fr_0").write_bytes(pickle.dumps(DUMP))
+    with pytest.raises(BackendUnavailable, match="not known here"):
+        list(flight._reported([dumps.read(tmp_path / "fr_0")], said))
+
+
+def test_sizes_where_types_should_be_are_shown(tmp_path):
+    """Before, they ended with exit code 70."""
+    odd_one = {**RECORD, "input_dtypes": [[4]]}
+    (tmp_path / "fr_0").write_bytes(pickle.dumps({**DUMP, "entries": [odd_one]}))
+    assert "[4] [[4]]" in flight._last(dumps.read(tmp_path / "fr_0"))
+
+
+@given(said=made(odd) | made(lambda chance: SAID.replace(chance.choice("1:0;"), odd(chance))))
+def test_what_the_analyzer_says_is_read_or_refused(tmp_path_factory, said):
+    path = tmp_path_factory.mktemp("dump") / "fr_0"
+    path.write_bytes(pickle.dumps(DUMP))
+    read = [dumps.read(path)]
+    found = outcome(lambda: list(flight._reported(read, said)))
+    assert isinstance(found, (list, BackendUnavailable))
+
+
+def test_a_dump_cannot_fill_the_memory_by_its_memo():
+    """Before, these ten bytes took half a GiB, and with ff in place of 01 sixty-four."""
+    with pytest.raises(plain_pickle.NotPlain, match="where no writer"):
+        plain_pickle.load(b"\x80\x02]r\xff\xff\xff\x01.")
+
+
+def test_a_dump_cannot_hold_more_than_its_bytes_are_worth(dump):
+    """Before, 6 kB were read as 10^9 sizes."""
+    sizes = [[1] * 1000] * 1000
+    found = dump(pickle.dumps({**DUMP, "entries": [{**RECORD, "input_sizes": sizes}] * 1000}))
+    assert "holds more than" in str(found)
+
+
+def test_a_dump_cannot_be_part_of_itself(dump):
+    entries: list = []
+    entries.append(entries)
+    assert "part of itself" in str(dump(pickle.dumps({**DUMP, "entries": entries})))
+
+
+def test_many_small_values_are_counted_before_they_are_made(dump):
+    tracemalloc.start()
+    found = dump(b"\x80\x02(" + b"]" * (11 << 20) + b"l.")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "holds more than" in str(found)
+    assert peak < 200 << 20
+
+
+@given(lines=files({"step": 1, "epoch": 0, "loss": 0.5}))
+def test_metrics_of_an_earlier_run_are_kept_or_dropped(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    good = b'{"step": 1, "epoch": 0}\n'
+    path.write_bytes(good + lines + b"\n" + good)
+    metrics.Record(path.parent, 1, tensorboard=False).close()
+    assert path.read_bytes().startswith(good)
+    assert all(json.loads(line)["step"] <= 1 for line in path.read_text().splitlines())
+
+
+def test_files_that_are_missing_say_so(tmp_path):
+    with pytest.raises(NotADump):
+        dumps.read(Path(tmp_path, "fr_0"))
+    assert ends.read(tmp_path) == []
+    assert isinstance(outcome(runs.get, "none"), NotFound)
