@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z]([\w./ -]*[\w./-])?", re.ASCII)
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 """What YAML takes for something else than a text."""
 _ESCAPE = re.compile(r"\\u(d[89ab]..)\\u(d[c-f]..)|\\(.)")
