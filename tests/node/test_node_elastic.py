@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
+from intruder import attack, listeners, processes, stores
 
 import elastic
-
-ATTACK = """\
-    import base64, os, pickle, sys
-    from torch.distributed import TCPStore
-
-    if os.getuid() == 0:
-        os.setgroups([]), os.setgid(65534), os.setuid(65534)
-
-    class Payload:
-        def __reduce__(self):
-            return os.system, (f"touch '{sys.argv[1]}'",)
-
-    bomb = base64.b64encode(pickle.dumps((Payload(), 0)))
-    names = ["torch.rendezvous.tried.0", "2/torchrun/torchelastic/role_info/0",
-             "2/torchrun/torchelastic/assigned_ranks/0", "2/port", "store_based_barrier_key:0"]
-    for place in sys.argv[2:]:
-        host, _, port = place.rpartition(":")
-        store = TCPStore(host, int(port), is_master=False)
-        for name in names:
-            store.set(name, bomb)
-        store.get(names[0])
-        print("wrote to", place, "as", os.getuid())
-"""
 
 TRAIN = """\
     import os, sys, time
@@ -54,50 +27,6 @@ TRAIN = """\
     print("summed", flush=True)
     os._exit(0)
 """
-
-
-def listeners(pids):
-    """``address:port`` of every TCP socket on which the processes listen."""
-    inodes = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            if (target := os.readlink(entry)).startswith("socket:["):  # noqa: PTH115 - no path
-                inodes.add(target[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in inodes:
-                found.add(_readable(words[1]))
-    return found
-
-
-def _readable(local):
-    """The kernel writes an address as words of the machine's order."""
-    address, port = local.split(":")
-    packed = b"".join(bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8))
-    return f"{ipaddress.ip_address(packed)}:{int(port, 16)}"
-
-
-def family(pid):
-    """A process and all below it."""
-    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(found for child in below for found in family(int(child)))]
-
-
-def stores(launchers):
-    """Where torchrun listens; a port of gloo's need never answer a store's words."""
-    pids = [pid for one in launchers for pid in family(one.process.pid)]
-    return listeners(
-        [pid for pid in pids if b"--rdzv-id" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    )
-
-
-def attack(canary, places):
-    argv = [sys.executable, "-c", textwrap.dedent(ATTACK), str(canary), *sorted(places)]
-    done = subprocess.run(argv, capture_output=True, text=True)  # noqa: PLW1510 - what it prints counts
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def started(bundle, count, **env):
@@ -123,7 +52,7 @@ def test_another_user_who_writes_to_the_stores_runs_no_code(bundle, tmp_path, co
     """With torchrun's own rendezvous the payload ran within a second, as the submitter."""
     canary = tmp_path / "it ran"
     launchers = started(bundle, count)
-    said = attack(canary, stores(launchers))
+    said = attack(canary, stores(bundle.run_dir))
     assert said.count("wrote to") == count, said  # the ranks' store, and that of several nodes
     if os.getuid() == 0:
         assert "as 65534" in said
@@ -140,7 +69,7 @@ def test_another_user_who_writes_to_the_stores_runs_no_code(bundle, tmp_path, co
 @pytest.mark.parametrize("count", [1, 2])
 def test_on_one_machine_all_that_listens_is_on_loopback(bundle, count):
     launchers = started(bundle, count)
-    places = {place for one in launchers for place in listeners(family(one.process.pid))}
+    places = listeners(processes(bundle.run_dir))
     assert places
     assert all(place.startswith("127.") for place in places), places
     (bundle.run_dir / "go on").touch()

@@ -15,7 +15,7 @@ def make_plan(tmp_path):
     """Plans of a script given as text, with the real node plane in the bundle."""
     source = tmp_path / "source"
 
-    def make(program, *, run="one-1", options=None, args=(), env=None, **resources):
+    def make(program, *, run="one-1", options=None, args=(), env=None, retries=0, **resources):
         source.mkdir(exist_ok=True)
         (source / "train.py").write_text(program)
         job = JobSpec(
@@ -23,6 +23,7 @@ def make_plan(tmp_path):
             Entrypoint("train.py", args=tuple(args)),
             Resources(**{"time_limit": 600, **resources}),
             env=env or {},
+            retries=retries,
         )
         chosen = options or slurm.Options()
         assert list(slurm.check(job, chosen)) == []
