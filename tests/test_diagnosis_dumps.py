@@ -74,7 +74,9 @@ def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
     assert not (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize("ranks", ["-" * 20_000, "[" * 20_000, "[" + "9" * 5000 + "]", "{0}"])
+@pytest.mark.parametrize(
+    "ranks", ["-" * 20_000, "[" * 20_000, "[" + "9" * 5000 + "]", "{0}"], ids=lambda text: text[:9]
+)
 def test_ranks_are_numbers_in_a_list(diagnosed, ranks):
     code, said, _ = diagnosed(dump([RECORD], ranks=ranks))
     assert (code, "it holds the ranks" in str(said)) == (64, True)

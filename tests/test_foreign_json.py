@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -33,7 +34,9 @@ def doctor(folder, *argv):
     return cli.main(["doctor", "--from", str(folder), *argv])
 
 
-@pytest.mark.parametrize("text", [DEEP, DIGITS, "", "\0", "7", "[]", '"x"', '{"python": 7}'])
+@pytest.mark.parametrize(
+    "text", [DEEP, DIGITS, "", "\0", "7", "[]", '"x"', '{"python": 7}'], ids=lambda text: text[:20]
+)
 @pytest.mark.parametrize(
     ("backend", "name"),
     [("local", "machine.json"), ("slurm", "site.json"), ("sagemaker", "get-role.json")],
@@ -56,7 +59,7 @@ def test_answers_of_another_shape(project, capsys, name):
     assert code == 80 or "the facts in facts are not what AWS answers" in shown.err
 
 
-@pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000])
+@pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])
 def test_exit_records_that_are_none(tmp_path, text):
     (tmp_path / "ends").mkdir()
     for name in ("node-0", "restart-1", "attempt"):
@@ -65,8 +68,6 @@ def test_exit_records_that_are_none(tmp_path, text):
 
 
 def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
-    import os
-
     folder = tmp_path / "run"
     (folder / "ends").mkdir(parents=True)
     (folder / "logs").mkdir()
