@@ -30,7 +30,7 @@ EX_TEMPFAIL of sysexits.h (https://man.freebsd.org/cgi/man.cgi?query=sysexits): 
 _SIGNAL_BASE = 128
 _LONGEST = 1 << 20
 """Bytes of a record that are read; it has one line."""
-_OF_NODE = {"exit_code": int, "reason": str, "finished": str, "attempt": int}
+_OF_NODE = {"attempt": int}
 _OF_RANK = {
     **dict.fromkeys(("rank", "local_world_size", "world_size", "exit_code", "attempt"), int),
     "stopped": bool,
