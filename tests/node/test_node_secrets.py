@@ -52,7 +52,7 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
     text = str(error.value)
     for part in (
         "A (secret:env:NOWHERE): the variable NOWHERE is not set",
-        f"run: chmod 600 {public}",
+        f"run: chmod 600 -- {public}",
         "absent cannot be read (No such file or directory)",
         "D (secret:vault:x): write it secret:KIND:NAME",
     ):

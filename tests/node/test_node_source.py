@@ -12,7 +12,11 @@ from deploykit import contract, paths
 ENTRYPOINTS = paths.shipped("entrypoints")
 
 OURS = {name.removesuffix(".py") for name in contract.NODE_PLANE}
-ALLOWED = {"secret_refs": {"boto3", "botocore"}, "preflight_group": {"torch"}}
+ALLOWED = {
+    "secret_refs": {"boto3", "botocore"},
+    "preflight_group": {"torch"},
+    "elastic": {"torch"},
+}
 
 
 def tree(name):
