@@ -41,7 +41,8 @@ ENDS = {0, 64, 65, 66, 69, 76, 77, 79, 80}
 
 def start(argv, env, **streams):
     command = [sys.executable, "-m", "deploykit", *argv]
-    return subprocess.Popen(command, env={**os.environ, **env, "PYTHONPATH": str(ROOT)}, **streams)
+    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return subprocess.Popen(command, env={**own, **env, "PYTHONPATH": str(ROOT)}, **streams)
 
 
 def on_terminal(*argv, **env):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hostile import anything, files, given, made, outcome, spoiled, unlike
+from foreign import anything, files, given, made, outcome, spoiled, unlike
 
 from deploykit.backends.sagemaker import watching
 from deploykit.backends.slurm import fits, site
@@ -41,6 +41,7 @@ NEEDS = Needs(
     groups=("sg-1",),
     written=("bucket",),
     read=("other",),
+    owner="123456789012",
     quota="ml.p4d.24xlarge for training job usage",
     encrypted=True,
     secrets=("ssm",),

@@ -9,7 +9,7 @@ import shutil
 import time
 
 import pytest
-from hostile import given, made, odd, soup, spoiled
+from foreign import given, made, odd, soup, spoiled
 
 from deploykit import logfiles
 from deploykit.backends.slurm import site, states

@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hostile import anything, files, given, made, odd, outcome
+from foreign import anything, files, given, made, odd, outcome
 
 import ends as node_ends
 import restarts

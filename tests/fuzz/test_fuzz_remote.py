@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile import files, given, made, odd, outcome, soup, spoiled
+from foreign import files, given, made, odd, outcome, soup, spoiled
 
 from deploykit import shell
 from deploykit.backends.slurm import machine, remote, watching

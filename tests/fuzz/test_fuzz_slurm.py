@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import pytest
-from hostile import TEXT, given, outcome, soup, spoiled
+from foreign import TEXT, given, outcome, soup, spoiled
 from hypothesis import strategies as st
 
 import cluster
