@@ -155,8 +155,6 @@ def test_packages_without_the_program_are_no_success(tmp_path):
 
 
 PAGE = (ROOT / "SECURITY.md").read_text()
-CLAIMS = re.sub(r"<!--.*?-->", "", PAGE, flags=re.DOTALL)
-"""The page without what is marked as pending: tests of work that is not merged yet."""
 
 
 def named_tests(text):
@@ -166,7 +164,7 @@ def named_tests(text):
 
 
 def test_every_test_that_the_page_on_security_names_is_there():
-    found = list(named_tests(CLAIMS))
+    found = list(named_tests(PAGE))
     assert len(found) > 8
     for path, names in found:
         assert path.exists(), path
@@ -178,18 +176,10 @@ def test_every_claim_of_the_page_on_security_has_its_test():
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 15
     for row in rows:
-        assert "`test_" in row or "pending: the lead" in row, row
-
-
-def test_what_the_page_on_security_calls_pending_is_not_there_yet():
-    """Where it is, take the marks `<!-- pending: ` and ` -->` away."""
-    for pending in re.findall(r"<!-- pending: (.*?) -->", PAGE):
-        named = [(path, names) for path, names in named_tests(pending) if path.exists()]
-        there = [name for path, names in named for name in names if name in path.read_text()]
-        assert there == []
+        assert "`test_" in row, row
 
 
 def test_the_page_on_security_is_one_page():
-    assert len(CLAIMS.split()) < 900
+    assert len(PAGE.split()) < 900
     assert "SECURITY.md" in (ROOT / "README.md").read_text()
     assert "SECURITY.md" in (ROOT / "CONTRIBUTING.md").read_text()
