@@ -58,7 +58,7 @@ def load(
     for override in overrides:
         _override(tree, override)
     names = [field.name for field in dataclasses.fields(JobSpec)]
-    known = [*names, *(backends() if set(tree).difference(names) else ())]
+    known = [*names, *_sections(set(tree).difference(names), backends)]
     problems = list(unknown_keys("", [key for key in tree if key not in known], known))
     job, found = decode(JobSpec, {key: tree[key] for key in tree if key in names})
     problems += found
@@ -72,6 +72,17 @@ def load(
     if problems or job is None:
         raise JobFileError(str(path), located(problems, lines))
     return JobFile(path, job, sections, lines)
+
+
+def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Names of backends until all `keys` are among them: installed ones take a while to look for."""
+    if not keys:
+        return
+    for name in backends():
+        yield name
+        keys.discard(name)
+        if not keys:
+            return
 
 
 def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
