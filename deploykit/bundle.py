@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import json
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -54,6 +53,8 @@ class Bundle:
         One whose content is not what its name says is written again. Raises TryAgain when the
         source has changed since it was scanned.
         """
+        import tempfile  # a dry run has no use for it
+
         folder = private.folder(paths.bundles())
         path = folder / f"{self.hash}.tar.gz"
         if private.is_mine(path) and _holds(path, self.hash):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, plain_secrets, private, runs, uncommitted
+from deploykit import backend, bundle, jobfile, paths, plain_secrets, private, runs
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -142,6 +142,8 @@ def _send(plan: Plan, folder: Path) -> None:
 
 def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the artifact, and what of the source is in no commit yet."""
+    from deploykit import uncommitted  # a dry run has no use for it
+
     private.write(folder / f"plan.{plan.language}", plan.text)
     archive = plan.bundle.store()
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
