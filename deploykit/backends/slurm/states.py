@@ -218,7 +218,7 @@ def parse_sacct(text: str) -> Iterator[Row]:
         parts = line.split("|", 5)
         if len(parts) == len(_SACCT.split(",")):
             job, native, code, started, finished, name = parts
-            word = native.split()[0] if native else ""  # it also says "CANCELLED by 1000"
+            word = (native.split() or [""])[0]  # it also says "CANCELLED by 1000"
             yield Row(job, name, word, "", _time(started), _time(finished), code)
 
 
