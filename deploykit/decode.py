@@ -51,7 +51,7 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
 def whole(text: str) -> int | None:
     """A whole number of up to 18 digits; None for any other text.
 
-    Of somebody else's text, int() would take signs and blanks, and refuse 5,000 digits.
+    For untrusted text: int() also accepts signs and blanks, and raises for 5,000 digits.
     """
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 

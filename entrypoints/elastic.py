@@ -2,10 +2,10 @@
 
     python .deploykit/elastic.py OPTIONS OF TORCHRUN -- PROGRAM ARGS
 
-Whoever reaches a TCPStore may write to it: it asks for no password. torchrun's c10d rendezvous
-keeps a pickle there, so that such a person ran code as the user; its static one never starts the
-other nodes again. Here the nodes are known from the start, and count themselves in for each round
-of ranks. What they read from the store is a number, and what torchrun reads is JSON.
+A TCPStore has no authentication: anyone who reaches it can write to it. torchrun's c10d rendezvous
+keeps a pickle there, so an attacker ran code as the user; its static one never restarts the other
+nodes. Here the nodes are known from the start, and count themselves in for each round of ranks.
+What they read from the store is a number, and what torchrun reads is JSON.
 """
 
 from __future__ import annotations

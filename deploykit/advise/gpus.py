@@ -86,5 +86,5 @@ def _plain(name: str) -> str:
 
 def unknown(name: str) -> Gpu:
     """A GPU that is not in the file: an A100's speed stands in for its own."""
-    label = " ".join(name.split())  # of one line: it stands in a comment of the job file
+    label = " ".join(name.split())  # one line: it goes into a comment in the job file
     return dataclasses.replace(known()[STAND_IN], name=name, label=label)

@@ -21,7 +21,7 @@ from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-"""What stands for bytes that are no text; JSON cannot say them."""
+"""Surrogates for bytes that are not valid UTF-8; JSON cannot represent them."""
 
 
 def emit(data: Any) -> None:

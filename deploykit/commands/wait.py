@@ -53,7 +53,7 @@ def _print_logs(row: Run, *, aside: bool) -> None:
     try:
         output.log(backend.find(row.backend).logs(row.handle, follow=True), aside=aside)
     except BrokenPipeError:
-        return  # nobody reads them; what else is printed meets the same
+        return  # the reader has gone; the next write fails the same way
     except DeploykitError as error:
         output.note(f"{row.run} goes on, without its logs: {error}")
 

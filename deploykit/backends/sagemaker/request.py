@@ -172,7 +172,7 @@ def _algorithm(options: Options) -> dict[str, Any]:
 def entry(options: Options, bundle: str) -> dict[str, list[str]]:
     """What the container starts in the place of its image's entrypoint, which comes next.
 
-    It is part of the request, so nobody changes it who may only write to the bucket.
+    It is part of the request, so write access to the bucket is not enough to change it.
     """
     if not options.image_entrypoint:
         return {}

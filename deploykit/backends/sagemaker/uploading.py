@@ -1,6 +1,6 @@
 """The source of a job in S3: put there, unless S3 itself says that it is there already.
 
-A name proves nothing: whoever may write to the bucket can give any archive the name of a bundle.
+A name proves nothing: anyone with write access to the bucket can give any archive that name.
 S3 keeps the SHA-256 of what it was sent, if it was asked to, and refuses bytes that do not fit it.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
 """

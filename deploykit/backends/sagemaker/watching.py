@@ -79,8 +79,8 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
 def contradictions(run: str, place: str, request: Any) -> list[str] | None:
     """What shows that the job named `run` was not made by `request`, if there is such a job.
 
-    Anybody in the account can take a name. Compared are fields that the service gives back as they
-    came; nothing where the request is not known.
+    Any user of the account can create a job of that name. Compares the fields that the service
+    returns unchanged, or none if the request is unknown.
     """
     job = _describe(aws.client("sagemaker", place), run, place)
     if job is None or request is None:

@@ -39,7 +39,7 @@ _NOT_HAD = re.compile(
 """ssh's words for a connection that was refused, or ended; the last but one also later on."""
 _LOGGED_IN = "Authenticated to "
 _REMARKS = (_LOGGED_IN, "Transferred: sent ", "Bytes per second: sent ")
-"""Lines that ssh adds where it is verbose, and which nobody else asked for."""
+"""Lines that ssh adds only in verbose mode; users do not see them."""
 
 _LONGEST = 107 - len("/") - 40 - 17
 """Characters of a folder for sockets: what is left of a socket's path without the name, which is
@@ -112,7 +112,7 @@ def after_mark(out: bytes) -> bytes:
 
 
 def _sockets() -> Path | None:
-    """A folder with a short path that nobody else can enter, or have made; None: there is none."""
+    """A short path to a folder that only this user can enter or create; None if there is none."""
     for place in _places():
         if len(str(place)) <= _LONGEST:
             with contextlib.suppress(OSError):

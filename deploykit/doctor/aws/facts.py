@@ -250,7 +250,7 @@ def _vpc(answers: Answers, raw: Any) -> Vpc:
 
 
 def _block(text: Any) -> Network:
-    """A block from its text; a number would be taken for an address."""
+    """A CIDR block. Without `str`, ip_network would accept a number as an address."""
     return Network(str(text))
 
 
