@@ -145,9 +145,9 @@ def _record_source(plan: Plan, folder: Path) -> None:
     from deploykit import uncommitted  # a dry run has no use for it
 
     private.write(folder / f"plan.{plan.language}", plan.text)
-    archive = plan.bundle.store()
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
+        archive = plan.bundle.store()
         try:
             patch = uncommitted.patch(plan.bundle, archive)
         except DeploykitError as error:
