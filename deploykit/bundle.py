@@ -17,12 +17,12 @@ from typing import IO
 
 from deploykit import contract, paths, private, revision
 from deploykit.archive import Archive
-from deploykit.errors import JobFileError, TryAgain
+from deploykit.errors import JobFileError
 from deploykit.ignore import Rules
 from deploykit.model import Problem
 from deploykit.regular_files import Folder
 from deploykit.secret_scan import KEY, Finding, Scanner
-from deploykit.source_tree import Entry, opened, pieces, walk
+from deploykit.source_tree import Entry, changed, opened, pieces, walk
 
 _MOST_WARNINGS = 20
 """Files with tokens that are named one by one."""
@@ -64,8 +64,7 @@ class Bundle:
             with open(written, "wb", opener=private.opener) as file:
                 digest = _write(self.source, self.entries, file)
             if digest != self.hash:
-                what = f"{self.source} changed while it was being bundled"
-                raise TryAgain(what, hint="submit again")
+                raise changed(str(self.source))
             written.replace(path)
         return path
 

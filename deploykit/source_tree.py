@@ -91,7 +91,10 @@ def pieces(top: Folder, entry: Entry) -> Iterator[bytes]:
 
 def changed(path: str) -> TryAgain:
     """The error for a source that is being written to."""
-    return TryAgain(f"{path} changed while it was being bundled", hint="submit again")
+    return TryAgain(
+        f"{path} changed while it was being bundled",
+        hint="submit again; list files that are always being written to in .deploykitignore",
+    )
 
 
 def _file(item: os.DirEntry[str], path: str) -> Entry | Problem:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
 PERSISTENT = "persistent"
 """Name of a note of something that is kept outside the pickle."""
+_BITS = 64
 
 
 class Refused(ValueError):
@@ -41,15 +43,13 @@ def load(data: bytes, names: Container[tuple[str, str]]) -> Any:
     """
     machine = _Machine(names)
     try:
-        for opcode, argument, _position in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return machine.pop()
-            machine.run(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about an unknown escape in a text
+            return machine.run(data)
     except Refused:
         raise
     except (ValueError, LookupError, struct.error, OverflowError, MemoryError) as error:
         raise Refused(f"a broken pickle ({type(error).__name__})") from None
-    raise Refused("a pickle without an end")
 
 
 class _Machine:
@@ -61,7 +61,15 @@ class _Machine:
         self._marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self, opcode: str, argument: Any) -> None:
+    def run(self, data: bytes) -> Any:
+        """The value that is left at the end."""
+        for opcode, argument, _position in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return self.pop()
+            self.step(opcode.name, argument)
+        raise Refused("a pickle without an end")
+
+    def step(self, opcode: str, argument: Any) -> None:
         action = _ACTIONS.get(opcode)
         if action is None:
             raise Refused(f"a pickle with {opcode}, which data does not need")
@@ -75,6 +83,12 @@ class _Machine:
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
+
+    def integer(self, value: int) -> None:
+        """Sizes and offsets have 64 bits; a longer number would only fill the log."""
+        if value.bit_length() >= _BITS:
+            raise Refused(f"a pickle with an integer of more than {_BITS} bits")
+        self.push(value)
 
     def last(self, kind: type) -> Any:
         """The value on top, which stays there."""
@@ -131,10 +145,11 @@ class _Machine:
         made.state = state
 
 
-_VALUES = ("BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINUNICODE", "BINUNICODE")
+_VALUES = ("BININT", "BININT1", "BININT2", "SHORT_BINUNICODE", "BINUNICODE")
 _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda _machine, _argument: None),
     **dict.fromkeys(_VALUES, _Machine.push),
+    "LONG1": _Machine.integer,
     "NONE": lambda machine, _: machine.push(None),
     "NEWTRUE": lambda machine, _: machine.push(True),
     "NEWFALSE": lambda machine, _: machine.push(False),

@@ -25,6 +25,8 @@ PIECE = 2**22
 """Bytes checked at once."""
 LARGEST = 16 * 2**20
 """Bytes of a ``whole.json``; a file takes some 60."""
+_DIGITS = 20
+"""No number of 64 bits takes more."""
 NAME = re.compile(r"step-([0-9]{8})")
 _FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
 
@@ -103,7 +105,7 @@ def _unseal(path: Path) -> tuple[Progress, dict[str, tuple[int, int]]]:
     if len(data) > LARGEST:
         raise Refused(f"{WHOLE} is larger than {LARGEST >> 20} MiB")
     try:
-        content = json.loads(data, parse_constant=_constant)
+        content = json.loads(data, parse_constant=_constant, parse_int=_integer)
         crc = content.pop("crc")
         same = crc == zlib.crc32(json.dumps(content).encode())
         progress, files = content["progress"], content["files"].items()
@@ -163,6 +165,12 @@ def _crc(file: BinaryIO) -> int:
     while piece := file.read(PIECE):
         crc = zlib.crc32(piece, crc)
     return crc
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(digits)
+    return int(digits)
 
 
 def _constant(word: str) -> float:

@@ -73,7 +73,7 @@ def field(needs_slurm, tmp_path_factory):
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", f"{box}/slurm.conf")
         runs.configure(box)
         begin(FIRST, jobs, stack)
-        with runs.following("downed", home / "followed"), runs.Watch(jobs):
+        with runs.following("downed", home / "state" / "followed"), runs.Watch(jobs):
             for name in FIRST:
                 jobs[name].in_mid_run()
             stack.enter_context(runs.another_controller(box))
@@ -302,7 +302,7 @@ def test_a_cancelled_job_stays_cancelled(field):
 def test_a_log_is_followed_across_a_requeue(field):
     """Every line of every rank once, the last one too."""
     job = field["downed"]
-    followed = (job.folder.parents[2] / "followed").read_text().splitlines()
+    followed = (job.folder.parents[1] / "followed").read_text().splitlines()
     logs = "".join(path.read_text() for path in (job.folder / "logs").glob("node-*.log"))
     written = [line.split(" ", 1)[1] for line in logs.splitlines() if " [rank " in line]
     assert sorted(line for line in followed if line.startswith("[rank ")) == sorted(written)

@@ -11,8 +11,9 @@ from hostile import REFUSED, refusals
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainer import checkpoint, group
+from trainer import checkpoint, group, plain_pickle
 from trainer.checkpoint import Keeper
+from trainer.plain_pickle import Refused
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile")]
 
@@ -279,6 +280,24 @@ def test_no_mutation_runs_code_or_stops_the_one_before(sound, capsys, tmp_path, 
     assert all(state[name].equal(value) for name, value in tensors(1).items())
 
 
+def test_an_unknown_escape_is_refused_without_a_warning():
+    """`pickletools` warns of it; a Python that turns warnings into errors would end there."""
+    with pytest.raises(Refused, match="STRING"):
+        plain_pickle.load(b"S'\\X'\n.", ())
+
+
+def test_an_integer_that_no_file_could_have(sound, capsys):
+    """Found by the mutations: an offset of 600 digits, in the one line that is printed."""
+    with pytest.raises(Refused, match="more than 64 bits"):
+        plain_pickle.load(pickle.dumps(10**300), ())
+    sound.restore()
+    capsys.readouterr()
+    whole = sound.newest / "whole.json"
+    whole.write_text('{"progress": {"step": 1' + "0" * 3000 + "}}")
+    sound.load()
+    assert len("".join(refusals(capsys.readouterr().out))) < 600
+
+
 def test_most_mutations_were_refused(sound):
     if not sound.examples:
         pytest.skip("only with the test before")
@@ -288,6 +307,7 @@ def test_most_mutations_were_refused(sound):
 def test_the_watch_sees_what_a_pickle_would_do(sound, tmp_path):
     """The same mutations in Python's own unpickler: else the test above would show nothing."""
     canary = tmp_path / "canary"
+    sound.restore()
     hostile.dotted_name(sound.newest, canary)
     with hostile.watched() as seen:
         started = pickle.loads((sound.newest / ".metadata").read_bytes())
