@@ -73,8 +73,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def touch(path: Path) -> None:
-    """Make an empty file, unless it is there."""
-    os.close(opener(str(path), os.O_WRONLY | os.O_CREAT))
+    """Make an empty file, unless it exists.
+
+    One that exists is not opened: closing it would drop the locks that SQLite holds on it in
+    another thread (https://www.sqlite.org/howtocorrupt.html, 2.2).
+    """
+    try:
+        os.close(opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        if path.stat().st_mode & _OTHERS:
+            narrow(path)
 
 
 def opener(path: str, flags: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,6 +27,19 @@ def test_fifty_writers_lose_nothing_and_one_wins_each_id():
     assert all(all(result[:5]) for result in results)
     assert sum(result[5] for result in results) == 1
     assert len(runs.every()) == 251
+
+
+def _add_in_threads(number):
+    with ThreadPoolExecutor(8) as threads:
+        return all(threads.map(lambda n: runs.add(row(f"run-{number}-{n}")), range(50)))
+
+
+def test_processes_with_threads_lose_nothing():
+    """As notebooks do: opening the file for its mode would drop the locks of other threads."""
+    runs.add(row("first"))
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        assert all(pool.map(_add_in_threads, range(4), chunksize=1))
+    assert len(runs.every()) == 201
 
 
 def test_states_are_kept():
