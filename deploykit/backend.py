@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Yield every problem that can be seen without asking anybody. Pure."""
 
     def plan(self, job: JobSpec, options: Any, *, run: str, bundle: Bundle) -> Plan:
-        """Render the artifact. Pure: no network, credentials, subprocess or write."""
+        """Render the text of the plan. Pure: no network, credentials, subprocess or write."""
 
     def submit(self, plan: Plan, folder: Path) -> Handle:
         """Send exactly `plan.text`, with its bundle.
@@ -48,10 +48,10 @@ class Backend(Protocol):
         Uncertain when that cannot be known.
         """
 
-    def find(self, run: str, folder: Path, place: str) -> Handle | None:
+    def find(self, run: str, folder: Path, target: str) -> Handle | None:
         """The job of that run id on the far side, or None where there is certainly none.
 
-        `place` is the plan's. Raises BackendUnavailable when it cannot tell.
+        `target` is the plan's. Raises BackendUnavailable when it cannot tell.
         """
 
     def status(self, handles: Sequence[Handle]) -> Mapping[Handle, Status]:

@@ -123,7 +123,7 @@ def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, s
     )
 
 
-def places(job: JobSpec) -> dict[str, str]:
+def locations(job: JobSpec) -> dict[str, str]:
     """Folders and addresses of a job file, by their path in it."""
     found = {f"data.{name}": place for name, place in job.data.items()}
     chosen = {"output": job.output, "checkpoints": job.checkpoints}

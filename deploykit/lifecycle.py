@@ -96,7 +96,7 @@ def _claim(plan: Plan, folder: Path) -> Run:
         plan.run,
         plan.job.name,
         plan.backend,
-        plan.place,
+        plan.target,
         str(folder),
         hashlib.sha256(plan.text.encode()).hexdigest(),
         plan.bundle.hash,
@@ -107,7 +107,7 @@ def _claim(plan: Plan, folder: Path) -> Run:
     if runs.add(row):
         return row
     earlier = _known(plan.run)
-    if (earlier.backend, earlier.artifact) != (row.backend, row.artifact):
+    if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
             f"the run id {plan.run} belongs to a different job", hint="choose another --run"
         )
@@ -116,15 +116,15 @@ def _claim(plan: Plan, folder: Path) -> Run:
     return _known(plan.run)
 
 
-def attach(run: str, name: str, place: str) -> Run:
+def attach(run: str, name: str, target: str) -> Run:
     """The run, which need not be in the registry yet. Raises NotFound where there is none."""
     if runs.lookup(run) is None:
         folder = paths.run_folder(_checked_id(run))
-        handle = backend.find(name).find(run, folder, place)
+        handle = backend.find(name).find(run, folder, target)
         if handle is None:
-            raise NotFound(f"{name} has no job {run} in {place}", hint="is it another region?")
+            raise NotFound(f"{name} has no job {run} in {target}", hint="is it another region?")
         private.folder(folder)
-        runs.add(Run(run, run, name, place, str(folder), "", "", None, runs.now(), ""))
+        runs.add(Run(run, run, name, target, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 
@@ -141,7 +141,7 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Keep the artifact, and what of the source is in no commit yet."""
+    """Keep the text of the plan, and what of the source is in no commit yet."""
     from deploykit import uncommitted  # a dry run has no use for it
 
     private.write(folder / f"plan.{plan.language}", plan.text)
@@ -233,7 +233,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
 
 def _reconcile(engine: Backend, row: Run) -> None:
     """Ask whether a run whose submit was interrupted exists after all."""
-    handle = engine.find(row.run, Path(row.folder), row.place)
+    handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
         runs.confirm(row.run, handle.id)
         return

@@ -150,7 +150,7 @@ class JobSpec:
 class Problem:
     """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
 
-    `path` is the place in the job file (``resources.nodes``), empty for the file as a whole.
+    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
     `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is where the
     fact behind it is written (a URL).
     """
@@ -208,23 +208,23 @@ class Handle:
     """A job on the far side. `str(handle)` is its address, ``slurm://prod/4242``."""
 
     backend: str
-    place: str
+    target: str
     id: str
     run: str
     folder: str
     """The run's folder on the machine that submits."""
 
     def __str__(self) -> str:
-        return f"{self.backend}://{self.place}/{self.id}"
+        return f"{self.backend}://{self.target}/{self.id}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `submit` will send. `text` is the artifact: printing it is the dry run."""
+    """Everything that `submit` will send. Printing `text` is the dry run."""
 
     backend: str
-    place: str
-    """Where it will run: a host, a cluster, a region. The handle's `place`."""
+    target: str
+    """Where it will run: a host, a cluster, a region. The handle's `target`."""
     run: str
     text: str
     language: Literal["sh", "json"]

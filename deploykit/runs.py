@@ -27,9 +27,9 @@ CREATE TABLE IF NOT EXISTS runs (
     run       TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
     backend   TEXT NOT NULL,
-    place     TEXT NOT NULL,
+    target    TEXT NOT NULL,
     folder    TEXT NOT NULL,
-    artifact  TEXT NOT NULL,  -- SHA-256 of the plan's text
+    plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
     bundle    TEXT NOT NULL,  -- SHA-256 of the source that travelled
     revision  TEXT,           -- git commit of the source
     created   REAL NOT NULL,  -- seconds since the epoch
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS runs (
 _EITHER = ("revision", "id")
 """Columns that may be empty; the others hold texts, but for two numbers."""
 _TEXTS = (
-    *("run", "name", "backend", "place", "folder", "artifact", "bundle", "output"),
+    *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
     *("state", "native", "reason"),
 )
 _LAST = 253402300799
@@ -61,9 +61,9 @@ class Run:
     run: str
     name: str
     backend: str
-    place: str
+    target: str
     folder: str
-    artifact: str
+    plan: str
     bundle: str
     revision: str | None
     created: float
@@ -79,7 +79,7 @@ class Run:
         """None while the far side has not confirmed the job."""
         if self.id is None:
             return None
-        return Handle(self.backend, self.place, self.id, self.run, self.folder)
+        return Handle(self.backend, self.target, self.id, self.run, self.folder)
 
     @property
     def status(self) -> Status:

@@ -55,12 +55,12 @@ def submit(plan: Plan, folder: Path) -> Handle:
         scratch.replace(folder / "printed")
     except OSError as error:
         raise SubmitRefused(f"{folder} takes no file: {error.strerror}") from error
-    return Handle("print", plan.place, plan.run, plan.run, str(folder))
+    return Handle("print", plan.target, plan.run, plan.run, str(folder))
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     """After an interrupted submit: is the job there? Never a guess."""
-    return Handle("print", place, run, run, str(folder)) if (folder / "printed").exists() else None
+    return Handle("print", target, run, run, str(folder)) if (folder / "printed").exists() else None
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:

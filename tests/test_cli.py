@@ -114,7 +114,7 @@ def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path)
     assert "torchrun --nnodes=1 --nproc-per-node=1" in text
     assert run(*argv, "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["artifact"] == text
+    assert data["text"] == text
     assert data["bundle"]["files"][-3:] == ["job.yaml", "train.py", ".deploykit/files.json"]
     assert not (tmp_path / "state folder").exists()
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from deploykit import cli, ends, runs
+from deploykit import cli, exit_records, runs
 from deploykit.model import State, Status
 
 DEEP = "[" * 100_000
@@ -64,7 +64,11 @@ def test_exit_records_that_are_none(tmp_path, text):
     (tmp_path / "ends").mkdir()
     for name in ("node-0", "restart-1", "attempt"):
         (tmp_path / "ends" / f"{name}.json").write_text(text)
-    assert (ends.read(tmp_path), ends.restarts(tmp_path), ends.attempt(tmp_path)) == ([], [], None)
+    assert (
+        exit_records.read(tmp_path),
+        exit_records.restarts(tmp_path),
+        exit_records.attempt(tmp_path),
+    ) == ([], [], None)
 
 
 def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import bundle as bundles
-from deploykit import contract, ends, logfiles, paths, private, render
+from deploykit import contract, exit_records, logfiles, paths, private, render
 from deploykit.bundle import Bundle
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
@@ -46,7 +46,7 @@ class Options:
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract's
-    for path, place in contract.places(job).items():
+    for path, place in contract.locations(job).items():
         if "://" in place:
             yield Problem(
                 path,
@@ -103,19 +103,19 @@ def submit(plan: Plan, folder: Path) -> Handle:
             pass_fds=[alive.fileno()],
             check=True,
         )
-    handle = find(plan.run, folder, plan.place)
+    handle = find(plan.run, folder, plan.target)
     if handle is None:
         raise BackendUnavailable("the job's shell did not start", hint=f"see {folder}/logs/job.log")
     return handle
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     end = time.monotonic() + _START
     while not (folder / "claim").exists() or not _pid(folder):
         if not _alive(folder) or time.monotonic() > end:
             return None
         time.sleep(0.02)
-    return Handle("local", place, run, run, str(folder))
+    return Handle("local", target, run, run, str(folder))
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -142,8 +142,8 @@ def cancel(handle: Handle) -> None:
 
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
-    if handle.place != os.uname().nodename and not (folder / "ends").exists():
-        return Status(State.UNKNOWN, "", f"it was started on the machine {handle.place}")
+    if handle.target != os.uname().nodename and not (folder / "ends").exists():
+        return Status(State.UNKNOWN, "", f"it was started on the machine {handle.target}")
     if _alive(folder):
         stopping = (folder / "cancelled").exists()
         return Status(State.STOPPING if stopping else State.RUNNING, "alive")
@@ -153,7 +153,7 @@ def _status(handle: Handle) -> Status:
 
 
 def _ended(folder: Path) -> Status:
-    found = ends.read(folder)
+    found = exit_records.read(folder)
     end = found[0] if found else None
     finished = end.finished if end else None
     if (folder / "timed-out").exists():
@@ -195,7 +195,7 @@ def _pid(folder: Path) -> int:
 
 
 def _here(handle: Handle) -> None:
-    if handle.place != os.uname().nodename:
+    if handle.target != os.uname().nodename:
         raise BackendUnavailable(
-            f"{handle.run} runs on the machine {handle.place}", hint="run this command there"
+            f"{handle.run} runs on the machine {handle.target}", hint="run this command there"
         )

@@ -109,7 +109,7 @@ def _read_run(diagnosis: Diagnosis, row: Run) -> None:
 def _values(row: Run) -> dict[str, str]:
     """What the text of a fix may name of a run (fixes.OF_RUN)."""
     known = {"backend": row.backend, "job": row.id or "", "name": row.name}
-    return known | {"place": row.place, "run": row.run}
+    return known | {"target": row.target, "run": row.run}
 
 
 def _dumps(row: Run) -> list[Dump]:

@@ -148,7 +148,7 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
     say(f"{run.run}: {run.state}{code}")
     for label, value in (
         ("why", run.reason),
-        ("where", str(run.handle or f"{run.backend}://{run.place}, not confirmed")),
+        ("where", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
         ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),

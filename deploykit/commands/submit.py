@@ -66,9 +66,9 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
         {
             "run": plan.run,
             "backend": plan.backend,
-            "place": plan.place,
+            "target": plan.target,
             "language": plan.language,
-            "artifact": plan.text,
+            "text": plan.text,
             "bundle": {
                 "hash": plan.bundle.hash,
                 "bytes": plan.bundle.size,

@@ -9,7 +9,7 @@ _PLACE = re.compile(r"\{(\w+)\|([^{}]*)\}")
 _SAFE = re.compile(r"[\w/][\w.:/@+=,%-]*")
 """Values come from logs and go into commands that a person pastes: no quotes, blanks or `$`."""
 
-OF_RUN = ("backend", "job", "name", "place", "run")
+OF_RUN = ("backend", "job", "name", "target", "run")
 """Values that a run has."""
 OF_LINE = ("file", "host", "rank")
 """Values that a line of a log may have."""

@@ -14,7 +14,7 @@ from foreign import anything, files, given, made, odd, outcome
 
 import ends as node_ends
 import restarts
-from deploykit import commands, ends, paths, runs
+from deploykit import commands, exit_records, paths, runs
 from deploykit.diagnosis import dumps, flight, plain_pickle
 from deploykit.diagnosis.dumps import NotADump
 from deploykit.errors import BackendUnavailable, NotFound
@@ -59,11 +59,11 @@ def test_an_exit_record_is_read_or_left(tmp_path_factory, node, other, restart, 
     (folder / "ends/restart-1.json").write_bytes(restart)
     (folder / "ends/restart-\u0663.json").write_bytes(restart)
     (folder / "ends/attempt.json").write_bytes(attempt)
-    for end in ends.read(folder):
+    for end in exit_records.read(folder):
         assert 0 <= end.exit_code <= 255
         assert (type(end.reason), type(end.rank) in {int, bool, type(None)}) == (str, True)
-    assert all(type(why) is str for why in ends.restarts(folder))
-    assert ends.attempt(folder) is None or isinstance(ends.attempt(folder), int)
+    assert all(type(why) is str for why in exit_records.restarts(folder))
+    assert exit_records.attempt(folder) is None or isinstance(exit_records.attempt(folder), int)
 
 
 @given(one=files(RANK), node=files(NODE), pid=files({"pid": 7}), restart=files(RESTART))
@@ -104,14 +104,14 @@ def test_one_odd_record_does_not_hide_the_others(tmp_path, change):
     (tmp_path / "ends").mkdir()
     for name, record in ((0, NODE), (1, {**NODE, **change})):
         (tmp_path / f"ends/node-{name}.json").write_text(json.dumps(record))
-    assert any(end.reason == "rank 0" and end.exit_code == 1 for end in ends.read(tmp_path))
+    assert any(end.reason == "rank 0" and end.exit_code == 1 for end in exit_records.read(tmp_path))
     (tmp_path / "ends/rank-0.json").write_text(json.dumps({**RANK, "exit_code": 1}))
     (tmp_path / "ends/rank-1.json").write_text(json.dumps({**RANK, **change, "finished": 7}))
     assert [end["rank"] for end in node_ends.failures(tmp_path / "ends", 0)] == [0]
 
 
 ROW = dict.fromkeys(
-    ("name", "backend", "place", "folder", "artifact", "bundle", "revision", "output", "id"), "a"
+    ("name", "backend", "target", "folder", "plan", "bundle", "revision", "output", "id"), "a"
 )
 ROW |= {"run": "one-1", "created": 1.0, "state": "running", "exit_code": 0}
 
@@ -273,5 +273,5 @@ def test_metrics_of_an_earlier_run_are_kept_or_dropped(tmp_path_factory, lines):
 def test_files_that_are_missing_say_so(tmp_path):
     with pytest.raises(NotADump):
         dumps.read(Path(tmp_path, "fr_0"))
-    assert ends.read(tmp_path) == []
+    assert exit_records.read(tmp_path) == []
     assert isinstance(outcome(runs.get, "none"), NotFound)

@@ -39,7 +39,7 @@ def test_request_of_a_small_job(planned, bundle):
     plan = planned(env={"A": "b"}, nodes=2)
     request = json.loads(plan.text)
     assert plan.text == json.dumps(request, indent=2) + "\n"
-    assert (plan.place, plan.language, plan.run) == ("us-east-1", "json", "digits-1")
+    assert (plan.target, plan.language, plan.run) == ("us-east-1", "json", "digits-1")
     assert plan.output == "s3://my-bucket/deploykit/runs/digits-1/output/output.tar.gz"
     assert request["TrainingJobName"] == "digits-1"
     assert request["ResourceConfig"]["InstanceCount"] == 2

@@ -150,11 +150,11 @@ def test_no_line_is_lost_or_doubled_across_a_requeue(cluster, tmp_path, monkeypa
 def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
     plan = make_plan(REPORT)
     folder = folder_of(plan.run, tmp_path)
-    assert slurm.find(plan.run, folder, plan.place) is None
+    assert slurm.find(plan.run, folder, plan.target) is None
     handle = send(plan)
-    assert slurm.find(plan.run, folder, plan.place) == handle
+    assert slurm.find(plan.run, folder, plan.target) == handle
     assert ended(handle).state is State.SUCCEEDED
-    assert slurm.find(plan.run, folder, plan.place) == handle
+    assert slurm.find(plan.run, folder, plan.target) == handle
 
 
 def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
@@ -165,7 +165,7 @@ def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
     assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
     assert (tmp_path / "starts").read_text() == "x"
     folder = folder_of(plan.run, tmp_path)
-    found = slurm.find(plan.run, folder, plan.place)
+    found = slurm.find(plan.run, folder, plan.target)
     assert found.id == str((folder / "claim").readlink())
     log = (folder / "logs/slurm.log").read_text()
     assert f"job {found.id} has started this run already" in log

@@ -35,7 +35,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         raise JobFileError("the job for SageMaker", problems)
     return Plan(
         backend="sagemaker",
-        place=region(options) or "",
+        target=region(options) or "",
         run=run,
         text=json.dumps(request, indent=2) + "\n",
         language="json",
@@ -53,11 +53,11 @@ def submit(plan: Plan, folder: Path) -> Handle:
     return send(plan, folder)
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     """The training job named `run`; None where the service says that there is none."""
     from deploykit.backends.sagemaker.watching import find as ask
 
-    return ask(run, folder, place)
+    return ask(run, folder, target)
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:

@@ -22,21 +22,21 @@ def submit(plan: Plan, folder: Path) -> Handle:
     compare(plan, folder)
     uploading.upload(plan)
     request = json.loads(plan.text)
-    client = aws.client("sagemaker", plan.place)
-    with aws.errors(plan.place):
+    client = aws.client("sagemaker", plan.target)
+    with aws.errors(plan.target):
         try:
             client.create_training_job(**request)
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.uncertain(error):
                 raise
             _check_sent(plan, error)
-    return watching.handle(plan.run, folder, plan.place)
+    return watching.handle(plan.run, folder, plan.target)
 
 
 def _check_sent(plan: Plan, error: Exception) -> None:
     """Raise unless a repeated or broken request has left the job of this plan behind."""
     try:
-        other = watching.contradictions(plan.run, plan.place, json.loads(plan.text))
+        other = watching.contradictions(plan.run, plan.target, json.loads(plan.text))
     except DeploykitError as second:
         raise Uncertain(
             f"AWS broke off while it took the job {plan.run}, and cannot be asked whether it has it"
@@ -47,7 +47,7 @@ def _check_sent(plan: Plan, error: Exception) -> None:
         raise error
     if other:
         raise SubmitRefused(
-            f"a different training job {plan.run} already exists in {plan.place}: "
+            f"a different training job {plan.run} already exists in {plan.target}: "
             f"{', '.join(other)} differ from the plan",
             hint="choose another --run; to see that job: "
             f"aws sagemaker describe-training-job --training-job-name {plan.run}",

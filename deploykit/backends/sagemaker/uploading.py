@@ -30,8 +30,8 @@ def upload(plan: Plan) -> None:
         "Key": request.code_key(plan.options, plan.bundle.hash),
         "ExpectedBucketOwner": plan.options.owner,
     }
-    client = aws.client("s3", plan.place)
-    with aws.errors(plan.place):
+    client = aws.client("s3", plan.target)
+    with aws.errors(plan.target):
         if _stored_checksum(client, place) != checksum:
             _put(client, place, archive, checksum)
 

@@ -60,11 +60,11 @@ _REASONS = {
 }
 
 
-def handle(run: str, folder: Path, place: str) -> Handle:
-    return Handle("sagemaker", place, run, run, str(folder))
+def handle(run: str, folder: Path, target: str) -> Handle:
+    return Handle("sagemaker", target, run, run, str(folder))
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     """The job named `run`; None where there is none, or one that `folder` has not sent."""
     try:
         request = json.loads((folder / "plan.json").read_text())
@@ -72,17 +72,17 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
         request = None
     except ValueError:  # half written: nothing had been sent
         return None
-    other = contradictions(run, place, request)
-    return handle(run, folder, place) if other == [] else None
+    other = contradictions(run, target, request)
+    return handle(run, folder, target) if other == [] else None
 
 
-def contradictions(run: str, place: str, request: Any) -> list[str] | None:
+def contradictions(run: str, target: str, request: Any) -> list[str] | None:
     """What shows that the job named `run` was not made by `request`, if there is such a job.
 
     Any user of the account can create a job of that name. Compares the fields that the service
     returns unchanged, or none if the request is unknown.
     """
-    job = _describe(aws.client("sagemaker", place), run, place)
+    job = _describe(aws.client("sagemaker", target), run, target)
     if job is None or request is None:
         return None if job is None else []
     return [name for name, value in _told(request).items() if _told(job).get(name) != value]
@@ -100,17 +100,17 @@ def _told(job: Any) -> dict[str, Any]:
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     """The status of each, over one client a region."""
-    places = sorted({one.place for one in handles})
+    places = sorted({one.target for one in handles})
     clients = {place: aws.client("sagemaker", place) for place in places}
-    return {one: _status(_describe(clients[one.place], one.id, one.place)) for one in handles}
+    return {one: _status(_describe(clients[one.target], one.id, one.target)) for one in handles}
 
 
 def cancel(handle: Handle) -> None:
     """Stop the job. Raises NotFound where there is none."""
     from botocore.exceptions import ClientError
 
-    client = aws.client("sagemaker", handle.place)
-    with aws.errors(handle.place):
+    client = aws.client("sagemaker", handle.target)
+    with aws.errors(handle.target):
         try:
             client.stop_training_job(TrainingJobName=handle.id)
         except ClientError as error:
@@ -132,7 +132,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
         found: list[tuple[tuple[int, int], LogLine]] = []
         try:
             last = not follow or status([handle])[handle].state.final
-            client = client or aws.client("logs", handle.place)
+            client = client or aws.client("logs", handle.target)
             _look(client, handle, tokens, found)
             looked, failing = True, None
         except (BackendUnavailable, NotPermitted, TryAgain) as error:
@@ -154,7 +154,7 @@ def _look(
     found: list[tuple[tuple[int, int], LogLine]],
 ) -> None:
     """Append what is new."""
-    with aws.errors(handle.place):
+    with aws.errors(handle.target):
         for stream in _streams(client, handle.id):
             for line in _new_lines(client, stream, tokens):
                 found.append(line)  # noqa: PERF402 - what came before an error is kept
@@ -172,11 +172,11 @@ def _bear(error: DeploykitError, since: float | None) -> float:
     return since or now
 
 
-def _describe(client: Any, run: str, place: str) -> Any:
+def _describe(client: Any, run: str, target: str) -> Any:
     """DescribeTrainingJob's answer; None where there is no such job."""
     from botocore.exceptions import ClientError
 
-    with aws.errors(place):
+    with aws.errors(target):
         try:
             return client.describe_training_job(TrainingJobName=run)
         except ClientError as error:

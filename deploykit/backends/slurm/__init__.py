@@ -56,11 +56,11 @@ def submit(plan: Plan, folder: Path) -> Handle:
     return send(plan, folder)
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     """The job whose name is the run id, or that claimed the run."""
     from deploykit.backends.slurm import watching
 
-    return watching.find(run, folder, place)
+    return watching.find(run, folder, target)
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:

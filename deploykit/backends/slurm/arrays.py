@@ -45,7 +45,7 @@ def handles(array: Handle, count: int) -> list[Handle]:
     """A handle for each task."""
     folder = Path(array.folder, "tasks")
     return [
-        Handle(array.backend, array.place, f"{array.id}_{n}", array.run, str(folder / str(n)))
+        Handle(array.backend, array.target, f"{array.id}_{n}", array.run, str(folder / str(n)))
         for n in range(count)
     ]
 

@@ -111,7 +111,7 @@ def _check_home(options: Options) -> Iterator[Problem]:
 
 
 def _check_places(job: JobSpec) -> Iterator[Problem]:
-    for path, place in contract.places(job).items():
+    for path, place in contract.locations(job).items():
         if "://" in place:
             yield Problem(
                 path,
@@ -198,7 +198,7 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
-    for path, place in {"": str(options.home), **contract.places(job)}.items():
+    for path, place in {"": str(options.home), **contract.locations(job)}.items():
         if re.search("[,:]", place) and "://" not in place:
             message = f"a container cannot be given the folder {place}, with a comma or a colon"
             yield Problem(path, message, "choose another folder")

@@ -241,7 +241,7 @@ def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` of all that the launcher, the job and the user want to see."""
-    wanted = [str(folder), *contract.places(job).values(), *container.mounts]
+    wanted = [str(folder), *contract.locations(job).values(), *container.mounts]
     return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in wanted))
 
 

@@ -86,7 +86,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     private.write(folder / watching.CLUSTER, watching.cluster(plan.options.host) + "\n")
     job = _sbatch(plan, folder)
     sent.record(folder, job)
-    return Handle("slurm", plan.place, job, plan.run, str(folder))
+    return Handle("slurm", plan.target, job, plan.run, str(folder))
 
 
 def unwanted(environ: Iterable[str], text: str) -> list[str]:
@@ -165,7 +165,7 @@ def _found(plan: Plan, folder: Path, said: str) -> str:
     for pause in _SETTLE:
         time.sleep(pause)
         with contextlib.suppress(BackendUnavailable):
-            handle = watching.find(plan.run, folder, plan.place)
+            handle = watching.find(plan.run, folder, plan.target)
             if handle is not None:
                 return handle.id
             answered = True

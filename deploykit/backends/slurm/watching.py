@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deploykit import ends, logfiles, shell
+from deploykit import exit_records, logfiles, shell
 from deploykit.backends.slurm import arrays, machine, remote, sent, states, turns
 from deploykit.backends.slurm.sent import Place
 from deploykit.backends.slurm.states import Row
@@ -35,13 +35,13 @@ _NOT_SLURMS = _FORGOTTEN, _ENDED = "forgotten", "ended"
 _UNKNOWN_JOB = "Invalid job id specified"
 
 
-def find(run: str, folder: Path, place: str) -> Handle | None:
+def find(run: str, folder: Path, target: str) -> Handle | None:
     """The job of the run: the one that claimed it, else the first of its name in its folder.
 
     A job that Slurm has forgotten and that left no claim never ran.
     """
     there = sent.place(folder)
-    if there is None and place != machine.HERE:
+    if there is None and target != machine.HERE:
         if not folder.exists():
             raise BackendUnavailable(f"{folder}, which said where it was sent from, was deleted")
         return None  # it broke off before anything was sent
@@ -55,7 +55,7 @@ def find(run: str, folder: Path, place: str) -> Handle | None:
         numbers = (whole(job.partition("_")[0]) for job in ids)
         least = min((number for number in numbers if number is not None), default=None)
         first = None if least is None else str(least)
-    return None if first is None else Handle("slurm", place, first, run, str(folder))
+    return None if first is None else Handle("slurm", target, first, run, str(folder))
 
 
 def claimed(folder: Path) -> str | None:
@@ -119,7 +119,7 @@ def _there(handle: Handle) -> Place:
 
 def _host(handle: Handle) -> str | None:
     """The machine from which its cluster is asked; None: this one."""
-    return None if handle.place == machine.HERE else handle.place
+    return None if handle.target == machine.HERE else handle.target
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -220,10 +220,10 @@ def _status(handle: Handle, row: Row | None, why_not: str | None) -> Status:
 
 def _restarts(folder: Path, state: State) -> list[str]:
     """The reasons of the restarts, with the one that is to come where the job waits for it."""
-    begun = ends.attempt(folder)
+    begun = exit_records.attempt(folder)
     if begun is None:
         return []
-    found = ends.restarts(folder, upto=begun if state.final else None)
+    found = exit_records.restarts(folder, upto=begun if state.final else None)
     unknown = state is State.QUEUED and len(found) == begun
     return [*found, "not known yet"] if unknown else found
 
@@ -237,7 +237,7 @@ def _truer(folder: Path, told: Status) -> Status:
         return replace(told, reason="all its processes were killed, and none could say why")
     if end is None or end.exit_code == 0:
         return told
-    if told.native == "FAILED" or end.exit_code == ends.STOPPED:
+    if told.native == "FAILED" or end.exit_code == exit_records.STOPPED:
         return replace(told, exit_code=end.exit_code, reason=end.reason)
     return told
 
@@ -255,9 +255,9 @@ def _left_behind(folder: Path, why_not: str | None) -> Status:
     return Status(state, _ENDED, end.reason, end.exit_code, finished=end.finished)
 
 
-def _end(folder: Path) -> ends.End | None:
+def _end(folder: Path) -> exit_records.End | None:
     """The end of the last attempt: the first failure, else the first node that ended."""
-    found = ends.read(folder)
+    found = exit_records.read(folder)
     last = max((end.attempt for end in found), default=0)
     return next((end for end in found if end.attempt == last), None)
 
@@ -284,7 +284,7 @@ def _ended(handle: Handle) -> Callable[[], bool]:
 
     def ended() -> bool:
         nonlocal final, due, words, pause
-        left, now = len(ends.read(Path(handle.folder))), time.monotonic()
+        left, now = len(exit_records.read(Path(handle.folder))), time.monotonic()
         if left > words:
             pause = _ASK_AGAIN[0]
         if not final and (now >= due or left > words):

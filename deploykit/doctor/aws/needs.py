@@ -94,7 +94,7 @@ def of(job: JobSpec, options: Options, region: str) -> Needs:
 
 
 def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    places = contract.places(job)
+    places = contract.locations(job)
     named = {path: place.split("/")[2] for path, place in places.items() if "://" in place}
     written = {
         options.bucket,

@@ -37,7 +37,7 @@ def _unseen(case: Case) -> list[str]:
         for name, how in case.options.channels.items()
         if how.s3 is not None or how.file_system_id is not None
     }
-    places = contract.places(case.job).items()
+    places = contract.locations(case.job).items()
     unseen = [path for path, place in places if re.fullmatch(S3.regex, place) is None]
     return [path for path in unseen if path not in elsewhere]
 
