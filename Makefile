@@ -3,12 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-frameworks lint audit fuzz bench bench-slurm docs constraints clean
+.PHONY: run test test-all test-frameworks lint audit fuzz bench bench-slurm docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
 
-test: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready
+# In five minutes: the installation, every verb on all three backends, and what is quick to test.
+test: .venv/.dev
+	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest \
+	    -m 'quick or not (slow or slurm or torch or frameworks)'
+
+# Everything, in some forty minutes on two cores.
+test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready
 	$(BIN)/python -m pytest
 
 # Minutes more: every example of examples/frameworks, in three places each.
@@ -28,7 +34,7 @@ audit: .venv/.dev .venv-audit/.ready
 	$(BIN)/python tests/audit/calls.py
 	$(BIN)/python tests/audit/packages.py
 
-# Ten thousand hostile answers, files and lines for each reader; `make test` tries 500.
+# Ten thousand hostile answers, files and lines for each reader; `make test-all` tries 500.
 FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/test_paste.py \
     tests/node/test_node_preflight_messages.py tests/trainer/test_hostile_table.py \
     tests/trainer/test_hostile_requests.py
