@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks lint audit fuzz bench bench-slurm docs constraints clean
+.PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -41,6 +41,10 @@ FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/te
 fuzz: .venv/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
 
+# Changes five modules in one place at a time, and prints the changes that no test notices. Hours.
+mutation: .venv/.dev .venv-mutation/.ready
+	$(BIN)/python tests/mutation/mutate.py
+
 bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/traffic.py
@@ -75,6 +79,11 @@ LAUNCHER := tests/sagemaker/launcher
 	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
 	touch $@
 
+.venv-mutation/.ready: tests/mutation/requirements.txt
+	$(PYTHON) -m venv .venv-mutation
+	.venv-mutation/bin/python -m pip --disable-pip-version-check install -q -r tests/mutation/requirements.txt
+	touch $@
+
 .venv-audit/.ready: tests/audit/requirements.txt
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip --disable-pip-version-check install -q -r tests/audit/requirements.txt
@@ -105,4 +114,4 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit .venv-mutation
