@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from deploykit.decode import Plain, decode, did_you_mean
+from deploykit.decode import Plain, decode, did_you_mean, whole
 from deploykit.fields import Bounds, Duration, Help, Pattern, Size
 
 
@@ -142,3 +142,62 @@ def test_sizes(text, size):
 
 def test_did_you_mean_keeps_quiet_when_nothing_is_near():
     assert did_you_mean("partition", ["nodes", "memory"]) is None
+
+
+@dataclass(frozen=True)
+class Edges:
+    count: Annotated[int, Bounds(1, 9)] = 1
+    number: int = 0
+    flag: bool = False
+
+
+def at(name, value):
+    """A field's value, or the one message of its problem."""
+    decoded, found = decode(Edges, {name: value})
+    return [problem.message for problem in found] if found else getattr(decoded, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("count", 1, 1),
+        ("count", 9, 9),
+        ("count", 0, ["must be at least 1, got 0"]),
+        ("count", 10, ["must be at most 9, got 10"]),
+        ("number", 10**18, 10**18),
+        ("number", -(10**18), -(10**18)),
+        ("number", 10**18 + 1, ["expected a whole number, got a number of too many digits"]),
+        ("number", 10**30, ["expected a whole number, got a number of too many digits"]),
+        ("number", True, ["expected a whole number, got True"]),
+        ("number", "x" * 58, [f"expected a whole number, got '{'x' * 58}'"]),
+        ("number", "x" * 59, [f"expected a whole number, got '{'x' * 59}..."]),
+        ("flag", Plain("ON"), True),
+        ("flag", Plain("true"), True),
+        ("flag", Plain("yes"), True),
+        ("flag", Plain("off"), False),
+        ("flag", Plain("false"), False),
+        ("flag", Plain("no"), False),
+        ("flag", "yes", ["expected true or false, got 'yes'"]),
+    ],
+)
+def test_values_at_the_edges(name, value, expected):
+    """Each of these was once a mutant that no test noticed."""
+    decoded = at(name, value)
+    assert (decoded, type(decoded)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(("count", "more"), [(20, None), (21, "1 more"), (45, "25 more")])
+def test_only_so_many_unknown_keys_are_named(count, more):
+    _, found = decode(Edges, {f"zz{number}": 1 for number in range(count)})
+    assert [problem.path for problem in found[:20]] == [f"zz{number}" for number in range(20)]
+    assert len(found) == 20 + (more is not None)
+    assert more is None or more in found[-1].message
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("123456789012345678", 123456789012345678), ("1234567890123456789", None)],
+)
+def test_whole_numbers_of_untrusted_text(text, number):
+    assert whole(text) == number
+    assert [whole(word) for word in ("", "-1", " 1", "1x", "٣")] == [None] * 5
