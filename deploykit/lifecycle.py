@@ -45,11 +45,24 @@ def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
     return jobfile.load(path, overrides, options=options, backends=backend.names)
 
 
+def sections(path: Path) -> list[str]:
+    """The backends that have a section in a job file; the default one where none has."""
+    tree, _ = jobfile.parse(path)
+    return [name for name in backend.names() if name in tree] or [backend.DEFAULT]
+
+
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend; raises JobFileError when there are errors."""
-    options = file.sections[name]
-    found = [*backend.find(name).check(file.job, options)]
-    return file.raise_on([*found, *plain_secrets.check(file.job, {name: options})])
+    secrets = plain_secrets.check(file.job, {name: file.sections[name]})
+    return file.raise_on([*problems(file, name), *secrets])
+
+
+def problems(file: JobFile, name: str) -> Iterator[Problem]:
+    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    engine = backend.find(name)
+    yield from engine.check(file.job, file.sections[name])
+    if file.job.preflight and not isinstance(engine, backend.Preflight):
+        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
 def refuse(path: Path, warnings: Sequence[Problem]) -> None:
@@ -116,15 +129,18 @@ def _claim(plan: Plan, folder: Path) -> Run:
     return _known(plan.run)
 
 
-def attach(run: str, name: str, target: str) -> Run:
-    """The run, which need not be in the registry yet. Raises NotFound where there is none."""
+def attach(run: str, name: str, target: str | None) -> Run:
+    """The run, which another machine may have submitted to the backend `name`.
+
+    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    """
+    engine = backend.require(name, backend.Attach)
     if runs.lookup(run) is None:
         folder = paths.run_folder(_checked_id(run))
-        handle = backend.find(name).find(run, folder, target)
-        if handle is None:
-            raise NotFound(f"{name} has no job {run} in {target}", hint="is it another region?")
+        handle = engine.attach(run, folder, target)
         private.folder(folder)
-        runs.add(Run(run, run, name, target, str(folder), "", "", None, runs.now(), ""))
+        where = handle.target
+        runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 

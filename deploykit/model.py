@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
@@ -233,6 +234,18 @@ class Plan:
     bundle: Bundle
     output: str = ""
     """Where the results will be, as the user can reach them."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a target has and allows, as `probe` recorded it."""
+
+    path: Path
+    """The file that keeps it."""
+    facts: Mapping[str, Any]
+    """The same as plain data."""
+    summary: tuple[str, ...]
+    """The same as lines for a person."""
 
 
 @dataclass(frozen=True)

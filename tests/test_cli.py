@@ -52,8 +52,8 @@ def test_version(capsys):
     [
         (["sbumit"], "there is no verb 'sbumit'", "did you mean 'submit'?"),
         ([], "the following arguments are required", "see `deploykit --help`"),
-        (["submit"], "--backend is missing", "one of local, slurm, sagemaker"),
-        (["submit", "--backend", "slrum"], "there is no backend 'slrum'", "did you mean 'slurm'?"),
+        (["submit"], "--backend is required", "one of local, slurm, sagemaker"),
+        (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
     ],

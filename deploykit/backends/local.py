@@ -21,6 +21,7 @@ from typing import Annotated
 from deploykit import bundle as bundles
 from deploykit import contract, exit_records, logfiles, paths, private, render
 from deploykit.bundle import Bundle
+from deploykit.doctor.finding import Finding
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, State, Status
@@ -28,6 +29,7 @@ from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, State, Stat
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
+PREFLIGHT = contract.PREFLIGHT
 
 _SUPERVISE = f"{contract.FOLDER}/local_nodes.py"
 _START = 10
@@ -138,6 +140,18 @@ def cancel(handle: Handle) -> None:
             os.kill(_pid(folder), signal.SIGTERM)
         except PermissionError as error:
             raise NotPermitted(f"{handle.run} was started by another user") from error
+
+
+def examine(
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about this machine; see `deploykit.backend.Doctor`."""
+    from deploykit.doctor import machine
+
+    facts = machine.load(saved) if saved else machine.read(options.python)
+    if save:
+        machine.save(facts, save)
+    yield from machine.check(job, facts)
 
 
 def _status(handle: Handle) -> Status:

@@ -6,6 +6,8 @@ import argparse
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from deploykit import backend as backends
+from deploykit.errors import UsageError
 from deploykit.fields import DURATION
 
 
@@ -26,6 +28,23 @@ def job_file(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
     )
+
+
+def backend(parser: argparse.ArgumentParser) -> None:
+    """The backend that `chosen` reads."""
+    parser.add_argument(
+        "--backend",
+        metavar="B",
+        help="local, slurm, sagemaker, or another of `deploykit backends`",
+    )
+
+
+def chosen(args: argparse.Namespace) -> str:
+    """The name after --backend. Raises UsageError, with all names, where it is missing."""
+    if args.backend is None:
+        names = ", ".join(backends.names())
+        raise UsageError("--backend is required", hint=f"one of {names}")
+    return str(args.backend)
 
 
 def strict(parser: argparse.ArgumentParser) -> None:

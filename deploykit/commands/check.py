@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import backend, bundle, jobfile, lifecycle, plain_secrets
+from deploykit import bundle, lifecycle, plain_secrets
 from deploykit.commands import arguments, output
 from deploykit.errors import JobFileError
 from deploykit.jobfile import JobFile
@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    tree, _ = jobfile.parse(args.job)
-    names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
+    names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names)
     warnings = _check(file, names)
     if args.strict:
@@ -41,7 +40,7 @@ def _check(file: JobFile, names: list[str]) -> list[Problem]:
     """The warnings of all backends; every error of all of them, and of the bundle, at once."""
     found: list[Problem] = []
     for name in names:
-        found += backend.find(name).check(file.job, file.sections[name])
+        found += lifecycle.problems(file, name)
     found += plain_secrets.check(file.job, file.sections)
     try:
         found += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings

@@ -9,8 +9,8 @@ from datetime import datetime
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import arguments, diagnose, output
-from deploykit.errors import NotFound
-from deploykit.model import LogLine
+from deploykit.errors import NotFound, UsageError
+from deploykit.model import Handle, LogLine
 from deploykit.runs import Run
 
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
     if args.task is not None:
+        _refuse_unknown_task(row.handle, args.task)
         lines = (line for line in lines if line.task == args.task)
     if args.attempt is not None:
         lines = _attempt(lines, args.attempt)
@@ -67,6 +68,15 @@ def run(args: argparse.Namespace) -> int:
         lines = _first_error(lines)
     _print(row, _noting_silence(lines, _wanted(args)), args)
     return 0
+
+
+def _refuse_unknown_task(handle: Handle, task: int) -> None:
+    """Raise UsageError where the run has no task of that number."""
+    count = backend.require(handle.backend, backend.Tasks).tasks(handle)
+    if count is None:
+        raise UsageError(f"{handle.run} is not a job array", hint="leave --task out")
+    if task not in range(count):
+        raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
 
 
 def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:

@@ -6,17 +6,12 @@ import argparse
 
 from deploykit import lifecycle
 from deploykit.commands import arguments, output
-from deploykit.errors import UsageError
 from deploykit.lifecycle import Prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.job_file(parser)
-    parser.add_argument(
-        "--backend",
-        metavar="B",
-        help="local, slurm, sagemaker, or another of `deploykit backends`",
-    )
+    arguments.backend(parser)
     arguments.strict(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
@@ -34,10 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.backend is None:
-        raise UsageError("where to? --backend is missing", hint="one of local, slurm, sagemaker")
+    name = arguments.chosen(args)
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
-    prepared = lifecycle.prepare(args.job, [*args.set, *switches], args.backend, args.run)
+    prepared = lifecycle.prepare(args.job, [*args.set, *switches], name, args.run)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
