@@ -135,7 +135,7 @@ def attach(run: str, name: str, target: str | None) -> Run:
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
     engine = backend.require(name, backend.Attach)
-    if runs.lookup(run) is None:
+    if not runs.lookup(run):
         folder = paths.run_folder(_checked_id(run))
         handle = engine.attach(run, folder, target)
         private.folder(folder)
@@ -202,7 +202,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
             unasked |= _refresh(backend.find(name), group)
         except (DeploykitError, OSError) as error:
             unasked |= {row.run: _unasked(name, error) for row in group}
-    fresh = {row.run: row for row in runs.every()}
+    fresh = runs.lookup(*(row.run for row in rows))
     return [_told(fresh[row.run], unasked.get(row.run)) for row in rows]
 
 
@@ -236,8 +236,11 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                     _reconcile(engine, row)
             except DeploykitError as error:
                 unasked[row.run] = _unasked(row.backend, error)
-    rows = [_known(row.run) for row in rows]
-    handles = {row.handle: row for row in rows if row.handle is not None}
+    handles = {
+        row.handle: row
+        for row in runs.lookup(*(row.run for row in rows)).values()
+        if row.handle is not None
+    }
     if not handles:
         return unasked
     found = engine.status(list(handles))
@@ -296,7 +299,7 @@ def exit_code(row: Run) -> int:
 
 
 def _known(run: str) -> Run:
-    row = runs.lookup(run)
+    row = runs.lookup(run).get(run)
     if row is None:
         raise NotFound(f"the registry has lost the run {run}")
     return row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,10 @@ from deploykit.model import Handle, State, Status
 if TYPE_CHECKING:
     import sqlite3
 
+_VERSION = 1
+"""Of the table's layout; the file's ``user_version``."""
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
+CREATE TABLE runs (
     run       TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
     backend   TEXT NOT NULL,
@@ -98,60 +100,57 @@ def add(run: Run) -> bool:
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    with _open() as database:
-        return database.execute(statement, list(run.__dict__.values())).rowcount == 1
+    return _write(statement, *run.__dict__.values()) == 1
 
 
 def confirm(run: str, identity: str) -> None:
     """Record the far side's id."""
-    with _open() as database:
-        database.execute(
-            "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?",
-            (identity, State.QUEUED.value, run),
-        )
+    statement = "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?"
+    _write(statement, identity, State.QUEUED.value, run)
 
 
 def update(run: str, status: Status) -> None:
     """Record what is now known of a run."""
-    known = (status.state.value, status.native, status.reason, status.exit_code)
-    with _open() as database:
-        database.execute(
-            "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
-            "output = coalesce(nullif(?, ''), output) WHERE run = ?",
-            (*known, status.output, run),
-        )
+    _write(
+        "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
+        "output = coalesce(nullif(?, ''), output) WHERE run = ?",
+        *(status.state.value, status.native, status.reason, status.exit_code, status.output, run),
+    )
 
 
 def get(name: str | None) -> Run:
     """The run with that id, or with a unique beginning or end of it; None: the newest run.
 
-    Raises NotFound, naming the candidates where there are several.
+    Raises NotFound, with the candidates where several runs match.
     """
-    found = [run for run in every() if name is None or _matches(run.run, name)]
-    exact = [run for run in found if run.run == name]
-    if exact or len(found) == 1 or (name is None and found):
-        return (exact or found)[0]
-    if found:
-        raise NotFound(
-            f"{name!r} could be any of {len(found)} runs",
-            hint="; ".join(run.run for run in found[:5]),
+    if name is None:
+        matches = _select("ORDER BY created DESC, run DESC LIMIT 1")
+    else:
+        matches = _select(
+            "WHERE substr(run, 1, length(?1)) = ?1 OR substr(run, -length(?1)) = ?1 "
+            "ORDER BY run = ?1 DESC, created DESC, run DESC",
+            (name,),
         )
-    wanted = f"there is no run {name!r}" if name else "there are no runs yet"
-    raise NotFound(wanted, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+    if len(matches) == 1 or (matches and matches[0].run == name):
+        return matches[0]
+    if matches:
+        raise NotFound(
+            f"{name!r} matches {len(matches)} runs",
+            hint="; ".join(run.run for run in matches[:5]),
+        )
+    message = f"there is no run {name!r}" if name else "there are no runs yet"
+    raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
 
 
-def lookup(run: str) -> Run | None:
-    """The run with exactly that id."""
-    return next((row for row in every() if row.run == run), None)
+def lookup(*ids: str) -> dict[str, Run]:
+    """Those of the runs with exactly these ids that exist, by their ids."""
+    marks = ", ".join("?" * len(ids))
+    return {row.run: row for row in _select(f"WHERE run IN ({marks})", ids)}
 
 
 def every() -> list[Run]:
     """All runs, the newest first."""
-    if not _file().exists():
-        return []
-    with _open() as database:
-        rows = database.execute("SELECT * FROM runs ORDER BY created DESC, run DESC").fetchall()
-    return [_run(dict(row)) for row in rows]
+    return _select("ORDER BY created DESC, run DESC")
 
 
 def _run(row: dict[str, Any]) -> Run:
@@ -176,26 +175,58 @@ def now() -> float:
     return time.time()
 
 
-def _matches(run: str, name: str) -> bool:
-    return run.startswith(name) or run.endswith(name)
-
-
 def _file() -> Path:
     return paths.state() / "runs.sqlite"
 
 
+def _select(clause: str, values: Sequence[str] = ()) -> list[Run]:
+    """The rows that `clause` selects. Takes no write lock, and makes no file."""
+    if not _file().exists():
+        return []
+    with _database() as database:
+        if _has_no_table(database):
+            return []
+        rows = database.execute(f"SELECT * FROM runs {clause}", values)  # noqa: S608 - ours
+        return [_run(dict(row)) for row in rows]
+
+
+def _write(statement: str, *values: Any) -> int:
+    """Execute a statement, in a table that is made first if need be; the number of rows changed."""
+    private.folder(_file().parent)
+    private.touch(_file())
+    with _database() as database:
+        database.execute("BEGIN IMMEDIATE")
+        if _has_no_table(database):
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+        return int(database.execute(statement, values).rowcount)
+
+
+def _has_no_table(database: sqlite3.Connection) -> bool:
+    """Whether the file is new. Raises CannotWrite where another version of deploykit wrote it."""
+    # in this order: another process may be making both, in one transaction
+    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        raise CannotWrite(
+            f"another version of deploykit wrote the registry of runs {_file()} "
+            f"(layout {version}; this version reads {_VERSION})",
+            hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
+            "`deploykit attach` finds jobs again by their run ids",
+        )
+    return False
+
+
 @contextlib.contextmanager
-def _open() -> Iterator[sqlite3.Connection]:
+def _database() -> Iterator[sqlite3.Connection]:
+    """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
     import sqlite3  # a dry run has no use for it
 
     path = _file()
     try:
-        private.folder(path.parent)
-        private.touch(path)
         with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
             database.row_factory = sqlite3.Row
-            database.execute("BEGIN IMMEDIATE")
-            database.execute(_SCHEMA)
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(
