@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from deploykit import contract, paths, private, revision
+from deploykit import contract, paths, revision
 from deploykit.archive import Archive
 from deploykit.errors import JobFileError
 from deploykit.ignore import Rules
 from deploykit.model import Problem
-from deploykit.regular_files import Folder
+from deploykit.paths import OpenFolder
 from deploykit.secret_scan import KEY, Finding, Scanner
 from deploykit.source_tree import Entry, changed, opened, pieces, walk
 
@@ -55,13 +55,13 @@ class Bundle:
         """
         import tempfile  # a dry run has no use for it
 
-        folder = private.folder(paths.bundles())
+        folder = paths.private_folder(paths.bundles())
         path = folder / f"{self.hash}.tar.gz"
-        if private.is_mine(path) and _holds(path, self.hash):
+        if paths.is_own_file(path) and _holds(path, self.hash):
             return path
         with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
             written = Path(scratch, path.name)
-            with open(written, "wb", opener=private.opener) as file:
+            with open(written, "wb", opener=paths.private_opener) as file:
                 digest = _write(self.source, self.entries, file)
             if digest != self.hash:
                 raise changed(str(self.source))
@@ -113,14 +113,14 @@ def unpack(archive: Path, target: Path) -> None:
 
     Links are kept, and what the owner may do with a file.
     """
-    private.folder(target)
+    paths.private_folder(target)
     with tarfile.open(archive, "r:gz") as tar:
         tar.extractall(target, filter=_for_owner)  # noqa: S202 - on top of tarfile's own filter
 
 
 def _for_owner(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
     safe = tarfile.data_filter(member, target)
-    private.make(Path(target, safe.name).parent)
+    paths.make_folder(Path(target, safe.name).parent)
     return safe if safe.mode is None else safe.replace(mode=safe.mode & 0o700, deep=False)
 
 
@@ -173,7 +173,7 @@ def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
     return archive.close()
 
 
-def _content(top: Folder, entry: Entry) -> Iterable[bytes]:
+def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
     if entry.target is not None:
         return ()
     return pieces(top, entry) if entry.content is None else (entry.content,)

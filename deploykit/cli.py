@@ -170,15 +170,15 @@ def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
     import platform
     import traceback
 
-    from deploykit import paths, private
+    from deploykit import paths
 
     log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     told = f"deploykit met an error that it does not know: {type(error).__name__}: {error}"
     text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
-        private.folder(log.parent)
-        private.write(log, text)
+        paths.private_folder(log.parent)
+        paths.write(log, text)
     except (OSError, CannotWrite):
         return DeploykitError(told, hint=f"{log.parent} cannot be written, so there is no log")
     return DeploykitError(told, hint=f"the details are in {log}; please report them")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from deploykit import regular_files
+from deploykit import paths
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -148,7 +148,7 @@ def _specs_above(source: Path) -> list[tuple[str, GitIgnoreSpec]]:
 def _read(path: Path) -> GitIgnoreSpec | None:
     """None where there is no such file."""
     try:
-        content = regular_files.content(path, _LARGEST)
+        content = paths.read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")

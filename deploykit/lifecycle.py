@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, plain_secrets, private, runs
+from deploykit import backend, bundle, jobfile, paths, plain_secrets, runs
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -94,7 +94,7 @@ def submit(plan: Plan) -> Run:
     Raises UsageError when the id belongs to another job, TryAgain while another process submits
     it, and what the backend raises when it refuses.
     """
-    folder = private.folder(paths.run_folder(plan.run))
+    folder = paths.private_folder(paths.run_folder(plan.run))
     with _submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
@@ -138,7 +138,7 @@ def attach(run: str, name: str, target: str | None) -> Run:
     if not runs.lookup(run):
         folder = paths.run_folder(_checked_id(run))
         handle = engine.attach(run, folder, target)
-        private.folder(folder)
+        paths.private_folder(folder)
         where = handle.target
         runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
@@ -160,7 +160,7 @@ def _record_source(plan: Plan, folder: Path) -> None:
     """Keep the text of the plan, and what of the source is in no commit yet."""
     from deploykit import uncommitted  # a dry run has no use for it
 
-    private.write(folder / f"plan.{plan.language}", plan.text)
+    paths.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
         archive = plan.bundle.store()
@@ -169,15 +169,15 @@ def _record_source(plan: Plan, folder: Path) -> None:
         except DeploykitError as error:
             record["uncommitted"] = f"not recorded: {error}"
         else:
-            private.write_bytes(folder / "uncommitted.diff", patch.text)
+            paths.write(folder / "uncommitted.diff", patch.text)
             record["left_out"] = patch.left_out
-    private.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
+    paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
 
 
 @contextlib.contextmanager
 def _submitting(folder: Path, run: str) -> Iterator[None]:
     """Hold the run while it is being submitted; the kernel lets go when the process dies."""
-    with open(folder / "submitting", "w", encoding="utf-8", opener=private.opener) as file:
+    with open(folder / "submitting", "w", encoding="utf-8", opener=paths.private_opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

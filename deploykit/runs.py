@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploykit import paths, private
+from deploykit import paths
 from deploykit.errors import CannotWrite, NotFound
 from deploykit.model import Handle, State, Status
 
@@ -192,8 +192,8 @@ def _select(clause: str, values: Sequence[str] = ()) -> list[Run]:
 
 def _write(statement: str, *values: Any) -> int:
     """Execute a statement, in a table that is made first if need be; the number of rows changed."""
-    private.folder(_file().parent)
-    private.touch(_file())
+    paths.private_folder(_file().parent)
+    paths.touch(_file())
     with _database() as database:
         database.execute("BEGIN IMMEDIATE")
         if _has_no_table(database):

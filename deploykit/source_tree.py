@@ -12,7 +12,7 @@ from deploykit import paths
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.ignore import Rules
 from deploykit.model import Problem
-from deploykit.regular_files import Folder
+from deploykit.paths import OpenFolder
 
 _PIECE = 1 << 20
 """Bytes that are read at once."""
@@ -60,15 +60,15 @@ def walk(source: Path, rules: Rules, problems: list[Problem]) -> Iterator[Entry]
                 yield entry
 
 
-def opened(source: Path) -> Folder:
+def opened(source: Path) -> OpenFolder:
     """The source folder, for `pieces`. Raises TryAgain when it is no longer there."""
     try:
-        return Folder(source)
+        return OpenFolder(source)
     except OSError as error:
         raise changed(str(source)) from error
 
 
-def pieces(top: Folder, entry: Entry) -> Iterator[bytes]:
+def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
     """The bytes of a file that `walk` found, some MiB at a time.
 
     Raises TryAgain when it is no longer what it was, JobFileError when it cannot be read.

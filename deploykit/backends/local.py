@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import bundle as bundles
-from deploykit import contract, exit_records, logfiles, paths, private, render
+from deploykit import contract, exit_records, logfiles, paths, render
 from deploykit.bundle import Bundle
 from deploykit.doctor.finding import Finding
 from deploykit.errors import BackendUnavailable, NotPermitted
@@ -85,10 +85,10 @@ def _seconds(job: JobSpec) -> int:
 def submit(plan: Plan, folder: Path) -> Handle:
     bundles.unpack(plan.bundle.store(), folder / "source")
     for name in contract.FOLDERS:
-        private.folder(folder / name)
+        paths.private_folder(folder / name)
     with (
-        open(folder / "alive", "w", encoding="utf-8", opener=private.opener) as alive,
-        open(folder / "logs/job.log", "a", encoding="utf-8", opener=private.opener) as log,
+        open(folder / "alive", "w", encoding="utf-8", opener=paths.private_opener) as alive,
+        open(folder / "logs/job.log", "a", encoding="utf-8", opener=paths.private_opener) as log,
     ):
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
@@ -134,7 +134,7 @@ def cancel(handle: Handle) -> None:
     folder = Path(handle.folder)
     if not _alive(folder):
         return
-    private.touch(folder / "cancelled")
+    paths.touch(folder / "cancelled")
     with contextlib.suppress(ProcessLookupError):
         try:
             os.kill(_pid(folder), signal.SIGTERM)
