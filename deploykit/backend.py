@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from deploykit.bundle import Bundle
 from deploykit.doctor.finding import Finding
 from deploykit.errors import UsageError
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""

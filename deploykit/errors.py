@@ -7,10 +7,25 @@ of the trainer's own (1, 2, or 128 + a signal), which ``wait`` and ``submit --wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
-if TYPE_CHECKING:
-    from deploykit.model import Problem
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
+
+    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
+    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is where the
+    fact behind it is written (a URL).
+    """
+
+    path: str
+    message: str
+    hint: str | None = None
+    line: int | None = None
+    severity: Literal["error", "warning"] = "error"
+    source: str | None = None
 
 
 class DeploykitError(Exception):

@@ -163,7 +163,7 @@ def _record_source(plan: Plan, folder: Path) -> None:
     paths.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = plan.bundle.store()
+        archive = bundle.store(plan.bundle)
         try:
             patch = uncommitted.patch(plan.bundle, archive)
         except DeploykitError as error:

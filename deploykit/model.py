@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+from deploykit.errors import Problem as Problem  # noqa: PLC0414 - a noun, which errors carry
 from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
-
-if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
 
 NAME = Pattern(
     r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
@@ -147,23 +145,6 @@ class JobSpec:
     ] = 100 * 1024**2
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
-
-    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
-    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is where the
-    fact behind it is written (a URL).
-    """
-
-    path: str
-    message: str
-    hint: str | None = None
-    line: int | None = None
-    severity: Literal["error", "warning"] = "error"
-    source: str | None = None
-
-
 class State(enum.Enum):
     """A run's state, the same words on every backend."""
 
@@ -217,6 +198,39 @@ class Handle:
 
     def __str__(self) -> str:
         return f"{self.backend}://{self.target}/{self.id}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or link of the bundle. `path` is relative, with forward slashes."""
+
+    path: str
+    mode: int = 0o644
+    size: int = 0
+    """Bytes; 0 for a link."""
+    target: str | None = None
+    """Where a link points; None for a file."""
+    content: bytes | None = None
+    """Content of a file of the node plane; None: read from the source folder."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A source tree as it was when it was scanned. `hash` is the SHA-256 of its tar stream."""
+
+    source: Path
+    entries: tuple[Entry, ...]
+    hash: str
+    commit: str | None = None
+    kept_back: tuple[str, ...] = ()
+    """Files that stay behind because a private key is in them."""
+    warnings: tuple[Problem, ...] = ()
+    """What is doubtful about the files: keys that stay behind, tokens that travel."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, uncompressed."""
+        return sum(entry.size for entry in self.entries)
 
 
 @dataclass(frozen=True)

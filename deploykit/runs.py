@@ -192,9 +192,7 @@ def _select(clause: str, values: Sequence[str] = ()) -> list[Run]:
 
 def _write(statement: str, *values: Any) -> int:
     """Execute a statement, in a table that is made first if need be; the number of rows changed."""
-    paths.private_folder(_file().parent)
-    paths.touch(_file())
-    with _database() as database:
+    with _database(create=True) as database:
         database.execute("BEGIN IMMEDIATE")
         if _has_no_table(database):
             database.execute(_SCHEMA)
@@ -219,12 +217,15 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
 
 
 @contextlib.contextmanager
-def _database() -> Iterator[sqlite3.Connection]:
+def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
     import sqlite3  # a dry run has no use for it
 
     path = _file()
     try:
+        paths.private_folder(path.parent)
+        if create:
+            paths.touch(path)
         with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
             database.row_factory = sqlite3.Row
             yield database

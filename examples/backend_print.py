@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import contract
-from deploykit.bundle import Bundle
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import SubmitRefused
 from deploykit.fields import Help
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 SUMMARY = "writes the command to a file, and starts nothing"
 PROGRAMS: tuple[str, ...] = ()

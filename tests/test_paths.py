@@ -138,11 +138,11 @@ def test_a_link_that_somebody_else_made_is_refused(home, open_place):  # noqa: F
 def test_a_bundle_that_somebody_else_has_put_there_is_not_believed(trained, home):
     """It has the right name, and another's code."""
     packed = bundle.scan(trained, 10**9)
-    true = packed.store().read_bytes()
-    planted = packed.store()
+    true = bundle.store(packed).read_bytes()
+    planted = bundle.store(packed)
     planted.write_bytes(b"another's code")
     os.chown(planted, STRANGER, STRANGER)
-    assert packed.store().read_bytes() == true
+    assert bundle.store(packed).read_bytes() == true
     assert planted.stat().st_uid == os.getuid()
 
 

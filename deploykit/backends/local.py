@@ -20,11 +20,10 @@ from typing import Annotated
 
 from deploykit import bundle as bundles
 from deploykit import contract, exit_records, logfiles, paths, render
-from deploykit.bundle import Bundle
 from deploykit.doctor.finding import Finding
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
@@ -83,7 +82,7 @@ def _seconds(job: JobSpec) -> int:
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    bundles.unpack(plan.bundle.store(), folder / "source")
+    bundles.unpack(bundles.store(plan.bundle), folder / "source")
     for name in contract.FOLDERS:
         paths.private_folder(folder / name)
     with (

@@ -18,7 +18,7 @@ from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+    from deploykit.model import Bundle
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from deploykit.errors import NotFound
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
 if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+    from deploykit.model import Bundle
 
 SUMMARY = "a Slurm cluster, through sbatch as submitit calls it; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")

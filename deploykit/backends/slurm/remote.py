@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploykit import bundle as bundles
 from deploykit import contract, paths
 from deploykit.backends.slurm import machine
 from deploykit.backends.slurm.sent import Place
@@ -56,7 +57,7 @@ def deliver(plan: Plan, place: Place) -> None:
     good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"
     have = _do(place.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
     if not have:
-        _upload(place.host, home, archive, plan.bundle.store().read_bytes())
+        _upload(place.host, home, archive, bundles.store(plan.bundle).read_bytes())
     # a folder that is there is whole: it gets its name last
     tar = f"tar --no-same-permissions -xzf {archive} -C {folder}/new"
     unpack = f"{tar} && mv {folder}/new {folder}/source"

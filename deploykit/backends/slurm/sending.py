@@ -73,7 +73,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     paths.private_folder(folder / "sbatch")
     if plan.options.host is None:
         _check_here(plan)
-        bundles.unpack(plan.bundle.store(), folder / "source")
+        bundles.unpack(bundles.store(plan.bundle), folder / "source")
         for name in contract.FOLDERS:
             paths.private_folder(folder / name)
         paths.touch(folder / _PORT_FILE)
