@@ -1,7 +1,7 @@
-"""The registry of runs: one SQLite file, safe under many writers.
+"""The registry of runs: one SQLite file, safe with many concurrent writers.
 
-A row is written before anything is sent and the far side's id after, so that a crash between the
-two stays visible. A rollback journal rather than a write-ahead log, since homes are often on NFS.
+A row is written before anything is sent, and the job's id after, so that a crash in between stays
+visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CREATE TABLE runs (
     target    TEXT NOT NULL,
     folder    TEXT NOT NULL,
     plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
-    bundle    TEXT NOT NULL,  -- SHA-256 of the source that travelled
+    bundle    TEXT NOT NULL,  -- SHA-256 of the bundle
     revision  TEXT,           -- git commit of the source
     created   REAL NOT NULL,  -- seconds since the epoch
-    output    TEXT NOT NULL,  -- where the results will be
-    id        TEXT,           -- the far side's id, once it is known
+    output    TEXT NOT NULL,  -- location of the results
+    id        TEXT,           -- of the job on the far side, once known
     state     TEXT NOT NULL,
     native    TEXT NOT NULL DEFAULT '',
     reason    TEXT NOT NULL DEFAULT '',
@@ -44,7 +44,7 @@ CREATE TABLE runs (
 )
 """
 _EITHER = ("revision", "id")
-"""Columns that may be empty; the others hold texts, but for two numbers."""
+"""Columns that may be NULL; the others are texts, except for two numbers."""
 _TEXTS = (
     *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
     *("state", "native", "reason"),
@@ -53,12 +53,12 @@ _LAST = 253402300799
 """The last second of the year 9999."""
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _PATIENCE = 60
-"""Seconds to wait for other writers."""
+"""Seconds to wait for another process's lock."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A row: what was submitted, and what was last known of it."""
+    """A row: what was submitted, and its last known status."""
 
     run: str
     name: str
@@ -78,14 +78,14 @@ class Run:
 
     @property
     def handle(self) -> Handle | None:
-        """None while the far side has not confirmed the job."""
+        """The job's address; None until the far side has confirmed the job."""
         if self.id is None:
             return None
         return Handle(self.backend, self.target, self.id, self.run, self.folder)
 
     @property
     def status(self) -> Status:
-        """What was last known."""
+        """The last known status."""
         return Status(State(self.state), self.native, self.reason, self.exit_code)
 
 
@@ -96,7 +96,7 @@ def new_id(name: str) -> str:
 
 
 def add(run: Run) -> bool:
-    """Write the row of a new run; False when there is one of that id already."""
+    """Insert the row of a new run; False where that id already exists."""
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
@@ -104,13 +104,13 @@ def add(run: Run) -> bool:
 
 
 def confirm(run: str, identity: str) -> None:
-    """Record the far side's id."""
+    """Record the id of the job on the far side."""
     statement = "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?"
     _write(statement, identity, State.QUEUED.value, run)
 
 
 def update(run: str, status: Status) -> None:
-    """Record what is now known of a run."""
+    """Record the current status of a run."""
     _write(
         "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
         "output = coalesce(nullif(?, ''), output) WHERE run = ?",
@@ -119,9 +119,9 @@ def update(run: str, status: Status) -> None:
 
 
 def get(name: str | None) -> Run:
-    """The run with that id, or with a unique beginning or end of it; None: the newest run.
+    """The run with that id, or with a unique beginning or end of one; for None the newest run.
 
-    Raises NotFound, with the candidates where several runs match.
+    Raises NotFound; where several runs match, with the candidates.
     """
     if name is None:
         matches = _select("ORDER BY created DESC, run DESC LIMIT 1")
@@ -138,7 +138,7 @@ def get(name: str | None) -> Run:
             f"{name!r} matches {len(matches)} runs",
             hint="; ".join(run.run for run in matches[:5]),
         )
-    message = f"there is no run {name!r}" if name else "there are no runs yet"
+    message = f"no run matches {name!r}" if name else "there are no runs yet"
     raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
 
 
@@ -154,7 +154,7 @@ def every() -> list[Run]:
 
 
 def _run(row: dict[str, Any]) -> Run:
-    """A row as a run, whatever stands in it: another version, or another hand, may have written."""
+    """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
     values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
     values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
     created, code = row.get("created"), row.get("exit_code")
@@ -219,7 +219,7 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
 @contextlib.contextmanager
 def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
-    import sqlite3  # a dry run has no use for it
+    import sqlite3  # not needed for a dry run
 
     path = _file()
     try:

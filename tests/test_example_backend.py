@@ -110,7 +110,7 @@ def test_its_problems_are_reported(project, capsys):
     assert code == 65
     assert "resources.nodes: paper has one node (nodes: 1)" in shown.err
     code, shown = run(capsys, "check", *argv)
-    assert "print.prefx: there is no such key (did you mean 'prefix'?)" in shown.err
+    assert "print.prefx: unknown key (did you mean 'prefix'?)" in shown.err
 
 
 def test_init_writes_its_section_too(project, capsys):

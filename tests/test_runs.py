@@ -65,7 +65,7 @@ def test_names_find_runs():
     with pytest.raises(NotFound, match="matches 2 runs") as caught:
         runs.get("ab")
     assert caught.value.hint == "ab-2; ab-1"
-    with pytest.raises(NotFound, match="there is no run 'x'"):
+    with pytest.raises(NotFound, match="no run matches 'x'"):
         runs.get("x")
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each backend, or the profile of one's target."""
+    """Print a line for each backend, or the profile of a target."""
     if args.probe:
         return _probe(args.backend, args.target, as_json=args.json)
     if args.target is not None:

@@ -15,6 +15,7 @@ from deploykit.model import Problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the job file, --backend and --strict."""
     arguments.job_file(parser)
     parser.add_argument(
         "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the warnings; raise JobFileError with every error of every backend."""
     names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names)
     warnings = _check(file, names)
@@ -38,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(file: JobFile, names: list[str]) -> list[Problem]:
     """The warnings of all backends; every error of all of them, and of the bundle, at once."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in names:
-        found += lifecycle.problems(file, name)
-    found += plain_secrets.check(file.job, file.sections)
+        problems += lifecycle.problems(file, name)
+    problems += plain_secrets.check(file.job, file.sections)
     try:
-        found += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
+        problems += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
     except JobFileError as error:
-        found += error.problems
-    return file.raise_on(found)
+        problems += error.problems
+    return file.raise_on(problems)
