@@ -1,17 +1,22 @@
-"""What a backend is: a module with the members of `Backend`. And how one is found by name."""
+"""The contract of a backend, the capabilities that it may offer beyond it, and how it is found.
+
+A backend is a module. Commands ask for a backend, or for a capability of one, by name; no command
+knows which backends there are.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
+from deploykit.doctor.finding import Finding
 from deploykit.errors import UsageError
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
-if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+DEFAULT = "local"
+"""The backend of a job file that has a section for none."""
 
 
 class Backend(Protocol):
@@ -34,10 +39,13 @@ class Backend(Protocol):
         """Frozen dataclass of the backend's section in the job file."""
 
     def check(self, job: JobSpec, options: Any) -> Iterator[Problem]:
-        """Yield every problem that can be seen without asking anybody. Pure."""
+        """Yield every problem that can be found offline. Pure."""
 
     def plan(self, job: JobSpec, options: Any, *, run: str, bundle: Bundle) -> Plan:
-        """Render the text of the plan. Pure: no network, credentials, subprocess or write."""
+        """Render the text of the plan of a job without errors. Pure: no network, no writes.
+
+        Raises JobFileError for what shows only in the rendered text.
+        """
 
     def submit(self, plan: Plan, folder: Path) -> Handle:
         """Send exactly `plan.text`, with its bundle.
@@ -45,24 +53,80 @@ class Backend(Protocol):
         `folder` is the run's; it exists and holds the text as ``plan.sh`` or ``plan.json``.
 
         Raises SubmitRefused, BackendUnavailable or TryAgain when nothing was started, and
-        Uncertain when that cannot be known.
+        Uncertain when the job may exist.
         """
 
     def find(self, run: str, folder: Path, target: str) -> Handle | None:
-        """The job of that run id on the far side, or None where there is certainly none.
+        """The job of that run id on the far side; None where there is certainly none.
 
         `target` is the plan's. Raises BackendUnavailable when it cannot tell.
         """
 
     def status(self, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-        """The status of many runs in one call to the far side."""
+        """The status of many runs, with one call to each target where the far side allows."""
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-        """Lines of all ranks, oldest first. `follow` goes on until the job has ended."""
+        """Lines of all ranks, oldest first; with `follow`, until the job has ended."""
 
     def cancel(self, handle: Handle) -> None:
-        """Ask for the job to stop; returns once the far side has accepted that."""
+        """Request that the job stop; return once the far side has accepted the request."""
 
+
+@runtime_checkable
+class Doctor(Protocol):
+    """A backend whose target can be examined before a job is sent."""
+
+    def examine(
+        self, job: JobSpec, options: Any, *, saved: Path | None, save: Path | None
+    ) -> Iterator[Finding]:
+        """Findings about the target, for a job that has passed `check`. Changes nothing there.
+
+        `saved` is a folder of facts to judge instead of asking the target; `save` is a folder to
+        write the facts to. Raises NotFound where `saved` has no valid facts.
+        """
+
+
+@runtime_checkable
+class Attach(Protocol):
+    """A backend whose jobs can be found by the run id alone, from any machine."""
+
+    def attach(self, run: str, folder: Path, target: str | None) -> Handle:
+        """The job of that run id; `target` None means the default of the environment.
+
+        `folder` is the run's on this machine, which may not exist yet. Raises NotFound where there
+        is no such job, UsageError where no target is known.
+        """
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """A backend that can record what a target has and allows, for use offline."""
+
+    def probe(self, target: str | None) -> Profile:
+        """Query the target, by default the one of the environment, and store its profile."""
+
+
+@runtime_checkable
+class Tasks(Protocol):
+    """A backend on which one run can be an array of tasks."""
+
+    def tasks(self, handle: Handle) -> int | None:
+        """The number of tasks of a run; None where it is not an array."""
+
+
+@runtime_checkable
+class Preflight(Protocol):
+    """A backend whose nodes run deploykit's launcher, and so the network test of `preflight`."""
+
+    @property
+    def PREFLIGHT(self) -> int:
+        """Seconds that the network test may take."""
+
+
+CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
+"""What a backend may offer; it does so by having the member that the protocol describes."""
+
+T = TypeVar("T")
 
 _BUILT_IN = {
     "local": "deploykit.backends.local",
@@ -89,9 +153,29 @@ def find(name: str) -> Backend:
 
     known = list(names())
     raise UsageError(
-        f"there is no backend {name!r}",
+        f"unknown backend {name!r}",
         hint=did_you_mean(name, known) or f"backends: {', '.join(known)}",
     )
+
+
+def require(name: str, capability: type[T]) -> T:
+    """The backend `name`, as one that offers `capability`.
+
+    Raises UsageError where it does not, with the backends that do.
+    """
+    engine = find(name)
+    if isinstance(engine, capability):
+        return engine
+    offering = [other for other in names() if isinstance(find(other), capability)]
+    raise UsageError(
+        f"backend {name} does not offer `{verb(capability)}`",
+        hint=f"offered by: {', '.join(offering) or 'no installed backend'}",
+    )
+
+
+def verb(capability: type) -> str:
+    """The name of a capability on the command line: ``doctor`` for `Doctor`."""
+    return capability.__name__.lower()
 
 
 def _installed() -> Iterator[Any]:
@@ -104,3 +188,8 @@ if TYPE_CHECKING:
     from deploykit.backends import local, sagemaker, slurm
 
     _COMPLETE: tuple[Backend, ...] = (local, slurm, sagemaker)
+    _DOCTOR: tuple[Doctor, ...] = (local, slurm, sagemaker)
+    _ATTACH: tuple[Attach, ...] = (sagemaker,)
+    _PROBE: tuple[Probe, ...] = (slurm,)
+    _TASKS: tuple[Tasks, ...] = (slurm,)
+    _PREFLIGHT: tuple[Preflight, ...] = (local, slurm, sagemaker)

@@ -11,62 +11,24 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from deploykit import contract, paths, private, revision
-from deploykit.archive import Archive
+from deploykit import contract, paths, revision
 from deploykit.errors import JobFileError
-from deploykit.ignore import Rules
-from deploykit.model import Problem
-from deploykit.regular_files import Folder
+from deploykit.model import Bundle, Entry, Problem
+from deploykit.paths import OpenFolder
 from deploykit.secret_scan import KEY, Finding, Scanner
-from deploykit.source_tree import Entry, changed, opened, pieces, walk
+from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+    Mark = tuple[_Hash, int]
 
 _MOST_WARNINGS = 20
 """Files with tokens that are named one by one."""
 _MOST_LINES = 5
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """A source tree as it was when `scan` read it. `hash` is the SHA-256 of its tar stream."""
-
-    source: Path
-    entries: tuple[Entry, ...]
-    hash: str
-    commit: str | None = None
-    kept_back: tuple[str, ...] = ()
-    """Files that stay behind because a private key is in them."""
-    warnings: tuple[Problem, ...] = ()
-    """What is doubtful about the files: keys that stay behind, tokens that travel."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files, uncompressed."""
-        return sum(entry.size for entry in self.entries)
-
-    def store(self) -> Path:
-        """Write the archive below the state folder, unless it is there, and return its path.
-
-        One whose content is not what its name says is written again. Raises TryAgain when the
-        source has changed since it was scanned.
-        """
-        import tempfile  # a dry run has no use for it
-
-        folder = private.folder(paths.bundles())
-        path = folder / f"{self.hash}.tar.gz"
-        if private.is_mine(path) and _holds(path, self.hash):
-            return path
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
-            written = Path(scratch, path.name)
-            with open(written, "wb", opener=private.opener) as file:
-                digest = _write(self.source, self.entries, file)
-            if digest != self.hash:
-                raise changed(str(self.source))
-            written.replace(path)
-        return path
 
 
 def scan(source: Path, limit: int) -> Bundle:
@@ -85,6 +47,28 @@ def scan(source: Path, limit: int) -> Bundle:
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
     return _read(source, entries, rules)
+
+
+def store(bundle: Bundle) -> Path:
+    """Write the archive below the state folder, unless it is there, and return its path.
+
+    One whose content is not what its name says is written again. Raises TryAgain when the source
+    has changed since it was scanned.
+    """
+    import tempfile  # a dry run has no use for it
+
+    folder = paths.private_folder(paths.bundles())
+    path = folder / f"{bundle.hash}.tar.gz"
+    if paths.is_own_file(path) and _holds(path, bundle.hash):
+        return path
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
+        written = Path(scratch, path.name)
+        with open(written, "wb", opener=paths.private_opener) as file:
+            digest = _write(bundle.source, bundle.entries, file)
+        if digest != bundle.hash:
+            raise changed(str(bundle.source))
+        written.replace(path)
+    return path
 
 
 def _listing(entries: list[Entry]) -> Entry:
@@ -113,28 +97,28 @@ def unpack(archive: Path, target: Path) -> None:
 
     Links are kept, and what the owner may do with a file.
     """
-    private.folder(target)
+    paths.private_folder(target)
     with tarfile.open(archive, "r:gz") as tar:
         tar.extractall(target, filter=_for_owner)  # noqa: S202 - on top of tarfile's own filter
 
 
 def _for_owner(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
     safe = tarfile.data_filter(member, target)
-    private.make(Path(target, safe.name).parent)
+    paths.make_folder(Path(target, safe.name).parent)
     return safe if safe.mode is None else safe.replace(mode=safe.mode & 0o700, deep=False)
 
 
-def _rules(source: Path) -> Rules:
+def _rules(source: Path) -> IgnoreRules:
     try:
-        return Rules(source)
+        return IgnoreRules(source)
     except OSError as error:
         problem = Problem("source", f"{error.filename} cannot be read: {error.strerror}")
         raise JobFileError(f"the source folder {source}", [problem]) from error
 
 
-def _read(source: Path, entries: list[Entry], rules: Rules) -> Bundle:
+def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     """Hash what travels. The same bytes are searched for keys and tokens, and are read once."""
-    archive = Archive()
+    archive = _Archive()
     travel: list[Entry] = []
     found: dict[str, dict[Finding, int]] = {}
     with opened(source) as top:
@@ -166,14 +150,14 @@ def _read(source: Path, entries: list[Entry], rules: Rules) -> Bundle:
 
 
 def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
-    archive = Archive(out)
+    archive = _Archive(out)
     with opened(source) as top:
         for entry in entries:
             archive.add(entry, _content(top, entry))
     return archive.close()
 
 
-def _content(top: Folder, entry: Entry) -> Iterable[bytes]:
+def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
     if entry.target is not None:
         return ()
     return pieces(top, entry) if entry.content is None else (entry.content,)
@@ -238,3 +222,49 @@ def _readable(size: float) -> str:
             return f"{size:.1f} {unit}".replace(".0 B", " B")
         size /= 1000
     return f"{size:.1f} GB"
+
+
+class _Archive:
+    """Entries are added in their order; `out` is None where only the hash is wanted."""
+
+    def __init__(self, out: IO[bytes] | None = None) -> None:
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._out = gzip.GzipFile("", "wb", 6, out, mtime=0) if out is not None else None
+
+    def add(self, entry: Entry, content: Iterable[bytes]) -> None:
+        """An entry with its bytes, of which there are as many as it says."""
+        self._write(_header(entry))
+        for piece in content:
+            self._write(piece)
+        self._write(b"\0" * (-entry.size % tarfile.BLOCKSIZE))
+
+    def mark(self) -> Mark:
+        """Where the stream is now, for `reset`."""
+        return self._digest.copy(), self._size
+
+    def reset(self, mark: Mark) -> None:
+        """Forget what was added since; only where nothing is written."""
+        self._digest, self._size = mark
+
+    def close(self) -> str:
+        """Write the end of the archive; the SHA-256 of the stream before compression."""
+        end = 2 * tarfile.BLOCKSIZE
+        self._write(b"\0" * (end + -(self._size + end) % tarfile.RECORDSIZE))
+        if self._out is not None:
+            self._out.close()
+        return self._digest.hexdigest()
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._size += len(data)
+        if self._out is not None:
+            self._out.write(data)
+
+
+def _header(entry: Entry) -> bytes:
+    info = tarfile.TarInfo(entry.path)
+    info.mode, info.size = entry.mode, entry.size
+    if entry.target is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, entry.target
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The command line: find the verb, run it, turn what it raises into a message and an exit code."""
+"""The command line: run a verb, and turn what it raises into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
-    "infra": "write what must exist on AWS before a job can run, from a few answers",
-    "advise": "which parallel strategy to train with, what each needs, and why",
-    "check": "find every problem of a job file, offline",
-    "doctor": "look at the place where a job will run, and say what is in its way",
+    "infra": "generate what must exist on AWS before a job can run",
+    "advise": "recommend a parallel strategy, with the memory and time of each",
+    "check": "find every problem in a job file, offline",
+    "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
-    "status": "what a run is doing, and why",
-    "attach": "take up a job that was sent from another machine",
-    "list": "all runs",
-    "logs": "what the ranks print, merged",
-    "wait": "wait for a run and end with its exit code",
-    "diagnose": "why a run failed, from its logs",
+    "status": "show the state of runs, and the reason",
+    "attach": "track a job submitted elsewhere",
+    "list": "list all runs",
+    "logs": "print the logs of all ranks, merged",
+    "wait": "wait for a run, and exit with its exit code",
+    "diagnose": "find why a run failed, from its logs",
     "cancel": "stop a run",
-    "backends": "where jobs can run from here",
-    "completion": "tab completion for your shell",
+    "backends": "list the backends, and what each needs",
+    "completion": "print a completion script for your shell",
 }
 _COLLECT = 50_000
-"""New objects between two garbage collections: imports make many, and none of them garbage."""
-_UNWRITTEN = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""New objects between two garbage collections: imports make many, none of them garbage."""
+_WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -44,7 +44,7 @@ _USAGE = UsageError.exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code (docs/reference/exit-codes.md)."""
     gc.set_threshold(_COLLECT)
-    atexit.register(gc.freeze)  # no last collection either
+    atexit.register(gc.freeze)  # no final collection either
     _open_closed_streams()
     try:
         try:
@@ -56,13 +56,13 @@ def main(argv: list[str] | None = None) -> int:
         return _PIPE_CLOSED
     except (OSError, OutputLost) as error:
         _drop_output()
-        return _say_lost(error)
+        return _report_lost(error)
 
 
 def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
-        _known(argv[:1])
+        _require_known(argv[:1])
         args = parser(argv[:1]).parse_args(argv)
         return int(_module(args.verb).run(args))
     except (BrokenPipeError, OutputLost):
@@ -73,13 +73,13 @@ def _run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
-        told = _unwritten(error) or _unexpected(error, argv)
-        _report(told, as_json=as_json)
-        return told.exit_code
+        known = _write_error(error) or _unexpected(error, argv)
+        _report(known, as_json=as_json)
+        return known.exit_code
 
 
 def parser(chosen: list[str]) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the verbs in `chosen` only: the others stay unimported."""
+    """The parser, with the arguments of the verbs in `chosen`; the others are not imported."""
     top = _Parser(
         prog="deploykit",
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
@@ -105,25 +105,26 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     return top
 
 
-def _known(chosen: list[str]) -> None:
-    """Refuse a verb that does not exist, with the one that was probably meant."""
+def _require_known(chosen: list[str]) -> None:
+    """Raise UsageError for an unknown verb, with the one that was probably meant."""
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
             from deploykit.decode import did_you_mean
 
-            hint = did_you_mean(verb, VERBS) or "`deploykit --help` lists them"
-            raise UsageError(f"there is no verb {verb!r}", hint=hint)
+            hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
+            raise UsageError(f"unknown command {verb!r}", hint=hint)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, but a wrong command line ends like every other error."""
+    """argparse, with errors reported like all others."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing and exiting."""
         raise UsageError(message, hint=f"see `{self.prog} --help`")
 
 
 def _open_closed_streams() -> None:
-    """Put /dev/null in place of closed streams, before an opened file takes the number of one."""
+    """Open /dev/null for closed streams, before another file takes their descriptors."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -131,12 +132,12 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """What is left in the buffers goes nowhere: the interpreter would complain at its end."""
+    """Discard buffered output, which the interpreter could not flush at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
 
 
-def _say_lost(error: Exception) -> int:
+def _report_lost(error: Exception) -> int:
     reason = error.strerror if isinstance(error, OSError) else error
     with contextlib.suppress(OSError, OutputLost):  # standard error may be lost too
         _report(OutputLost(f"cannot write the output: {reason}"), as_json=False)
@@ -153,35 +154,35 @@ def _report(error: DeploykitError, *, as_json: bool) -> None:
     output.error(error, as_json=as_json)
 
 
-def _unwritten(error: Exception) -> DeploykitError | None:
-    """What it means where a disk is full, or closed to the user; None: it is something else."""
-    if not isinstance(error, OSError) or error.errno not in _UNWRITTEN:
+def _write_error(error: Exception) -> DeploykitError | None:
+    """The error for a full or read-only disk; None for any other exception."""
+    if not isinstance(error, OSError) or error.errno not in _WRITE_ERRORS:
         return None
     from deploykit import paths
 
     return CannotWrite(
-        f"{error.filename or f'a file in {paths.state()}'} cannot be written: {error.strerror}",
-        hint=f"free some space there, or {paths.HINT}",
+        f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
+        hint=f"free some space, or {paths.HINT}",
     )
 
 
 def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
-    """An error nobody foresaw, with its traceback in a log file that the message names."""
+    """An unexpected exception as an error that names a log file with the traceback."""
     import platform
     import traceback
 
-    from deploykit import paths, private
+    from deploykit import paths
 
     log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
-    told = f"deploykit met an error that it does not know: {type(error).__name__}: {error}"
+    message = f"unexpected error: {type(error).__name__}: {error}"
     text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
-        private.folder(log.parent)
-        private.write(log, text)
+        paths.private_folder(log.parent)
+        paths.write(log, text)
     except (OSError, CannotWrite):
-        return DeploykitError(told, hint=f"{log.parent} cannot be written, so there is no log")
-    return DeploykitError(told, hint=f"the details are in {log}; please report them")
+        return DeploykitError(message, hint=f"no log was written: {log.parent} is not writable")
+    return DeploykitError(message, hint=f"the traceback is in {log}; please report it")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plain data into a dataclass, with every problem on the way: its path and what was expected."""
+"""Decode plain data into a dataclass, and report every problem with its path."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _BAD: Any = object()
 _LONGEST = 60
 """Characters of a wrong value that a message quotes."""
 _NAMED = 20
-"""Keys that do not exist and are named: to look for what was meant takes a millisecond each."""
+"""Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 _LARGEST = 10**18
-"""No count, size or time is beyond; thousands of digits cannot even be shown (ValueError)."""
+"""Larger than any count, size or time; str() raises ValueError for thousands of digits."""
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Plain(str):
-    """An unquoted scalar of a YAML file or of ``--set``: its type is the one that is expected."""
+    """An unquoted scalar of a YAML file or of ``--set``, which takes the type that is expected."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ def whole(text: str) -> int | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """``did you mean 'nodes'?``, or None when nothing is near."""
+    """``did you mean 'nodes'?``, or None where no known word is similar."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else None
 
@@ -92,7 +92,7 @@ def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
     if len(problems) > before:
         return _BAD
     for note in metadata:
-        problem = _breaks(note, value, data)
+        problem = _violation(note, value, data)
         if problem is not None:
             problems.append(Problem(path, problem))
     return value
@@ -136,18 +136,18 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     for name, field in known.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in values:
-            problems.append(Problem(_join(path, name), "is missing", _example(cls, name)))
+            problems.append(Problem(_join(path, name), "is required", _example(cls, name)))
     return _BAD if len(problems) > before else cls(**values)
 
 
 def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
-    """The problems of keys that do not exist, each with the nearest one that does."""
+    """A problem for each unknown key, with the nearest known one."""
     names = list(known)
     for key in keys[:_NAMED]:
-        hint = did_you_mean(str(key), names) or f"known here: {', '.join(names)}"
-        yield Problem(_join(path, str(key)), "there is no such key", hint)
+        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
+        yield Problem(_join(path, str(key)), "unknown key", hint)
     if len(keys) > _NAMED:
-        yield Problem(path, f"has {len(keys) - _NAMED} more keys that do not exist")
+        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 
 
 def _example(cls: Any, name: str) -> str | None:
@@ -197,7 +197,7 @@ def _quantity(quantity: Quantity, data: object) -> int:
 def _text(data: object) -> str:
     if isinstance(data, str):
         if "\0" in data or data != data.encode(errors="ignore").decode():
-            raise TypeError("remove the NUL character or the broken code point")
+            raise TypeError("remove the NUL character or the unpaired surrogate")
         return str(data)
     if isinstance(data, bool | int | float):
         raise TypeError(f'put it in quotes: "{_shown(data)}"')
@@ -228,8 +228,8 @@ _SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean}
 _EXPECTED: dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false"}
 
 
-def _breaks(note: object, value: Any, data: object) -> str | None:
-    """What `value` breaks of a note on its field, in words; None where it keeps it."""
+def _violation(note: object, value: Any, data: object) -> str | None:
+    """How `value` violates a note on its field; None where it does not."""
     if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
         return f"expected {note.meaning}; got {_shown(data)}"
     if isinstance(note, Bounds):
@@ -249,7 +249,7 @@ def _shown(data: object) -> str:
     if isinstance(data, Sequence) and not isinstance(data, str):
         return "a list"
     if isinstance(data, int) and abs(data) > _LARGEST:
-        return "a number of too many digits"
+        return "a number with too many digits"
     text = repr(str(data)) if isinstance(data, str) else repr(data)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

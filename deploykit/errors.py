@@ -1,22 +1,38 @@
-"""The tree of errors. Each class carries the exit code with which the command line ends.
+"""The tree of errors. Each class has the exit code that the command line returns.
 
-The codes are those of BSD's ``sysexits.h`` (64 to 78), so that they never look like a code
-of the trainer's own (1, 2, or 128 + a signal), which ``wait`` and ``submit --wait`` pass on.
+The codes are those of BSD's ``sysexits.h`` (64 to 78), so that none can be confused with a code
+of the trainer (1, 2, or 128 + a signal), which ``wait`` and ``submit --wait`` return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
-if TYPE_CHECKING:
-    from deploykit.model import Problem
+
+@dataclass(frozen=True)
+class Problem:
+    """An error or a warning about a job: where, what was expected, what was probably meant.
+
+    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
+    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is the URL that
+    documents the rule.
+    """
+
+    path: str
+    message: str
+    hint: str | None = None
+    line: int | None = None
+    severity: Literal["error", "warning"] = "error"
+    source: str | None = None
 
 
 class DeploykitError(Exception):
-    """Something went wrong that a person can act on.
+    """An error that the user can act on.
 
-    `hint` says what to do next. `transient` says whether trying again may help.
+    `hint` says what to do next. `transient` says whether a retry may help. `meaning` explains the
+    exit code in the reference.
     """
 
     exit_code = 70
@@ -29,7 +45,7 @@ class DeploykitError(Exception):
 
 
 class UsageError(DeploykitError):
-    """The command line is wrong: in one thing, or in all of `problems`."""
+    """The command line is wrong: the message says how, or all of `problems` do."""
 
     exit_code = 64
     meaning = "the command line is wrong"
@@ -42,7 +58,7 @@ class UsageError(DeploykitError):
 
 
 class JobFileError(DeploykitError):
-    """The job file, or what it points to, has problems: all of them, not the first."""
+    """The job file, or what it refers to, has problems: all of them, not the first."""
 
     exit_code = 65
     meaning = "the job file is wrong; every problem is listed"
@@ -57,42 +73,54 @@ class JobFileError(DeploykitError):
 
 
 class NotFound(DeploykitError):
+    """A file, run or job does not exist."""
+
     exit_code = 66
     meaning = "no such file or run"
 
 
 class BackendUnavailable(DeploykitError):
+    """A program, a package, a host or a service cannot be used."""
+
     exit_code = 69
     meaning = "the backend cannot be used from here (a program, package or service is missing)"
 
 
 class SubmitRefused(DeploykitError):
+    """The backend rejected the job; nothing was started."""
+
     exit_code = 76
     meaning = "the backend refused the job; nothing was started"
 
 
 class CannotWrite(DeploykitError):
+    """A file of deploykit's own cannot be written."""
+
     exit_code = 73
-    meaning = "something cannot be written (disk full, read-only)"
+    meaning = "a file cannot be written (disk full, read-only)"
 
 
 class OutputLost(CannotWrite):
-    """Standard output or standard error takes no more, and its reader has not just gone."""
+    """Standard output or standard error cannot be written, and the pipe is not closed."""
 
 
 class Uncertain(DeploykitError):
-    """Sending broke off and nobody could be asked: the job may exist."""
+    """The connection failed while the job was sent: it may exist."""
 
     exit_code = 74
-    meaning = "sending broke off, and the job may exist; `deploykit status` finds out"
+    meaning = "the connection failed during submit, so the job may exist; see `deploykit status`"
 
 
 class TryAgain(DeploykitError):
+    """A transient error; nothing was started."""
+
     exit_code = 75
-    meaning = "a passing fault (busy scheduler, throttling, another submit at work); try again"
+    meaning = "a transient error (busy scheduler, throttling, a concurrent submit); try again"
     transient = True
 
 
 class NotPermitted(DeploykitError):
+    """The user lacks a permission on the far side, or is not logged in."""
+
     exit_code = 77
-    meaning = "the far side says that you may not do this"
+    meaning = "permission denied by the backend"

@@ -1,7 +1,4 @@
-"""A run from job file to end: prepare, submit, refresh, wait, cancel.
-
-What the commands print comes from here; nothing here prints.
-"""
+"""The life of a run: prepare, submit, refresh, wait, cancel. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, plain_secrets, private, runs
+from deploykit import backend, bundle, jobfile, paths, plain_secrets, runs
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -26,41 +23,54 @@ from deploykit.runs import Run
 
 _RUN_ID = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}")
 _IN_FLIGHT = 300
-"""Seconds after a submit within which its job may appear."""
+"""Seconds after a submit in which its job may still appear."""
 _POLL = (0.2, 15.0)
-"""Shortest and longest pause between two looks at a run, in seconds."""
+"""Shortest and longest interval between two status queries, in seconds."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan, and what is doubtful about it."""
+    """A plan and its warnings."""
 
     plan: Plan
     warnings: list[Problem]
 
 
 def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
-    """Read a job file with the sections of the backends `names`."""
+    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`."""
     options = {name: backend.find(name).Options for name in names}
     return jobfile.load(path, overrides, options=options, backends=backend.names)
 
 
+def sections(path: Path) -> list[str]:
+    """The backends that have a section in a job file; the default one where none has."""
+    tree, _ = jobfile.parse(path)
+    return [name for name in backend.names() if name in tree] or [backend.DEFAULT]
+
+
 def check(file: JobFile, name: str) -> list[Problem]:
-    """The warnings of one backend; raises JobFileError when there are errors."""
-    options = file.sections[name]
-    found = [*backend.find(name).check(file.job, options)]
-    return file.raise_on([*found, *plain_secrets.check(file.job, {name: options})])
+    """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
+    secrets = plain_secrets.check(file.job, {name: file.sections[name]})
+    return file.raise_on([*problems(file, name), *secrets])
+
+
+def problems(file: JobFile, name: str) -> Iterator[Problem]:
+    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    engine = backend.find(name)
+    yield from engine.check(file.job, file.sections[name])
+    if file.job.preflight and not isinstance(engine, backend.Preflight):
+        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
 def refuse(path: Path, warnings: Sequence[Problem]) -> None:
-    """Raise JobFileError where there is any warning: what ``--strict`` asks for."""
+    """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
         problems = [replace(problem, severity="error") for problem in warnings]
-        raise JobFileError(str(path), problems, hint="--strict refuses what is only a warning")
+        raise JobFileError(str(path), problems, hint="--strict treats warnings as errors")
 
 
 def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) -> Prepared:
-    """Everything up to the plan. Pure: reads files, and does nothing else."""
+    """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
     file = load(path, overrides, [name])
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
@@ -71,17 +81,17 @@ def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) ->
 
 
 def source(file: JobFile) -> Path:
-    """The folder that travels."""
+    """The source folder."""
     return Path(file.job.source)
 
 
 def submit(plan: Plan) -> Run:
-    """Send a plan, once: the same run id again gives back the run that it started.
+    """Send a plan once: a second submit of the same run id returns the run that the first started.
 
-    Raises UsageError when the id belongs to another job, TryAgain while another process submits
-    it, and what the backend raises when it refuses.
+    Raises UsageError where the id belongs to another job, TryAgain while another process submits
+    it, and whatever the backend raises.
     """
-    folder = private.folder(paths.run_folder(plan.run))
+    folder = paths.private_folder(paths.run_folder(plan.run))
     with _submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
@@ -91,7 +101,7 @@ def submit(plan: Plan) -> Run:
 
 
 def _claim(plan: Plan, folder: Path) -> Run:
-    """The row of the plan's run: a new one, or an earlier submit's, reconciled."""
+    """The row of the run: a new one, or that of an earlier submit, reconciled."""
     row = Run(
         plan.run,
         plan.job.name,
@@ -116,15 +126,18 @@ def _claim(plan: Plan, folder: Path) -> Run:
     return _known(plan.run)
 
 
-def attach(run: str, name: str, target: str) -> Run:
-    """The run, which need not be in the registry yet. Raises NotFound where there is none."""
-    if runs.lookup(run) is None:
+def attach(run: str, name: str, target: str | None) -> Run:
+    """The run, which another machine may have submitted to the backend `name`.
+
+    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    """
+    engine = backend.require(name, backend.Attach)
+    if not runs.lookup(run):
         folder = paths.run_folder(_checked_id(run))
-        handle = backend.find(name).find(run, folder, target)
-        if handle is None:
-            raise NotFound(f"{name} has no job {run} in {target}", hint="is it another region?")
-        private.folder(folder)
-        runs.add(Run(run, run, name, target, str(folder), "", "", None, runs.now(), ""))
+        handle = engine.attach(run, folder, target)
+        paths.private_folder(folder)
+        where = handle.target
+        runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
         runs.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 
@@ -141,61 +154,61 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Keep the text of the plan, and what of the source is in no commit yet."""
-    from deploykit import uncommitted  # a dry run has no use for it
+    """Write the plan's text, and the source's changes since its commit, into the run folder."""
+    from deploykit import uncommitted  # not needed for a dry run
 
-    private.write(folder / f"plan.{plan.language}", plan.text)
+    paths.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = plan.bundle.store()
+        archive = bundle.store(plan.bundle)
         try:
             patch = uncommitted.patch(plan.bundle, archive)
         except DeploykitError as error:
             record["uncommitted"] = f"not recorded: {error}"
         else:
-            private.write_bytes(folder / "uncommitted.diff", patch.text)
+            paths.write(folder / "uncommitted.diff", patch.text)
             record["left_out"] = patch.left_out
-    private.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
+    paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
 
 
 @contextlib.contextmanager
 def _submitting(folder: Path, run: str) -> Iterator[None]:
-    """Hold the run while it is being submitted; the kernel lets go when the process dies."""
-    with open(folder / "submitting", "w", encoding="utf-8", opener=private.opener) as file:
+    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain."""
+    with open(folder / "submitting", "w", encoding="utf-8", opener=paths.private_opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise TryAgain(
-                f"{run} is being submitted by another process", hint="look again in a moment"
+                f"{run} is being submitted by another process", hint="try again in a moment"
             ) from error
         yield
 
 
 def refresh(rows: Sequence[Run]) -> list[Run]:
-    """The same runs with what the far sides say now: one question to each backend.
+    """The same runs with their current status: one query to each backend.
 
-    Where a backend cannot be asked, its runs keep their last known state, and the reason says so.
+    Where a backend cannot be reached, its runs keep their last known state, and the reason says so.
     """
-    asked: dict[str, list[Run]] = defaultdict(list)
+    unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
         if not State(row.state).final or _may_still_come(row):
-            asked[row.backend].append(row)
-    unasked: dict[str, str] = {}
-    for name, group in asked.items():
+            unfinished[row.backend].append(row)
+    failures: dict[str, str] = {}
+    for name, group in unfinished.items():
         try:
-            unasked |= _refresh(backend.find(name), group)
+            failures |= _refresh(backend.find(name), group)
         except (DeploykitError, OSError) as error:
-            unasked |= {row.run: _unasked(name, error) for row in group}
-    fresh = {row.run: row for row in runs.every()}
-    return [_told(fresh[row.run], unasked.get(row.run)) for row in rows]
+            failures |= {row.run: _last_known(name, error) for row in group}
+    current = runs.lookup(*(row.run for row in rows))
+    return [_with_reason(current[row.run], failures.get(row.run)) for row in rows]
 
 
-def _unasked(name: str, error: Exception) -> str:
-    return f"last known; {name} cannot be asked: {error}"
+def _last_known(name: str, error: Exception) -> str:
+    return f"last known; {name} cannot be reached: {error}"
 
 
-def _told(row: Run, reason: str | None) -> Run:
-    """The row, with a word where its folder is gone: no logs, no results, no exit records."""
+def _with_reason(row: Run, reason: str | None) -> Run:
+    """The row with the reason of a failed query, and a note where its run folder was deleted."""
     parts = [row.reason if reason is None else reason]
     if not Path(row.folder).exists() and row.folder not in parts[0]:
         parts.append(f"its folder {row.folder} was deleted")
@@ -203,48 +216,51 @@ def _told(row: Run, reason: str | None) -> Run:
 
 
 def _may_still_come(row: Run) -> bool:
-    """Whether a job that is not there may yet arrive: what sends it can outlive a killed submit."""
+    """Whether the job may still appear: what sends it can outlive a killed submit."""
     return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
-    """Ask about the runs of a backend; why it cannot tell, by the runs for which it cannot."""
-    unasked = {}
+    """Update the runs of one backend; the reasons, by run, where that failed."""
+    failures = {}
     for row in rows:
         if row.id is None:
             folder = Path(row.folder)
-            # nobody submits it where its folder is gone
-            held = _submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
+            # a run whose folder was deleted is not being submitted
+            lock = _submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
             try:
-                with contextlib.suppress(TryAgain), held:
+                with contextlib.suppress(TryAgain), lock:
                     _reconcile(engine, row)
             except DeploykitError as error:
-                unasked[row.run] = _unasked(row.backend, error)
-    rows = [_known(row.run) for row in rows]
-    handles = {row.handle: row for row in rows if row.handle is not None}
+                failures[row.run] = _last_known(row.backend, error)
+    handles = {
+        row.handle: row
+        for row in runs.lookup(*(row.run for row in rows)).values()
+        if row.handle is not None
+    }
     if not handles:
-        return unasked
-    found = engine.status(list(handles))
+        return failures
+    status_by_handle = engine.status(list(handles))
     for handle, row in handles.items():
-        if found[handle] != row.status:
-            runs.update(row.run, found[handle])
-    return unasked
+        if status_by_handle[handle] != row.status:
+            runs.update(row.run, status_by_handle[handle])
+    return failures
 
 
 def _reconcile(engine: Backend, row: Run) -> None:
-    """Ask whether a run whose submit was interrupted exists after all."""
+    """Find the job of an interrupted submit, and record whether it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
         runs.confirm(row.run, handle.id)
         return
     if row.state == State.UNSENT.value:
-        return  # keeps the reason that it has
-    reason = "its submit was interrupted before anything was sent; submit it again"
+        return  # keep its reason
+    reason = "submit was interrupted before anything was sent; submit it again"
     runs.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run each time it has changed, until it has ended or `timeout` seconds have passed."""
+    """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, longest = _POLL
     last: Run | None = None
@@ -260,7 +276,7 @@ def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
 
 
 def cancel(row: Run) -> Run:
-    """Stop a run that has not ended. Raises NotFound where there is nothing to stop."""
+    """Stop a run, unless it has ended. Raises NotFound where no job was sent."""
     row = refresh([row])[0]
     if row.handle is None:
         raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
@@ -271,7 +287,7 @@ def cancel(row: Run) -> Run:
 
 
 def exit_code(row: Run) -> int:
-    """What `wait` ends with: the trainer's own code, 143 when cancelled, 1 when it is unknown."""
+    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
     if row.state == State.SUCCEEDED.value:
         return 0
     if row.state == State.CANCELLED.value:
@@ -280,15 +296,16 @@ def exit_code(row: Run) -> int:
 
 
 def _known(run: str) -> Run:
-    row = runs.lookup(run)
+    row = runs.lookup(run).get(run)
     if row is None:
-        raise NotFound(f"the registry has lost the run {run}")
+        raise NotFound(f"the run {run} is no longer in the registry")
     return row
 
 
 def _checked_id(run: str) -> str:
     if _RUN_ID.fullmatch(run) is None:
         raise UsageError(
-            f"--run {run!r}: a run id is letters, digits and single inner hyphens, at most 63"
+            f"--run {run!r}: a run id is letters, digits and single inner hyphens",
+            hint="at most 63 characters",
         )
     return run

@@ -1,4 +1,4 @@
-"""The nouns of deploykit, as data only: a job, a plan for it, a handle on it, its status."""
+"""The nouns of deploykit, as data: a job, its bundle, its plan, its handle, its status."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+from deploykit.errors import Problem as Problem  # noqa: PLC0414 - a noun, which errors carry
 from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
-
-if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
 
 NAME = Pattern(
     r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
-    "letters, digits and single inner hyphens, at most 40 (SageMaker's and Slurm's common ground)",
+    "letters, digits and single inner hyphens, at most 40 characters",
 )
 VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
@@ -25,7 +24,7 @@ Arguments = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What to run: a script or a module, and its arguments exactly as `sys.argv[1:]` will be."""
+    """What to run: a script or a module, and its arguments exactly as in `sys.argv[1:]`."""
 
     script: Annotated[
         str | None, Help("Python script, relative to `source`.", example="train.py")
@@ -35,19 +34,24 @@ class Entrypoint:
     ] = None
     args: Annotated[
         Arguments,
-        Help("Arguments, exact: flags, positionals, repeats, blanks.", example="[--epochs, 5]"),
+        Help(
+            "Arguments, passed unchanged: flags, positionals, repeats, blanks.",
+            example="[--epochs, 5]",
+        ),
     ] = ()
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the job needs, per node where it says so."""
+    """What the job needs."""
 
     time_limit: Annotated[
-        Duration, Help("Longest run time; the job is stopped after it.", example="30m"), Bounds(60)
+        Duration, Help("Time limit; the job is stopped when it expires.", example="30m"), Bounds(60)
     ]
     nodes: Annotated[
-        int, Help("Machines; `local` emulates several on this one.", example="1"), Bounds(1, 10_000)
+        int,
+        Help("Number of nodes; `local` emulates several on this machine.", example="1"),
+        Bounds(1, 10_000),
     ] = 1
     processes_per_node: Annotated[
         int | None,
@@ -55,7 +59,7 @@ class Resources:
         Bounds(1, 1024),
     ] = None
     gpus_per_node: Annotated[
-        int, Help("GPUs on each node; `local` takes what is there.", example="0"), Bounds(0, 1024)
+        int, Help("GPUs on each node; `local` uses those available.", example="0"), Bounds(0, 1024)
     ] = 0
     cpus_per_node: Annotated[
         int | None,
@@ -74,12 +78,13 @@ class Resources:
 
     @property
     def world_size(self) -> int:
+        """Ranks in all."""
         return self.nodes * self.processes
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job file's neutral part: what is the same on every backend."""
+    """The part of a job file that is the same on every backend."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
     entrypoint: Annotated[Entrypoint, Help("What to run.")]
@@ -93,7 +98,7 @@ class JobSpec:
         Mapping[Annotated[str, VARIABLE], str],
         Help(
             "Environment of every rank. A value `secret:KIND:NAME` is looked up on the node and "
-            "shown nowhere; kinds: env, file, ssm, secretsmanager.",
+            "never shown; kinds: env, file, ssm, secretsmanager.",
             example='{OMP_NUM_THREADS: "1"}',
         ),
     ] = field(default_factory=dict)
@@ -121,8 +126,8 @@ class JobSpec:
     retries: Annotated[
         int,
         Help(
-            "How often torchrun starts all ranks again after one has failed. SageMaker: how often "
-            "the service does, after faults of its own only.",
+            "How often torchrun restarts all ranks after one has failed. SageMaker: how often the "
+            "service restarts the job after its own faults; it does not retry yours.",
             example="0",
         ),
         Bounds(0, 30),
@@ -131,45 +136,28 @@ class JobSpec:
         bool,
         Help(
             "Test the network between the nodes for at most 30 seconds before the trainer starts, "
-            "and stop the job where it would fail or hang. `deploykit submit --preflight` too."
+            "and stop the job if it would fail or hang. Also `deploykit submit --preflight`."
         ),
     ] = False
     debug: Annotated[
         bool,
         Help(
-            "NCCL, c10d and PyTorch's flight recorder say what they do, into files for each "
-            "process where they can. `deploykit submit --debug` too."
+            "Write debug output of NCCL, c10d and PyTorch's flight recorder, to a file for each "
+            "process where possible. Also `deploykit submit --debug`."
         ),
     ] = False
     max_bundle: Annotated[
-        Size, Help("Largest source bundle that may travel.", example="100MiB"), Bounds(1)
+        Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong (or doubtful) in a job: where, what was expected, what was probably meant.
-
-    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
-    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is where the
-    fact behind it is written (a URL).
-    """
-
-    path: str
-    message: str
-    hint: str | None = None
-    line: int | None = None
-    severity: Literal["error", "warning"] = "error"
-    source: str | None = None
-
-
 class State(enum.Enum):
-    """A run's state, the same words on every backend."""
+    """The state of a run, in the same words on every backend."""
 
     UNSENT = "unsent"
-    """The row was written but the far side has no such job: submit was interrupted."""
+    """The row was written, but there is no job: submit was refused or interrupted."""
     SUBMITTING = "submitting"
-    """The row was written and the job not yet confirmed."""
+    """The row was written, and the job is not yet confirmed."""
     QUEUED = "queued"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -177,10 +165,11 @@ class State(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """The far side cannot be asked, or no longer knows the job."""
+    """The far side cannot be reached, or has no record of the job."""
 
     @property
     def final(self) -> bool:
+        """Whether the run has ended, or was never sent."""
         return self in _FINAL
 
 
@@ -189,9 +178,9 @@ _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a run. `native` is the backend's own word, `reason` a sentence.
+    """What is known of a run. `native` is the far side's own state, `reason` a sentence.
 
-    `output` is where the results are, from a backend that is told so by the far side.
+    `output` is the location of the results, where the far side reports one.
     """
 
     state: State
@@ -205,26 +194,59 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """A job on the far side. `str(handle)` is its address, ``slurm://prod/4242``."""
+    """The address of a job on the far side; as text ``slurm://prod/4242``."""
 
     backend: str
     target: str
     id: str
     run: str
     folder: str
-    """The run's folder on the machine that submits."""
+    """The run folder, on the machine that submitted."""
 
     def __str__(self) -> str:
         return f"{self.backend}://{self.target}/{self.id}"
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A file or link of a bundle. `path` is relative, with forward slashes."""
+
+    path: str
+    mode: int = 0o644
+    size: int = 0
+    """Bytes; 0 for a link."""
+    target: str | None = None
+    """The target of a link; None for a file."""
+    content: bytes | None = None
+    """The content of a file of the node plane; None for a file of the source folder."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A source tree as it was when it was scanned. `hash` is the SHA-256 of its tar stream."""
+
+    source: Path
+    entries: tuple[Entry, ...]
+    hash: str
+    commit: str | None = None
+    kept_back: tuple[str, ...] = ()
+    """Files left out because they contain a private key."""
+    warnings: tuple[Problem, ...] = ()
+    """About private keys that were left out and tokens that are in the bundle."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, uncompressed."""
+        return sum(entry.size for entry in self.entries)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Everything that `submit` will send. Printing `text` is the dry run."""
+    """Everything that `submit` will send. A dry run prints `text`."""
 
     backend: str
     target: str
-    """Where it will run: a host, a cluster, a region. The handle's `target`."""
+    """Where the job will run: a host, a cluster, a region. Also the handle's `target`."""
     run: str
     text: str
     language: Literal["sh", "json"]
@@ -232,14 +254,26 @@ class Plan:
     options: Any
     bundle: Bundle
     output: str = ""
-    """Where the results will be, as the user can reach them."""
+    """The location of the results, as the user can reach it."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a target has and allows, as `probe` recorded it."""
+
+    path: Path
+    """The file that keeps it."""
+    facts: Mapping[str, Any]
+    """The same as plain data."""
+    summary: tuple[str, ...]
+    """The same as lines for a person."""
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of a log, without its line end. `time` is aware, in UTC.
+    """One line of a log, without its newline. `time` is aware, in UTC.
 
-    Bytes that are no UTF-8 stand in `text` as surrogates (PEP 383), so that none is lost.
+    Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""YAML, TOML and JSON of others as plain data, in bounded time and memory.
+"""Untrusted YAML, TOML and JSON as plain data, in bounded time and memory.
 
-Whatever the text is, the answer is data or a Malformed: nesting, sizes and what aliases multiply
-are limited before they can end the interpreter (libyaml's own nodes are made by recursion in C).
+Any text gives data or Malformed: nesting, sizes and the expansion of aliases are limited before
+they can crash the interpreter (libyaml composes nodes by recursion in C).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from deploykit.decode import Plain
 from deploykit.model import Problem
 
 _LARGEST = 2**20
-"""Bytes of a file that a person writes."""
+"""Bytes of a file written by a person."""
 _LARGEST_TOML = _LARGEST // 4
-"""tomllib takes 500 times the memory of the text where that is made of headers."""
+"""tomllib needs 500 times the memory of a text made of headers."""
 _LARGEST_JSON = 64 * 2**20
-"""Bytes of one that a program writes."""
+"""Bytes of a file written by a program."""
 _DEEPEST = 50
 _HEAVIEST = 4 * _LARGEST
-"""Characters of all values, where each alias counts as much as what it stands for."""
+"""Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
 _STRING = re.compile(
@@ -32,11 +32,11 @@ _STRING = re.compile(
 _KEYS = re.compile(r"[\w. \t-]+")
 _PARTS = re.compile(r"\.[ \t]*[\w-]")
 _MOST_PARTS = 20
-"""Of a dotted key of TOML: tomllib takes memory by the square of them (gigabytes for 30,000)."""
+"""Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
 
 
 class Malformed(ValueError):
-    """A text that is not what it should be, or too much of it. `line` counts from 1."""
+    """A text that is not valid, or too large. `line` counts from 1; None where unknown."""
 
     def __init__(self, what: str, line: int | None = None) -> None:
         super().__init__(what)
@@ -44,12 +44,12 @@ class Malformed(ValueError):
 
 
 def is_null(text: str) -> bool:
-    """Whether an unquoted scalar of YAML is nothing."""
+    """Whether an unquoted scalar of YAML is null."""
     return text in _NULLS
 
 
 def text_of(path: Path) -> str:
-    """The text of a file that a person wrote. Raises OSError or Malformed."""
+    """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
     with path.open("rb") as file:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
@@ -61,7 +61,7 @@ def text_of(path: Path) -> str:
 
 
 def json_of(path: Path) -> Any:
-    """The JSON in a file that a program wrote. Raises OSError or Malformed."""
+    """The JSON in a file of at most 64 MiB. Raises OSError or Malformed."""
     with path.open("rb") as file:
         data = file.read(_LARGEST_JSON + 1)
     if len(data) > _LARGEST_JSON:
@@ -76,7 +76,7 @@ def json(text: str | bytes) -> Any:
     try:
         return loads(text)
     except RecursionError:
-        raise Malformed("is nested too deep") from None
+        raise Malformed("is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
         raise Malformed(f"is not valid JSON: {error}") from None
 
@@ -93,13 +93,13 @@ def toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise Malformed("is nested too deep") from None
+        raise Malformed("is nested too deeply") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
         raise Malformed(f"is not valid TOML: {error}") from None
 
 
 def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
-    """YAML as data, the line of each key by its path, and keys that stand twice.
+    """YAML as data, the line of each key by its path, and the duplicate keys.
 
     Unquoted scalars become `Plain`; an empty text is an empty mapping. Raises Malformed.
     """
@@ -115,11 +115,11 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
         line = mark.line + 1 if mark else None
         raise Malformed(f"is not valid YAML: {what}", line) from None
     except UnicodeError:
-        raise Malformed("is not valid YAML: it holds bytes that are no text") from None
+        raise Malformed("is not valid YAML: invalid characters") from None
 
 
 class _Yaml:
-    """The parser's events, one after the other: nothing is built that was not judged before."""
+    """Builds the values from the parser's events, and checks the limits before each."""
 
     def __init__(self, events: Any, source: Iterator[Any]) -> None:
         self.lines: dict[str, int] = {}
@@ -151,25 +151,25 @@ class _Yaml:
         if event.anchor is None:
             return self._new_value(event, path, depth)
         before = self._weight
-        self._anchors[event.anchor] = None  # until it is whole
+        self._anchors[event.anchor] = None  # until it is complete
         value = self._new_value(event, path, depth)
         self._anchors[event.anchor] = (value, self._weight - before)
         return value
 
     def _of_alias(self, event: Any) -> Any:
-        found = self._anchors.get(event.anchor)
-        if found is None:
+        anchored = self._anchors.get(event.anchor)
+        if anchored is None:
             inside = event.anchor in self._anchors
-            what = "is part of itself" if inside else "stands for nothing"
+            what = "contains itself" if inside else "is undefined"
             raise _malformed(f"the alias {event.anchor!r} {what}", event)
-        value, weight = found
+        value, weight = anchored
         self._add(weight, event)
         return value
 
     def _add(self, weight: int, event: Any) -> None:
         self._weight += weight
         if self._weight > _HEAVIEST:
-            raise _malformed("too many values; do aliases multiply them?", event)
+            raise _malformed("too many values, perhaps through aliases", event)
 
     def _new_value(self, event: Any, path: str, depth: int) -> Any:
         if isinstance(event, self._events.MappingStartEvent):
@@ -184,15 +184,15 @@ class _Yaml:
         return event.value
 
     def _sequence(self, path: str, depth: int) -> list[Any]:
-        found: list[Any] = []
+        values: list[Any] = []
         for event in self._source:
             if isinstance(event, self._events.SequenceEndEvent):
                 break
-            found.append(self._value(event, f"{path}[{len(found)}]", depth + 1))
-        return found
+            values.append(self._value(event, f"{path}[{len(values)}]", depth + 1))
+        return values
 
     def _mapping(self, path: str, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for event in self._source:
             if isinstance(event, self._events.MappingEndEvent):
                 break
@@ -201,13 +201,13 @@ class _Yaml:
             key = event.value
             if event.anchor is not None:
                 self._anchors[event.anchor] = (key, len(key))
-            place = f"{path}.{key}" if path else key
+            below = f"{path}.{key}" if path else key
             line = event.start_mark.line + 1
-            if key in found:
-                self.problems.append(Problem(place, "stands twice", line=line))
-            self.lines[place] = line
-            found[key] = self._value(next(self._source), place, depth + 1)
-        return found
+            if key in values:
+                self.problems.append(Problem(below, "duplicate key", line=line))
+            self.lines[below] = line
+            values[key] = self._value(next(self._source), below, depth + 1)
+        return values
 
 
 def _malformed(what: str, event: Any) -> Malformed:

@@ -1,15 +1,29 @@
-"""Where things are: what ships with deploykit, and what it keeps for the user."""
+"""Files: where deploykit keeps them, closed to other users, and opened without following links.
+
+A state folder holds what runs as its owner: sources, scripts, pickled functions. So everything in
+it is made here, with mode 0700 or 0600 whatever the umask. A source folder and its ``.git`` may be
+somebody else's work: a link in it could name any file of the user, and a named pipe would block
+whoever opens it, so its files are read through `OpenFolder`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
+import stat
 from pathlib import Path
+from typing import Self
 
 from deploykit.errors import CannotWrite
 
 _PACKAGE = Path(__file__).resolve().parent
 HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
 """What to do where the state folder cannot be used."""
+_OTHERS = 0o077
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def shipped(folder: str) -> Path:
@@ -21,22 +35,215 @@ def shipped(folder: str) -> Path:
 def state() -> Path:
     """The folder that deploykit writes to: ``$DEPLOYKIT_HOME``, else the XDG state folder.
 
-    On Slurm the nodes must see it too, as they do where homes are on a shared file system.
+    On Slurm the nodes must see it too, as they do where homes are on a shared file system. Raises
+    CannotWrite where the user's home is unknown.
     """
     chosen = os.environ.get("DEPLOYKIT_HOME")
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     folder = Path(chosen or f"{base}/deploykit")
     try:
         return folder.expanduser().absolute()
-    except RuntimeError as error:  # of such a user, or of this one, no home is known
-        raise CannotWrite(f"{folder} names no folder: {error}", hint=HINT) from error
+    except RuntimeError as error:
+        raise CannotWrite(f"cannot expand {folder}: {error}", hint=HINT) from error
 
 
 def run_folder(run: str) -> Path:
-    """Everything of one run: artifact, source, logs, output, checkpoints."""
+    """The run folder: plan, source, logs, output, checkpoints."""
     return state() / "runs" / run
 
 
 def bundles() -> Path:
     """Archives of source trees, named by their hash."""
     return state() / "bundles"
+
+
+def private_folder(path: Path) -> Path:
+    """Create a folder, and each level of it below `state`; narrow one that others may enter.
+
+    Logs a warning for each that was narrowed. Raises CannotWrite where one cannot be made, or
+    belongs to another user, who could put there what runs as this one.
+    """
+    top = state()
+    levels = [level for level in path.parents if level == top or top in level.parents]
+    for level in (*reversed(levels), path):
+        try:
+            make_folder(level)
+            _require_own(level)
+        except OSError as error:
+            message = f"the folder {level} cannot be used: {error.strerror}"
+            raise CannotWrite(message, hint=HINT) from error
+    return path
+
+
+def is_private_folder(path: Path) -> bool:
+    """Whether this is a folder, not a link to one, that is the user's and closed to all others."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    closed = info.st_uid == os.getuid() and not info.st_mode & _OTHERS
+    return closed and stat.S_ISDIR(info.st_mode)
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether this is a regular file that belongs to the user."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return info.st_uid == os.getuid() and stat.S_ISREG(info.st_mode)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, with mode 0700. Existing ones are left as is."""
+    if not path.parent.exists():
+        make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a private file, text in UTF-8."""
+    with open(path, "wb", opener=private_opener) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def touch(path: Path) -> None:
+    """Create an empty private file, unless it exists.
+
+    An existing one is not opened: closing it would drop the locks that SQLite holds on it in
+    another thread (https://www.sqlite.org/howtocorrupt.html, 2.2).
+    """
+    try:
+        os.close(private_opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        if path.stat().st_mode & _OTHERS:
+            make_private(path)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open with mode 0600, as the `opener` of `open`."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if os.fstat(descriptor).st_mode & _OTHERS:
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def make_private(path: Path) -> None:
+    """Close a file, which another library made, to other users."""
+    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS)
+
+
+def _require_own(path: Path) -> None:
+    own, info, link = os.getuid(), path.stat(), path.lstat()
+    if info.st_uid != own or link.st_uid not in (own, 0):  # a link may be the administrator's
+        owner = info.st_uid if info.st_uid != own else link.st_uid
+        raise CannotWrite(
+            f"{path} belongs to another user (uid {owner}), who could change what runs as you",
+            hint=HINT,
+        )
+    if info.st_mode & _OTHERS:
+        import logging  # rarely needed
+
+        path.chmod(0o700)
+        was = f"{path} was open to other users (mode {stat.S_IMODE(info.st_mode):04o})"
+        logging.getLogger(__name__).warning("warning: %s; now it is yours alone (0700)", was)
+
+
+class NotRegular(OSError):
+    """A link or a special file where a regular file was expected."""
+
+
+class OpenFolder:
+    """A folder held open, so that it stays the same one whatever happens to its path.
+
+    It opens regular files below it, follows no link and waits for no pipe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._top = os.open(path, _FOLDER)
+        self._below: tuple[str, int] = ("", self._top)
+        """The folder that was used last: files come folder by folder."""
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        self._close_below()
+        os.close(self._top)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self, path: str) -> io.FileIO:
+        """The regular file `path`, relative, with forward slashes.
+
+        Raises NotRegular, or another OSError, also where a folder on the way is a link.
+        """
+        folder, _, name = path.rpartition("/")
+        try:
+            descriptor = os.open(name, _FILE, dir_fd=self._enter(folder))
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link; a socket or device
+                raise NotRegular(error.errno, "is not a regular file", path) from error
+            raise
+        return _regular(descriptor, path)
+
+    def _enter(self, folder: str) -> int:
+        if folder != self._below[0]:
+            self._close_below()
+            if folder:
+                self._below = (folder, self._descend(folder))
+        return self._below[1]
+
+    def _descend(self, folder: str) -> int:
+        here = self._top
+        for part in folder.split("/"):
+            try:
+                deeper = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            finally:
+                if here != self._top:
+                    os.close(here)
+            here = deeper
+        return here
+
+    def _close_below(self) -> None:
+        if self._below[1] != self._top:
+            os.close(self._below[1])
+            self._below = ("", self._top)
+
+
+def read_below(folder: Path, path: str, limit: int) -> bytes | None:
+    """The bytes of a regular file below `folder`; None where there is none, or one over `limit`."""
+    with contextlib.suppress(OSError, ValueError), OpenFolder(folder) as top, top.open(path) as f:
+        return _all(f, limit)
+    return None
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file, which may be behind a link.
+
+    Raises OSError, also where it is larger than `limit` bytes.
+    """
+    with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
+        return _all(file, limit)
+
+
+def _regular(descriptor: int, path: str) -> io.FileIO:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise NotRegular(errno.EINVAL, "is not a regular file", path)
+
+
+def _all(file: io.FileIO, limit: int) -> bytes:
+    pieces, left = [], limit
+    while piece := file.read(min(left + 1, 1 << 20)):
+        left -= len(piece)
+        if left < 0:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        pieces.append(piece)
+    return b"".join(pieces)

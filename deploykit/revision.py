@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import regular_files
+from deploykit import paths
 
 _HASH = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
 _REF = re.compile(
@@ -53,13 +53,13 @@ def commit(source: Path) -> str | None:
 
 def _linked(top: Path) -> Repository | None:
     """The repository of a submodule, or of a further work tree: ``.git`` is a file there."""
-    text = regular_files.read(top, ".git", _SMALL)
+    text = paths.read_below(top, ".git", _SMALL)
     if text is None or not text.startswith(b"gitdir:"):
         return None
     git = _folder(top, text.removeprefix(b"gitdir:"))
     if git is None:
         return None
-    common = regular_files.read(git, "commondir", _SMALL)
+    common = paths.read_below(git, "commondir", _SMALL)
     if common is None and not os.path.lexists(git / "commondir"):
         return Repository(top, git, git)
     shared = _folder(git, common or b"")
@@ -77,7 +77,7 @@ def _folder(base: Path, text: bytes) -> Path | None:
 
 
 def _head(repository: Repository) -> str | None:
-    text = regular_files.read(repository.git, "HEAD", _SMALL)
+    text = paths.read_below(repository.git, "HEAD", _SMALL)
     for _ in range(_MOST_HOPS):
         text = (text or b"").strip()
         if _HASH.fullmatch(text):
@@ -85,12 +85,12 @@ def _head(repository: Repository) -> str | None:
         name = text.removeprefix(b"ref:").strip()
         if not text.startswith(b"ref:") or not _REF.fullmatch(name):
             return None
-        text = regular_files.read(repository.shared, os.fsdecode(name), _SMALL)
+        text = paths.read_below(repository.shared, os.fsdecode(name), _SMALL)
         text = _packed(repository, name) if text is None else text
     return None
 
 
 def _packed(repository: Repository, name: bytes) -> bytes | None:
-    lines = regular_files.read(repository.shared, "packed-refs", _PACKED) or b""
+    lines = paths.read_below(repository.shared, "packed-refs", _PACKED) or b""
     found = re.search(rb"^([0-9a-f]+) " + re.escape(name) + rb"$", lines, re.MULTILINE)
     return found[1] if found else None

@@ -1,7 +1,7 @@
-"""The registry of runs: one SQLite file, safe under many writers.
+"""The registry of runs: one SQLite file, safe with many concurrent writers.
 
-A row is written before anything is sent and the far side's id after, so that a crash between the
-two stays visible. A rollback journal rather than a write-ahead log, since homes are often on NFS.
+A row is written before anything is sent, and the job's id after, so that a crash in between stays
+visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
 """
 
 from __future__ import annotations
@@ -9,32 +9,34 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploykit import paths, private
+from deploykit import paths
 from deploykit.errors import CannotWrite, NotFound
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
     import sqlite3
 
+_VERSION = 1
+"""Of the table's layout; the file's ``user_version``."""
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
+CREATE TABLE runs (
     run       TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
     backend   TEXT NOT NULL,
     target    TEXT NOT NULL,
     folder    TEXT NOT NULL,
     plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
-    bundle    TEXT NOT NULL,  -- SHA-256 of the source that travelled
+    bundle    TEXT NOT NULL,  -- SHA-256 of the bundle
     revision  TEXT,           -- git commit of the source
     created   REAL NOT NULL,  -- seconds since the epoch
-    output    TEXT NOT NULL,  -- where the results will be
-    id        TEXT,           -- the far side's id, once it is known
+    output    TEXT NOT NULL,  -- location of the results
+    id        TEXT,           -- of the job on the far side, once known
     state     TEXT NOT NULL,
     native    TEXT NOT NULL DEFAULT '',
     reason    TEXT NOT NULL DEFAULT '',
@@ -42,7 +44,7 @@ CREATE TABLE IF NOT EXISTS runs (
 )
 """
 _EITHER = ("revision", "id")
-"""Columns that may be empty; the others hold texts, but for two numbers."""
+"""Columns that may be NULL; the others are texts, except for two numbers."""
 _TEXTS = (
     *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
     *("state", "native", "reason"),
@@ -51,12 +53,12 @@ _LAST = 253402300799
 """The last second of the year 9999."""
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _PATIENCE = 60
-"""Seconds to wait for other writers."""
+"""Seconds to wait for another process's lock."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A row: what was submitted, and what was last known of it."""
+    """A row: what was submitted, and its last known status."""
 
     run: str
     name: str
@@ -76,14 +78,14 @@ class Run:
 
     @property
     def handle(self) -> Handle | None:
-        """None while the far side has not confirmed the job."""
+        """The job's address; None until the far side has confirmed the job."""
         if self.id is None:
             return None
         return Handle(self.backend, self.target, self.id, self.run, self.folder)
 
     @property
     def status(self) -> Status:
-        """What was last known."""
+        """The last known status."""
         return Status(State(self.state), self.native, self.reason, self.exit_code)
 
 
@@ -94,68 +96,65 @@ def new_id(name: str) -> str:
 
 
 def add(run: Run) -> bool:
-    """Write the row of a new run; False when there is one of that id already."""
+    """Insert the row of a new run; False where that id already exists."""
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    with _open() as database:
-        return database.execute(statement, list(run.__dict__.values())).rowcount == 1
+    return _write(statement, *run.__dict__.values()) == 1
 
 
 def confirm(run: str, identity: str) -> None:
-    """Record the far side's id."""
-    with _open() as database:
-        database.execute(
-            "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?",
-            (identity, State.QUEUED.value, run),
-        )
+    """Record the id of the job on the far side."""
+    statement = "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?"
+    _write(statement, identity, State.QUEUED.value, run)
 
 
 def update(run: str, status: Status) -> None:
-    """Record what is now known of a run."""
-    known = (status.state.value, status.native, status.reason, status.exit_code)
-    with _open() as database:
-        database.execute(
-            "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
-            "output = coalesce(nullif(?, ''), output) WHERE run = ?",
-            (*known, status.output, run),
-        )
+    """Record the current status of a run."""
+    _write(
+        "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
+        "output = coalesce(nullif(?, ''), output) WHERE run = ?",
+        *(status.state.value, status.native, status.reason, status.exit_code, status.output, run),
+    )
 
 
 def get(name: str | None) -> Run:
-    """The run with that id, or with a unique beginning or end of it; None: the newest run.
+    """The run with that id, or with a unique beginning or end of one; for None the newest run.
 
-    Raises NotFound, naming the candidates where there are several.
+    Raises NotFound; where several runs match, with the candidates.
     """
-    found = [run for run in every() if name is None or _matches(run.run, name)]
-    exact = [run for run in found if run.run == name]
-    if exact or len(found) == 1 or (name is None and found):
-        return (exact or found)[0]
-    if found:
-        raise NotFound(
-            f"{name!r} could be any of {len(found)} runs",
-            hint="; ".join(run.run for run in found[:5]),
+    if name is None:
+        matches = _select("ORDER BY created DESC, run DESC LIMIT 1")
+    else:
+        matches = _select(
+            "WHERE substr(run, 1, length(?1)) = ?1 OR substr(run, -length(?1)) = ?1 "
+            "ORDER BY run = ?1 DESC, created DESC, run DESC",
+            (name,),
         )
-    wanted = f"there is no run {name!r}" if name else "there are no runs yet"
-    raise NotFound(wanted, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+    if len(matches) == 1 or (matches and matches[0].run == name):
+        return matches[0]
+    if matches:
+        raise NotFound(
+            f"{name!r} matches {len(matches)} runs",
+            hint="; ".join(run.run for run in matches[:5]),
+        )
+    message = f"no run matches {name!r}" if name else "there are no runs yet"
+    raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
 
 
-def lookup(run: str) -> Run | None:
-    """The run with exactly that id."""
-    return next((row for row in every() if row.run == run), None)
+def lookup(*ids: str) -> dict[str, Run]:
+    """Those of the runs with exactly these ids that exist, by their ids."""
+    marks = ", ".join("?" * len(ids))
+    return {row.run: row for row in _select(f"WHERE run IN ({marks})", ids)}
 
 
 def every() -> list[Run]:
     """All runs, the newest first."""
-    if not _file().exists():
-        return []
-    with _open() as database:
-        rows = database.execute("SELECT * FROM runs ORDER BY created DESC, run DESC").fetchall()
-    return [_run(dict(row)) for row in rows]
+    return _select("ORDER BY created DESC, run DESC")
 
 
 def _run(row: dict[str, Any]) -> Run:
-    """A row as a run, whatever stands in it: another version, or another hand, may have written."""
+    """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
     values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
     values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
     created, code = row.get("created"), row.get("exit_code")
@@ -176,26 +175,59 @@ def now() -> float:
     return time.time()
 
 
-def _matches(run: str, name: str) -> bool:
-    return run.startswith(name) or run.endswith(name)
-
-
 def _file() -> Path:
     return paths.state() / "runs.sqlite"
 
 
+def _select(clause: str, values: Sequence[str] = ()) -> list[Run]:
+    """The rows that `clause` selects. Takes no write lock, and makes no file."""
+    if not _file().exists():
+        return []
+    with _database() as database:
+        if _has_no_table(database):
+            return []
+        rows = database.execute(f"SELECT * FROM runs {clause}", values)  # noqa: S608 - ours
+        return [_run(dict(row)) for row in rows]
+
+
+def _write(statement: str, *values: Any) -> int:
+    """Execute a statement, in a table that is made first if need be; the number of rows changed."""
+    with _database(create=True) as database:
+        database.execute("BEGIN IMMEDIATE")
+        if _has_no_table(database):
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+        return int(database.execute(statement, values).rowcount)
+
+
+def _has_no_table(database: sqlite3.Connection) -> bool:
+    """Whether the file is new. Raises CannotWrite where another version of deploykit wrote it."""
+    # in this order: another process may be making both, in one transaction
+    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        raise CannotWrite(
+            f"another version of deploykit wrote the registry of runs {_file()} "
+            f"(layout {version}; this version reads {_VERSION})",
+            hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
+            "`deploykit attach` finds jobs again by their run ids",
+        )
+    return False
+
+
 @contextlib.contextmanager
-def _open() -> Iterator[sqlite3.Connection]:
-    import sqlite3  # a dry run has no use for it
+def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
+    """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
+    import sqlite3  # not needed for a dry run
 
     path = _file()
     try:
-        private.folder(path.parent)
-        private.touch(path)
+        paths.private_folder(path.parent)
+        if create:
+            paths.touch(path)
         with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
             database.row_factory = sqlite3.Row
-            database.execute("BEGIN IMMEDIATE")
-            database.execute(_SCHEMA)
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from deploykit import revision, secret_scan, shell
-from deploykit.bundle import Bundle
 from deploykit.errors import DeploykitError
-from deploykit.ignore import Rules
+from deploykit.model import Bundle
+from deploykit.source_tree import IgnoreRules
 
 _MOST = 100 * 1024**2
 """Bytes of changed files above which no patch is made; the archive holds them in any case."""
@@ -118,7 +118,7 @@ def _read(stream: IO[bytes], length: int, algorithm: str) -> tuple[str, bytes]:
 
 def _gone(bundle: Bundle, before: Iterable[str]) -> list[str]:
     """Committed files that were deleted; not those that are there and stay behind."""
-    rules = Rules(bundle.source)
+    rules = IgnoreRules(bundle.source)
     travel = {entry.path for entry in bundle.entries}
     return [
         path

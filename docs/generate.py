@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import words
 
-from deploykit import backend, cli, contract, errors, ignore, schema
+from deploykit import backend, cli, contract, errors, schema, source_tree
 from deploykit.backends.sagemaker import images as sagemaker_images
 from deploykit.backends.sagemaker import oracle, request
 from deploykit.backends.sagemaker.oracle import rows
@@ -85,12 +85,12 @@ def job_file() -> str:
     tables = ["## The job", *sections(JobSpec, "")]
     for name, cls in options().items():
         tables += [f"## Section `{name}`", doc(cls), *sections(cls, f"{name}.")]
-    hidden = [pattern for pattern in ignore.SECRETS if not pattern.startswith("!")]
-    let_through = [pattern[1:] for pattern in ignore.SECRETS if pattern.startswith("!")]
+    hidden = [pattern for pattern in source_tree.SECRETS if not pattern.startswith("!")]
+    let_through = [pattern[1:] for pattern in source_tree.SECRETS if pattern.startswith("!")]
     travels = words.TRAVELS.format(
         secrets=names(hidden),
         let_through=names(let_through),
-        clutter=names(ignore._CLUTTER),  # noqa: SLF001
+        clutter=names(source_tree._CLUTTER),  # noqa: SLF001
     )
     return page("The job file", words.JOB_FILE, *tables, words.SECRETS, travels)
 

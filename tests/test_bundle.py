@@ -50,9 +50,9 @@ def test_same_tree_same_hash_and_same_archive(tmp_path):
     (two / "b.py").chmod(0o600)
     first, second = bundle.scan(one, LIMIT), bundle.scan(two, LIMIT)
     assert first.hash == second.hash
-    archive = first.store().read_bytes()
-    first.store().unlink()
-    assert second.store().read_bytes() == archive
+    archive = bundle.store(first).read_bytes()
+    bundle.store(first).unlink()
+    assert bundle.store(second).read_bytes() == archive
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "link"])
@@ -87,24 +87,24 @@ PLANTED = {
 @pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
 def test_a_stored_archive_is_not_believed_by_its_name(tmp_path, plant):
     scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
-    other = bundle.scan(tree(tmp_path / "other", {"train.py": "evil"}), LIMIT).store()
-    plant(scanned.store(), other)
-    bundle.unpack(scanned.store(), tmp_path / "out")
+    other = bundle.store(bundle.scan(tree(tmp_path / "other", {"train.py": "evil"}), LIMIT))
+    plant(bundle.store(scanned), other)
+    bundle.unpack(bundle.store(scanned), tmp_path / "out")
     assert (tmp_path / "out/train.py").read_text() == "good"
-    assert not scanned.store().is_symlink()
+    assert not bundle.store(scanned).is_symlink()
 
 
 def test_a_stored_archive_is_not_written_again(tmp_path):
     scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
-    before = scanned.store().stat()
-    assert scanned.store().stat().st_ino == before.st_ino
+    before = bundle.store(scanned).stat()
+    assert bundle.store(scanned).stat().st_ino == before.st_ino
 
 
 def test_unpacks_what_was_packed(tmp_path):
     source = tree(tmp_path / "src", {"run.sh": "#!/bin/sh", "deep/er/x": "y", "empty": ""})
     (source / "run.sh").chmod(0o700)
     (source / "deep/link").symlink_to("../run.sh")
-    bundle.unpack(bundle.scan(source, LIMIT).store(), tmp_path / "out")
+    bundle.unpack(bundle.store(bundle.scan(source, LIMIT)), tmp_path / "out")
     assert (tmp_path / "out/run.sh").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "out/deep/er/x").read_text() == "y"
     assert (tmp_path / "out/empty").read_text() == ""
@@ -117,9 +117,9 @@ def test_unpacks_what_was_packed(tmp_path):
 
 def test_an_unchanged_bundle_is_written_once(tmp_path):
     source = tree(tmp_path / "src", {"a": "1"})
-    first = bundle.scan(source, LIMIT).store()
+    first = bundle.store(bundle.scan(source, LIMIT))
     stamp = first.stat().st_mtime_ns
-    assert bundle.scan(source, LIMIT).store().stat().st_mtime_ns == stamp
+    assert bundle.store(bundle.scan(source, LIMIT)).stat().st_mtime_ns == stamp
     assert len(list(first.parent.iterdir())) == 1
 
 
@@ -128,7 +128,7 @@ def test_a_source_that_changes_meanwhile_is_not_stored(tmp_path):
     scanned = bundle.scan(source, LIMIT)
     (source / "a").write_text("2")
     with pytest.raises(TryAgain, match="changed while"):
-        scanned.store()
+        bundle.store(scanned)
 
 
 def grow(path):
@@ -176,7 +176,7 @@ def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
     scanned = bundle.scan(source, LIMIT)
     CHANGES[change](source / "below/a")
     with pytest.raises(TryAgain, match="changed while it was being bundled"):
-        scanned.store()
+        bundle.store(scanned)
     assert list(paths.bundles().iterdir()) == []
 
 
@@ -214,7 +214,7 @@ while True:
     try:
         for _ in range(100):
             try:
-                archive = bundle.scan(source, LIMIT).store()
+                archive = bundle.store(bundle.scan(source, LIMIT))
             except (TryAgain, JobFileError) as error:
                 ends.append(error.exit_code)
             else:
@@ -359,7 +359,7 @@ def test_records_the_commit(tmp_path):
 
 
 def test_archive_holds_no_owner_and_no_clock(tmp_path):
-    archive = bundle.scan(tree(tmp_path / "src", {"a": "1"}), LIMIT).store()
+    archive = bundle.store(bundle.scan(tree(tmp_path / "src", {"a": "1"}), LIMIT))
     with tarfile.open(archive) as tar:
         for info in tar:
             assert (info.uid, info.gid, info.uname, info.mtime) == (0, 0, "", 0)

@@ -50,10 +50,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("argv", "said", "hint"),
     [
-        (["sbumit"], "there is no verb 'sbumit'", "did you mean 'submit'?"),
+        (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
         ([], "the following arguments are required", "see `deploykit --help`"),
-        (["submit"], "--backend is missing", "one of local, slurm, sagemaker"),
-        (["submit", "--backend", "slrum"], "there is no backend 'slrum'", "did you mean 'slurm'?"),
+        (["submit"], "--backend is required", "one of local, slurm, sagemaker"),
+        (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
     ],
@@ -77,9 +77,9 @@ def test_all_problems_with_lines(project, capsys):
     assert run("check") == 65
     assert capsys.readouterr().err.splitlines() == [
         "error: job.yaml: 3 problems",
-        "  line 1: nmae: there is no such key (did you mean 'name'?)",
-        "  name: is missing (for example name: digits)",
-        "  resources: is missing",
+        "  line 1: nmae: unknown key (did you mean 'name'?)",
+        "  name: is required (for example name: digits)",
+        "  resources: is required",
     ]
 
 
@@ -102,7 +102,7 @@ def test_init_writes_a_file_that_check_accepts(project, capsys):
     assert run("init") == 0
     assert run("check") == 0
     assert run("init") == 64
-    assert "--force replaces it" in capsys.readouterr().err
+    assert "--force overwrites it" in capsys.readouterr().err
     assert run("init", "--force", "other.yaml") == 0
 
 

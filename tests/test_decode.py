@@ -66,14 +66,14 @@ def test_reports_all_problems_at_once():
 @pytest.mark.parametrize(
     ("changes", "path", "message", "hint"),
     [
-        ({"nmae": 1}, "nmae", "there is no such key", "did you mean 'name'?"),
+        ({"nmae": 1}, "nmae", "unknown key", "did you mean 'name'?"),
         (
             {"kind": "gren"},
             "kind",
             "expected one of red, green; got 'gren'",
             "did you mean 'green'?",
         ),
-        ({"inner": {}}, "inner.count", "is missing", None),
+        ({"inner": {}}, "inner.count", "is required", None),
         (
             {"inner": {"count": "3"}},
             "inner.count",

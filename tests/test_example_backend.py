@@ -1,7 +1,8 @@
-"""`examples/backend_print.py`: a backend from outside, found by its entry point and really used."""
+"""`examples/backend_print.py`: a backend from another package, and each verb with it."""
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def run(capsys, *argv):
     return code, capsys.readouterr()
 
 
-def test_it_is_a_backend_with_every_function():
+def test_it_has_every_member_of_the_contract():
     engine = backend.find("print")
     members = {name for name in vars(backend.Backend) if not name.startswith("_")}
     assert len(members) == 11
@@ -47,8 +48,60 @@ def test_its_whole_life(project, capsys):
     assert "one: succeeded, exit code 0" in shown.out
     assert json.loads(run(capsys, "status", "--json")[1].out)[0]["handle"] == "print://paper/one"
     assert run(capsys, "logs", "one")[1].out == "[node 0] > train.py --epochs 5\n"
+    assert run(capsys, "list")[1].out.startswith("one\tprint\tsucceeded\t")
+    assert run(capsys, "wait", "one")[0] == 0
+    assert run(capsys, "diagnose", "one")[0] == 0
     assert run(capsys, "cancel", "one")[0] == 0
-    assert "print\tyes\t" in run(capsys, "backends")[1].out
+    assert "print\tyes\tdoctor\t" in run(capsys, "backends")[1].out
+
+
+def test_doctor_prints_its_findings(project, capsys):
+    code, shown = run(capsys, "doctor", "--backend", "print")
+    assert (code, shown.out) == (0, "print: no problems found\n")
+    wide = ["--set", f"print.prefix={'x' * 81}"]
+    code, shown = run(capsys, "doctor", "--backend", "print", *wide)
+    assert code == 0
+    assert "print: 1 warning\n" in shown.out
+    assert "warning: the line is too wide\n  proof  100 columns\n" in shown.out
+
+
+LACKING = {
+    "attach": (["attach", "two", "--backend", "print"], "sagemaker"),
+    "probe": (["backends", "print", "--probe"], "slurm"),
+    "tasks": (["logs", "one", "--task", "0"], "slurm"),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_it_does_not_offer_is_said_plainly(name, project, capsys):
+    argv, offering = LACKING[name]
+    assert run(capsys, "submit", "--backend", "print", "--run", "one")[0] == 0
+    code, shown = run(capsys, *argv)
+    assert code == 64
+    assert f"backend print does not offer `{name}`\n  offered by: {offering}\n" in shown.err
+
+
+@pytest.mark.parametrize("verb", ["check", "submit"])
+def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
+    code, shown = run(capsys, verb, "--backend", "print", "--set", "preflight=true")
+    assert code == 65
+    assert "preflight: backend print does not offer `preflight`" in shown.err
+
+
+def test_every_verb_is_tried_here_or_needs_no_backend():
+    tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
+    tried |= {"check", "doctor", "init", "attach"}
+    assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
+
+
+def test_commands_name_no_backend():
+    """Strings that are a backend's name; a hint or a help text may mention one as an example."""
+    for path in (EXAMPLES.parent / "deploykit/commands").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not strings & {"local", "slurm", "sagemaker"}, path
+        assert not any(str(name).startswith("deploykit.backends") for name in modules), path
 
 
 def test_its_problems_are_reported(project, capsys):
@@ -57,12 +110,12 @@ def test_its_problems_are_reported(project, capsys):
     assert code == 65
     assert "resources.nodes: paper has one node (nodes: 1)" in shown.err
     code, shown = run(capsys, "check", *argv)
-    assert "print.prefx: there is no such key (did you mean 'prefix'?)" in shown.err
+    assert "print.prefx: unknown key (did you mean 'prefix'?)" in shown.err
 
 
 def test_init_writes_its_section_too(project, capsys):
     assert run(capsys, "init", "new.yaml")[0] == 0
-    assert "#   # What stands before the program.\n" in (project / "new.yaml").read_text()
+    assert "#   # Text before the command.\n" in (project / "new.yaml").read_text()
 
 
 def test_contributing_names_every_function():

@@ -48,20 +48,20 @@ def test_toml_is_read_too(project):
 def test_every_problem_has_its_line_and_path(project):
     path = add(project, "  nodse: 2\n  nodes: 0\nspurce: .\n")
     assert problems(path) == [
-        (7, "resources.nodse", "there is no such key", "did you mean 'nodes'?"),
+        (7, "resources.nodse", "unknown key", "did you mean 'nodes'?"),
         (8, "resources.nodes", "must be at least 1, got '0'", None),
-        (9, "spurce", "there is no such key", "did you mean 'source'?"),
+        (9, "spurce", "unknown key", "did you mean 'source'?"),
     ]
 
 
 def test_key_given_twice(project):
-    assert problems(add(project, "name: other\n")) == [(7, "name", "stands twice", None)]
+    assert problems(add(project, "name: other\n")) == [(7, "name", "duplicate key", None)]
 
 
 def test_sections_of_other_backends_are_allowed_but_misspelt_ones_are_not(project):
     path = add(project, "slurm: {partition: gpu}\nsagemakr: {}\n")
     assert problems(path) == [
-        (8, "sagemakr", "there is no such key", "did you mean 'sagemaker'?"),
+        (8, "sagemakr", "unknown key", "did you mean 'sagemaker'?"),
     ]
 
 
@@ -70,7 +70,7 @@ def test_sections_of_other_backends_are_allowed_but_misspelt_ones_are_not(projec
     [
         ("- a\n- b\n", "expected keys and values, such as `name: digits`"),
         ("name: [a\n", "is not valid YAML: did not find expected ',' or ']'"),
-        ("a: &a [*a]\n", "is not valid YAML: the alias 'a' is part of itself"),
+        ("a: &a [*a]\n", "is not valid YAML: the alias 'a' contains itself"),
         ("? [a, b]\n: c\n", "is not valid YAML: expected a plain name as a key"),
     ],
 )

@@ -33,9 +33,9 @@ YAML_ATTACKS = {
     "indents": ("".join(f"{' ' * n}a:\n" for n in range(900)), "nested more than 50 deep"),
     "laughs": (LAUGHS, "too many values; do aliases multiply them?"),
     "long-laughs": (GOOD + f"env: {LONG}", "too many values"),
-    "list-of-itself": ("a: &a [*a]", "the alias 'a' is part of itself"),
-    "section-of-itself": ("a: &a {b: *a}", "the alias 'a' is part of itself"),
-    "no-anchor": ("a: *b", "the alias 'b' stands for nothing"),
+    "list-of-itself": ("a: &a [*a]", "the alias 'a' contains itself"),
+    "section-of-itself": ("a: &a {b: *a}", "the alias 'a' contains itself"),
+    "no-anchor": ("a: *b", "the alias 'b' is undefined"),
     "digits": (GOOD + f"retries: {'9' * 4000}", "line 4: retries: expected a whole number"),
     "time": (GOOD.replace("1m", "9" * 4000 + "s"), "resources.time_limit: expected a time"),
     "years": (GOOD.replace("1m", "99999999d"), "resources.time_limit: expected a time"),
@@ -46,13 +46,13 @@ YAML_ATTACKS = {
     "tag": ("!!python/object/apply:os.system ['touch pwned']", "expected keys and values"),
 }
 TOML_ATTACKS = {
-    "lists": ("a = " + "[" * 30_000, "is nested too deep"),
-    "tables": ("a = " + "{a=" * 30_000, "is nested too deep"),
+    "lists": ("a = " + "[" * 30_000, "is nested too deeply"),
+    "tables": ("a = " + "{a=" * 30_000, "is nested too deeply"),
     "dots": ("a." * 30_000 + "a = 1", "a key of more than 20 parts"),
     "headers": ("".join(f"[{'a.' * n}a]\n" for n in range(300)), "a key of more than 20 parts"),
     "digits": (f"retries = {'9' * 5000}", "is not valid TOML"),
     "hex": (f"{TOML}retries = 0x{'f' * 9000}", "retries: expected a whole number"),
-    "name": (f"name = 0x{'f' * 9000}", "name: expected text, got a number of too many digits"),
+    "name": (f"name = 0x{'f' * 9000}", "name: expected text, got a number with too many digits"),
     "large": ("# " + "x" * 300_000, "is larger than 256 KiB"),
 }
 ATTACKS = [
@@ -63,8 +63,8 @@ SETS = {
     "brackets": ("env=" + "[" * 30_000, 64, "the value is not valid YAML"),
     "itself": ("env=[&a [*a]]", 64, "the value is not valid YAML"),
     "no-text": (os.fsdecode(b"env=[\xff"), 64, "the value is not valid YAML"),
-    "no-text-key": (os.fsdecode(b"\xff=1"), 65, "there is no such key"),
-    "keys": ("a." * 30_000 + "b=1", 65, "there is no such key"),
+    "no-text-key": (os.fsdecode(b"\xff=1"), 65, "unknown key"),
+    "keys": ("a." * 30_000 + "b=1", 65, "unknown key"),
     "digits": ("retries=" + "9" * 5000, 65, "retries: expected a whole number"),
 }
 

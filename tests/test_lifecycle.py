@@ -46,7 +46,7 @@ def test_a_backend_that_cannot_be_asked_hides_no_run(capsys, unreachable):
     add("ended", State.SUCCEEDED)
     found = listed(capsys)
     assert found["running"]["state"] == "running"
-    assert "local cannot be asked: no route to the cluster" in found["running"]["reason"]
+    assert "local cannot be reached: no route to the cluster" in found["running"]["reason"]
     assert found["ended"]["reason"] == ""
     assert runs.get("running").reason == ""
 

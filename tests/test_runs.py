@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deploykit import paths, runs
-from deploykit.errors import DeploykitError, NotFound
+from deploykit.errors import CannotWrite, DeploykitError, NotFound
 from deploykit.model import State, Status
 
 
@@ -61,10 +62,10 @@ def test_names_find_runs():
         "ab-2",
         "c-3",
     ]
-    with pytest.raises(NotFound, match="could be any of 2") as caught:
+    with pytest.raises(NotFound, match="matches 2 runs") as caught:
         runs.get("ab")
     assert caught.value.hint == "ab-2; ab-1"
-    with pytest.raises(NotFound, match="there is no run 'x'"):
+    with pytest.raises(NotFound, match="no run matches 'x'"):
         runs.get("x")
 
 
@@ -81,6 +82,34 @@ def test_an_unusable_registry_is_explained():
         runs.every()
     assert "DEPLOYKIT_HOME" in caught.value.hint
     assert isinstance(caught.value.__cause__, sqlite3.Error)
+
+
+def test_a_registry_of_an_older_layout_is_named():
+    paths.state().mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
+        database.execute("CREATE TABLE runs (run TEXT PRIMARY KEY, place TEXT)")
+    for use in (runs.every, lambda: runs.get("a"), lambda: runs.add(row("a"))):
+        with pytest.raises(CannotWrite, match="another version of deploykit wrote") as caught:
+            use()
+        assert "move the file away" in caught.value.hint
+
+
+def test_reading_waits_for_no_writer():
+    runs.add(row("a"))
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
+        database.execute("BEGIN IMMEDIATE")
+        assert runs.lookup("a")["a"].run == runs.get(None).run == "a"
+        assert len(runs.every()) == 1
+
+
+def test_one_row_is_asked_for_by_its_id(monkeypatch):
+    for number in range(3):
+        runs.add(row(f"run-{number}"))
+    read, make = [], runs._run
+    monkeypatch.setattr(runs, "_run", lambda values: read.append(values["run"]) or make(values))
+    assert list(runs.lookup("run-1")) == ["run-1"]
+    assert runs.get("run-2").run == "run-2"
+    assert read == ["run-1", "run-2"]
 
 
 def test_ids_are_the_name_the_time_and_chance():

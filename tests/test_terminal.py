@@ -126,7 +126,7 @@ VERBS = {
     "advise": ["advise", "--gpu", HOSTILE, "--batch-size", "1", "--sequence", "8"],
     "infra": ["infra", "check", HOSTILE],
     "init": ["init", f"{HOSTILE}/{FORGED}"],
-    "attach": ["attach", HOSTILE, "--region", "us-east-1"],
+    "attach": ["attach", HOSTILE, "--backend", "sagemaker", "--target", "us-east-1"],
     "backends": ["backends", HOSTILE],
     "completion": ["completion", HOSTILE],
     "no-verb": [HOSTILE],

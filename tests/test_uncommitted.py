@@ -70,7 +70,7 @@ def assert_commit_and_patch_are_the_bundle(source, tmp_path, below=""):
     patch = folder / "uncommitted.diff"
     if patch.stat().st_size:
         git(fresh, "apply", "--binary", str(patch))
-    bundle.unpack(bundle.scan(source, LIMIT).store(), tmp_path / "unpacked")
+    bundle.unpack(bundle.store(bundle.scan(source, LIMIT)), tmp_path / "unpacked")
     assert content(fresh / below) == content(tmp_path / "unpacked")
     return patch.read_bytes()
 

@@ -1,7 +1,7 @@
 """The local backend: torchrun in the background, one node or several emulated on loopback.
 
 A run is alive as long as its shell holds the lock on ``<run folder>/alive``: unlike a process id,
-a lock is never mistaken for another run's.
+a lock cannot belong to another run.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import bundle as bundles
-from deploykit import contract, exit_records, logfiles, paths, private, render
-from deploykit.bundle import Bundle
+from deploykit import contract, exit_records, logfiles, paths, render
+from deploykit.doctor.finding import Finding
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
+PREFLIGHT = contract.PREFLIGHT
 
 _SUPERVISE = f"{contract.FOLDER}/local_nodes.py"
 _START = 10
-"""Seconds within which a started shell claims its run."""
+"""Seconds in which a started shell must claim its run."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,13 @@ class Options:
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract's
-    for path, place in contract.locations(job).items():
-        if "://" in place:
+    """Refuse addresses as locations, and warn about limits that are not enforced."""
+    for path, location in contract.locations(job).items():
+        if "://" in location:
             yield Problem(
                 path,
-                f"this machine cannot use the address {place} as a folder",
-                f"name a folder, for example with --set {path}=FOLDER",
+                f"{location} is not a folder on this machine",
+                f"set a folder, for example with --set {path}=FOLDER",
             )
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
@@ -60,6 +62,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
+    """Render the shell script that starts one launcher for each node."""
     folder = paths.run_folder(run)
     output = job.output or str(folder / "output")
     text = render.shell(
@@ -81,21 +84,20 @@ def _seconds(job: JobSpec) -> int:
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    bundles.unpack(plan.bundle.store(), folder / "source")
+    """Unpack the source and start the script in the background.
+
+    Raises BackendUnavailable where its shell does not start.
+    """
+    bundles.unpack(bundles.store(plan.bundle), folder / "source")
     for name in contract.FOLDERS:
-        private.folder(folder / name)
+        paths.private_folder(folder / name)
     with (
-        open(folder / "alive", "w", encoding="utf-8", opener=private.opener) as alive,
-        open(folder / "logs/job.log", "a", encoding="utf-8", opener=private.opener) as log,
+        open(folder / "alive", "w", encoding="utf-8", opener=paths.private_opener) as alive,
+        open(folder / "logs/job.log", "a", encoding="utf-8", opener=paths.private_opener) as log,
     ):
         fcntl.flock(alive, fcntl.LOCK_EX)
         subprocess.run(
-            [
-                "sh",
-                "-c",
-                'sh "$0" &',
-                str(folder / "plan.sh"),
-            ],  # the job outlives us, as nobody's child
+            ["sh", "-c", 'sh "$0" &', str(folder / "plan.sh")],  # the job outlives this process
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -105,11 +107,14 @@ def submit(plan: Plan, folder: Path) -> Handle:
         )
     handle = find(plan.run, folder, plan.target)
     if handle is None:
-        raise BackendUnavailable("the job's shell did not start", hint=f"see {folder}/logs/job.log")
+        raise BackendUnavailable(
+            "the shell of the job did not start", hint=f"see {folder}/logs/job.log"
+        )
     return handle
 
 
 def find(run: str, folder: Path, target: str) -> Handle | None:
+    """The run, if its shell has started; waits up to `_START` seconds for that."""
     end = time.monotonic() + _START
     while not (folder / "claim").exists() or not _pid(folder):
         if not _alive(folder) or time.monotonic() > end:
@@ -119,31 +124,48 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    """The status of each run, from the files of its run folder."""
     return {handle: _status(handle) for handle in handles}
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    """Lines of all logs. Raises NotFound where the run folder was deleted."""
     folder = logfiles.whole(handle)
     return logfiles.read(folder / "logs", follow=follow, ended=lambda: not _alive(folder))
 
 
 def cancel(handle: Handle) -> None:
-    _here(handle)
+    """Send SIGTERM to the shell of the run, which stops its launchers."""
+    _require_this_machine(handle)
     folder = Path(handle.folder)
     if not _alive(folder):
         return
-    private.touch(folder / "cancelled")
+    paths.touch(folder / "cancelled")
     with contextlib.suppress(ProcessLookupError):
         try:
             os.kill(_pid(folder), signal.SIGTERM)
         except PermissionError as error:
-            raise NotPermitted(f"{handle.run} was started by another user") from error
+            raise NotPermitted(f"{handle.run} belongs to another user") from error
+
+
+def examine(
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about this machine; see `deploykit.backend.Doctor`."""
+    from deploykit.doctor import machine
+
+    facts = machine.load(saved) if saved else machine.read(options.python)
+    if save:
+        machine.save(facts, save)
+    yield from machine.check(job, facts)
 
 
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
     if handle.target != os.uname().nodename and not (folder / "ends").exists():
-        return Status(State.UNKNOWN, "", f"it was started on the machine {handle.target}")
+        return Status(
+            State.UNKNOWN, "", f"it was started on {handle.target}; run this command there"
+        )
     if _alive(folder):
         stopping = (folder / "cancelled").exists()
         return Status(State.STOPPING if stopping else State.RUNNING, "alive")
@@ -153,32 +175,32 @@ def _status(handle: Handle) -> Status:
 
 
 def _ended(folder: Path) -> Status:
-    found = exit_records.read(folder)
-    end = found[0] if found else None
-    finished = end.finished if end else None
+    records = exit_records.read(folder)
+    first = records[0] if records else None
+    finished = first.finished if first else None
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
         return Status(State.FAILED, "timed out", reason, 124, finished=finished)
-    if end is None:
-        return _vanished(folder)
-    state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
-    return Status(state, "ended", end.reason, end.exit_code, finished=finished)
+    if first is None:
+        return _without_record(folder)
+    state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
+    return Status(state, "ended", first.reason, first.exit_code, finished=finished)
 
 
-def _vanished(folder: Path) -> Status:
-    """No launcher could say how it ended; perhaps the shell did."""
+def _without_record(folder: Path) -> Status:
+    """The status of a run without exit records: the reason is the last line of its shell."""
     if not folder.exists():
-        return Status(State.FAILED, "vanished", "how it ended is not known any more")
+        return Status(State.FAILED, "vanished", "its exit status is unknown")
     try:
-        said = (folder / "logs/job.log").read_text(errors="replace").strip()
+        log = (folder / "logs/job.log").read_text(errors="replace").strip()
     except OSError as error:
-        said = f"{folder}/logs/job.log cannot be read: {error.strerror}"
-    reason = said.splitlines()[-1] if said else "killed, or the machine restarted"
-    return Status(State.FAILED, "vanished", f"it ended without a word: {reason}")
+        log = f"{folder}/logs/job.log cannot be read: {error.strerror}"
+    reason = log.splitlines()[-1] if log else "killed, or the machine restarted"
+    return Status(State.FAILED, "vanished", f"exited without recording a status: {reason}")
 
 
 def _alive(folder: Path) -> bool:
-    """Whether somebody holds the lock on the run."""
+    """Whether a process holds the lock on the run."""
     try:
         with (folder / "alive").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -190,12 +212,12 @@ def _alive(folder: Path) -> bool:
 
 
 def _pid(folder: Path) -> int:
-    """The process id of the run's shell; 0 while it is not written."""
+    """The process id of the run's shell; 0 until it is written."""
     return int((folder / "claim").read_text() or 0)
 
 
-def _here(handle: Handle) -> None:
+def _require_this_machine(handle: Handle) -> None:
     if handle.target != os.uname().nodename:
         raise BackendUnavailable(
-            f"{handle.run} runs on the machine {handle.target}", hint="run this command there"
+            f"{handle.run} runs on {handle.target}", hint="run this command there"
         )

@@ -1,6 +1,6 @@
-"""Say which parallel strategy to train with, what each would need per GPU, and why.
+"""Recommend a parallel strategy: the memory and time that each would need per GPU, and why.
 
-Computed, not measured: no GPU is needed here. docs/guides/strategy.md says how far to trust it.
+Computed, not measured: needs no GPU here. docs/guides/strategy.md states the accuracy.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare an option for each field of the question, and --write and --list."""
     for field in dataclasses.fields(Question):
         _, metadata, _ = split(hints(Question)[field.name])
         text = next(note.text for note in metadata if isinstance(note, Help))
         usual = f" Default: {field.default}." if field.default is not None else ""
         name = field.name.replace("_", "-")
         parser.add_argument(f"--{name}", metavar="X", help=f"{text}{usual}")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the job file here")
-    parser.add_argument("--list", action="store_true", help="list the GPUs that are known")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the recommended job file here"
+    )
+    parser.add_argument("--list", action="store_true", help="list the known GPUs")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the strategies with their memory and time, or the known GPUs."""
     if args.list:
         _list(as_json=args.json)
         return 0
@@ -65,15 +69,17 @@ def _list(*, as_json: bool) -> None:
 
 
 def _write(path: Path, advice: Advice) -> None:
-    """The job file of what is recommended; a file that is there stays."""
+    """Write the recommended job file; an existing file is kept."""
     if advice.best is None:
-        raise UsageError("there is nothing to write: no strategy fits", hint="see without --write")
+        raise UsageError(
+            "no strategy fits, so there is no job file to write", hint="run without --write"
+        )
     text = job.text(advice.model, advice.training, advice.cluster, advice.best.layout)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UsageError(f"{path} is there already", hint="name another file") from error
+        raise UsageError(f"{path} already exists", hint="name another file") from error
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share."""
+"""Arguments shared by several verbs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import argparse
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from deploykit import backend as backends
+from deploykit.errors import UsageError
 from deploykit.fields import DURATION
 
 
 def job_file(parser: argparse.ArgumentParser) -> None:
-    """The job file, and overrides of what stands in it."""
+    """Declare the job file and --set."""
     parser.add_argument(
         "job",
         nargs="?",
@@ -28,37 +30,57 @@ def job_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def backend(parser: argparse.ArgumentParser) -> None:
+    """Declare --backend, which `chosen` reads."""
+    parser.add_argument(
+        "--backend",
+        metavar="B",
+        help="local, slurm, sagemaker, or another of `deploykit backends`",
+    )
+
+
+def chosen(args: argparse.Namespace) -> str:
+    """The name after --backend. Raises UsageError, with all names, where it is missing."""
+    if args.backend is None:
+        names = ", ".join(backends.names())
+        raise UsageError("--backend is required", hint=f"one of {names}")
+    return str(args.backend)
+
+
 def strict(parser: argparse.ArgumentParser) -> None:
-    """Whether a warning is an error."""
-    parser.add_argument("--strict", action="store_true", help="refuse the job for any warning")
+    """Declare --strict."""
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """A whole number of at least 1. Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def moment(text: str) -> datetime:
-    """A time in UTC: how long ago (10m, 2h), or when (2026-11-21T01:46)."""
+    """A time in UTC: a duration before now (10m, 2h) or a date (2026-11-21T01:46).
+
+    Raises ArgumentTypeError.
+    """
     try:
         return datetime.now(UTC) - timedelta(seconds=DURATION.parse(text))
     except (ValueError, OverflowError):
         pass
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
-        wanted = "a time such as 10m (ago) or 2026-11-21T01:46"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        message = f"{text!r} is not a time such as 10m (ago) or 2026-11-21T01:46"
+        raise argparse.ArgumentTypeError(message) from None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def one_run(parser: argparse.ArgumentParser) -> None:
-    """One run, the newest unless it is named."""
+    """Declare RUN, by default the newest one."""
     parser.add_argument(
         "run",
         nargs="?",
         metavar="RUN",
-        help="run id, or a unique beginning or end of one (default: the newest run)",
+        help="run id, or its unique beginning or end (default: the newest run)",
     )

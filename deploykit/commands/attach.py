@@ -1,31 +1,30 @@
-"""Take up a training job of SageMaker that was sent from another machine, by its name alone.
+"""Track a run that was submitted on another machine, by its run id alone.
 
-From then on `status`, `logs`, `wait` and `cancel` know it here too.
+From then on `status`, `logs`, `wait` and `cancel` work with it here too.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 
 from deploykit import lifecycle
-from deploykit.commands import output
-from deploykit.errors import UsageError
+from deploykit.commands import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the job's name: the whole run id")
+    """Declare RUN, --backend and --target."""
+    parser.add_argument("run", metavar="RUN", help="the whole run id, which names the job there")
+    arguments.backend(parser)
     parser.add_argument(
-        "--region", metavar="R", help="default: AWS_REGION, then AWS_DEFAULT_REGION"
+        "--target",
+        metavar="T",
+        help="where the job is, such as a region (default: the environment's, as AWS_REGION)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = (args.region, os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION"))
-    region = next(filter(None, chosen), None)
-    if region is None:
-        raise UsageError("no region is chosen", hint="--region, or AWS_REGION")
-    row = lifecycle.attach(args.run, "sagemaker", region)
+    """Add the run to the registry, and print it."""
+    row = lifecycle.attach(args.run, arguments.chosen(args), args.target)
     if args.json:
         output.emit(output.run_data(row))
     else:

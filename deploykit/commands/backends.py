@@ -1,13 +1,12 @@
-"""List the backends, and what is missing here to use each.
+"""List the backends, what each offers, and what is missing here to use it.
 
-With `slurm --probe`: ask this Slurm cluster what it has and allows, and keep the answer as a site
-profile, which `check` uses where there is no Slurm (`slurm.site` in the job file).
+With `slurm --probe`: query this Slurm cluster for what it has and allows, and keep the answer as a
+site profile, which `check` uses where there is no Slurm (`slurm.site` in the job file).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import shutil
 from typing import Any
@@ -18,45 +17,44 @@ from deploykit.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the backend, --probe and --target."""
     parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
-    parser.add_argument("--probe", action="store_true", help="ask the cluster, keep its profile")
-    parser.add_argument("--host", metavar="H", help="ask from this login node, over ssh")
+    parser.add_argument("--probe", action="store_true", help="query its target, keep the profile")
+    parser.add_argument(
+        "--target", metavar="T", help="the target to probe, such as a login node (over ssh)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print a line for each backend, or the profile of a target."""
     if args.probe:
-        return _probe(args.backend, args.host, as_json=args.json)
-    if args.host is not None:
-        raise UsageError("--host is for --probe", hint="deploykit backends slurm --probe --host H")
+        return _probe(args.backend, args.target, as_json=args.json)
+    if args.target is not None:
+        raise UsageError("--target requires --probe", hint="deploykit backends B --probe")
     rows = [_describe(name) for name in ([args.backend] if args.backend else backend.names())]
     if args.json:
         output.emit(rows)
         return 0
     output.table(
-        ["backend", "usable here", "what it is"],
-        [[row["name"], _usable(row["missing"]), row["summary"]] for row in rows],
+        ["backend", "usable here", "offers", "what it is"],
+        [
+            [row["name"], _usable(row["missing"]), ", ".join(row["offers"]), row["summary"]]
+            for row in rows
+        ],
     )
     return 0
 
 
-def _probe(name: str | None, host: str | None, *, as_json: bool) -> int:
-    """Ask the cluster and keep its profile."""
-    from deploykit.backends.slurm import site
-
-    if name != "slurm":
-        raise UsageError("only slurm can be probed", hint="deploykit backends slurm --probe")
-    found = site.read(host)
-    path = site.save(found)
+def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
+    """Query the target of a backend and keep its profile."""
+    if name is None:
+        raise UsageError("--probe requires a backend", hint="deploykit backends B --probe")
+    profile = backend.require(name, backend.Probe).probe(target)
     if as_json:
-        output.emit({"profile": str(path), **dataclasses.asdict(found)})
+        output.emit({"profile": str(profile.path), **profile.facts})
         return 0
-    output.say(f"{path}: {found.cluster}, Slurm {found.version}")
-    for partition in found.partitions:
-        limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
-        nodes = site.names(found.nodes(partition.name))
-        output.say(
-            f"  {partition.name}{' (default)' if partition.default else ''}: {limit}; {nodes}"
-        )
+    first, *others = profile.summary
+    output.say(f"{profile.path}: {first}", *(f"  {line}" for line in others))
     return 0
 
 
@@ -68,8 +66,14 @@ def _describe(name: str) -> dict[str, Any]:
         for module in engine.MODULES
         if importlib.util.find_spec(module) is None
     ]
-    return {"name": name, "summary": engine.SUMMARY, "usable": not missing, "missing": missing}
+    return {
+        "name": name,
+        "summary": engine.SUMMARY,
+        "usable": not missing,
+        "missing": missing,
+        "offers": [backend.verb(one) for one in backend.CAPABILITIES if isinstance(engine, one)],
+    }
 
 
 def _usable(missing: list[str]) -> str:
-    return f"no: without {', '.join(missing)}" if missing else "yes"
+    return f"no: missing {', '.join(missing)}" if missing else "yes"

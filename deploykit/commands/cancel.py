@@ -1,6 +1,6 @@
-"""Stop a run; one that has ended is left as it is.
+"""Stop a run; a run that has ended is not changed.
 
-Its ranks get SIGTERM and time to save, but on SageMaker, whose launchers pass nothing on.
+Its ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from deploykit.commands import output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run id, or a unique beginning or end of one")
+    """Declare RUN."""
+    parser.add_argument("run", metavar="RUN", help="run id, or its unique beginning or end")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Stop the run, and print its state."""
     row = lifecycle.cancel(runs.get(args.run))
     if args.json:
         output.emit(output.run_data(row))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import backend, bundle, jobfile, lifecycle, plain_secrets
+from deploykit import bundle, lifecycle, plain_secrets
 from deploykit.commands import arguments, output
 from deploykit.errors import JobFileError
 from deploykit.jobfile import JobFile
@@ -15,6 +15,7 @@ from deploykit.model import Problem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the job file, --backend and --strict."""
     arguments.job_file(parser)
     parser.add_argument(
         "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
@@ -23,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    tree, _ = jobfile.parse(args.job)
-    names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
+    """Print the warnings; raise JobFileError with every error of every backend."""
+    names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names)
     warnings = _check(file, names)
     if args.strict:
@@ -39,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(file: JobFile, names: list[str]) -> list[Problem]:
     """The warnings of all backends; every error of all of them, and of the bundle, at once."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in names:
-        found += backend.find(name).check(file.job, file.sections[name])
-    found += plain_secrets.check(file.job, file.sections)
+        problems += lifecycle.problems(file, name)
+    problems += plain_secrets.check(file.job, file.sections)
     try:
-        found += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
+        problems += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
     except JobFileError as error:
-        found += error.problems
-    return file.raise_on(found)
+        problems += error.problems
+    return file.raise_on(problems)

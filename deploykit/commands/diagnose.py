@@ -1,6 +1,6 @@
-"""Say why a run failed, from the logs of all its ranks: the cause, its proof, and what to do.
+"""Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
 
-Without RUN or FILE: the newest run. Ends with 0 when no cause was found.
+Without RUN or FILE: the newest run. Exits with 0 when no cause was found, with 79 otherwise.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from deploykit.model import LogLine, State
 from deploykit.runs import Run
 
 CAUSE_FOUND = 79
-"""Beyond the codes of `sysexits.h`: nothing went wrong here, but with what was looked at."""
+"""Above the codes of `sysexits.h`: the command worked, and found that the run did not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run or files, and --rules."""
     parser.add_argument(
         "what",
         nargs="*",
         metavar="RUN|FILE",
-        help="a run; log files and dumps of PyTorch's flight recorder; - for standard input "
+        help="a run, or log files and dumps of PyTorch's flight recorder; - for standard input "
         "(default: the newest run)",
     )
     parser.add_argument(
@@ -37,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="FILE",
-        help="more rules, in TOML, which come before deploykit's own (repeatable)",
+        help="additional rules, in TOML, applied before the built-in ones (repeatable)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the causes; return CAUSE_FOUND where there is one."""
     known = rules.load(args.rules)
     if _are_files(args.what):
         diagnosis = Diagnosis(known)
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if len(args.what) > 1:
             missing = next(name for name in args.what if name != "-" and not Path(name).exists())
-            raise NotFound(f"no such file: {missing}", hint="name one run, or files that exist")
+            raise NotFound(f"no such file: {missing}", hint="name one run, or existing files")
         row = lifecycle.refresh([runs.get(next(iter(args.what), None))])[0]
         diagnosis = Diagnosis(known, _values(row))
         _read_run(diagnosis, row)
@@ -58,24 +60,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"findings": [_data(finding) for finding in found]})
     else:
-        _tell(found)
+        _print(found)
     return CAUSE_FOUND if found else 0
 
 
 def brief(row: Run) -> str | None:
-    """Cause and proof of a failed run in one line, where its logs lie on this machine."""
+    """Cause and evidence of a failed run in one line; None where its logs are not here."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
     diagnosis = Diagnosis(rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
-    except (DeploykitError, OSError):  # what the run did is known without it
+    except (DeploykitError, OSError):  # the status is complete without it
         return None
     found = diagnosis.findings()
     if not found:
         return None
     proof = found[0].evidence[0]
-    return f"{found[0].cause.label}, {found[0].cause.means}: {_place(proof)}: {proof.text[:160]}"
+    return f"{found[0].cause.label}, {found[0].cause.means}: {_source(proof)}: {proof.text[:160]}"
 
 
 def _are_files(words: Sequence[str]) -> bool:
@@ -107,13 +109,13 @@ def _read_run(diagnosis: Diagnosis, row: Run) -> None:
 
 
 def _values(row: Run) -> dict[str, str]:
-    """What the text of a fix may name of a run (fixes.OF_RUN)."""
+    """The values of a run that the text of a fix may contain (fixes.OF_RUN)."""
     known = {"backend": row.backend, "job": row.id or "", "name": row.name}
     return known | {"target": row.target, "run": row.run}
 
 
 def _dumps(row: Run) -> list[Dump]:
-    """Those of the run's folder; one that was cut off is told, and left."""
+    """The dumps in the run folder; a truncated one is skipped with a warning."""
     found = []
     for path in sorted(Path(row.folder, "debug").glob(f"{dumps.PREFIX}*")):
         try:
@@ -124,7 +126,7 @@ def _dumps(row: Run) -> list[Dump]:
 
 
 def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
-    """What PyTorch's analyzer makes of them; without it the logs alone must do."""
+    """Add the faults that PyTorch's analyzer finds; without it, warn and use the logs alone."""
     if not recorded:
         return
     try:
@@ -156,20 +158,18 @@ def _data(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _tell(found: Sequence[Finding]) -> None:
-    """For a person: in the order in which things went wrong, the most probable cause marked."""
+def _print(found: Sequence[Finding]) -> None:
+    """Print the causes in the order in which they occurred, the most probable one marked."""
     if not found:
-        output.say("no known cause in these logs: healthy, or a failure that no rule describes")
-        output.say(
-            "  next    the first error of any rank of a run: deploykit logs RUN --first-error"
-        )
+        output.say("no known cause in these logs: no failure, or one that no rule describes")
+        output.say("  next    see the first error of any rank: deploykit logs RUN --first-error")
         return
     likely = found[0]
     for finding in sorted(found, key=lambda finding: finding.order):
         mark = " (the most probable)" if finding is likely and len(found) > 1 else ""
         output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
         for proof in finding.evidence:
-            output.say(f"  proof   {_place(proof)}", f"          {proof.text}")
+            output.say(f"  proof   {_source(proof)}", f"          {proof.text}")
         rank = finding.first_rank
         others = ", ".join(label for label in finding.also if label != rules.UNKNOWN)
         for name, value in (
@@ -182,7 +182,7 @@ def _tell(found: Sequence[Finding]) -> None:
                 output.say(f"  {'' if number else name:<7} {text}")
 
 
-def _place(proof: Evidence) -> str:
+def _source(proof: Evidence) -> str:
     rank = "" if proof.rank is None else f", rank {proof.rank}"
     host = f", {proof.host}" if proof.host else ""
     return f"{proof.file}:{proof.line}{rank}{host}"

@@ -1,148 +1,74 @@
-"""Look at the place where a job will run, before it is sent: each fault, its proof, and its fix.
+"""Check the target for anything that would block the job: each fault, its evidence and its fix.
 
-Nothing is changed and nothing is started. Without --backend: for every backend that has a section
-in the file, or else for this machine. Ends with 0 when nothing is in the way of the job.
+Changes and starts nothing. Without --backend: every backend that has a section in the file, or else
+this machine. Exits with 0 when nothing would block the job, with 80 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
 import textwrap
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, jobfile, lifecycle
+from deploykit import backend, lifecycle
 from deploykit.commands import arguments, output
 from deploykit.doctor import finding, fixes
-from deploykit.doctor.finding import Finding, Fix
-from deploykit.errors import NotFound, NotPermitted, UsageError
+from deploykit.doctor.finding import Finding
+from deploykit.errors import UsageError
 from deploykit.jobfile import JobFile
 
 FAULT_FOUND = 80
-"""As `diagnose`: nothing went wrong here, but with what was looked at."""
+"""As for `diagnose`: the command worked, and found that the job would not."""
 _WIDTH = 100
-_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What the pure functions over saved facts meet where these have another shape."""
-_SITE = "site.json"
+_NOUNS = {"error", "warning"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the job file, the backends, and what to do with the facts and fixes."""
     arguments.job_file(parser)
     parser.add_argument(
-        "--backend", action="append", metavar="B", help="look there (repeatable)", default=[]
+        "--backend", action="append", metavar="B", help="check this target (repeatable)", default=[]
     )
     parser.add_argument(
-        "--save", type=Path, metavar="FOLDER", help="keep the facts too, for --from"
+        "--save", type=Path, metavar="FOLDER", help="save the facts as well, for --from"
     )
     parser.add_argument(
         "--from",
         type=Path,
         dest="saved",
         metavar="FOLDER",
-        help="judge saved facts and ask nobody: JSON that --save or the AWS CLI wrote",
+        help="judge saved facts, offline: JSON written by --save or by the AWS CLI",
     )
     parser.add_argument(
         "--fix",
         choices=fixes.LANGUAGES,
         default=fixes.CLI,
-        help="language of the fixes (default: aws-cli); --json has all",
+        help="language of the fixes (default: aws-cli); --json contains all",
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the findings of each backend; return FAULT_FOUND where one stops the job."""
     if args.save and args.saved:
         raise UsageError("--save and --from exclude each other")
-    tree, _ = jobfile.parse(args.job)
-    names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
+    names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names)
-    found = [(name, one) for name in names for one in finding.ordered(_visit(name)(file, args))]
+    findings = [(name, one) for name in names for one in _examine(name, file, args)]
     if args.json:
-        output.emit({"findings": [_data(name, one) for name, one in found]})
+        output.emit({"findings": [_data(name, one) for name, one in findings]})
     else:
-        _tell(names, found, args.fix)
-    return FAULT_FOUND if finding.wrong(one for _, one in found) else 0
+        _print(names, findings, args.fix)
+    return FAULT_FOUND if finding.wrong(one for _, one in findings) else 0
 
 
-def _visit(name: str) -> Callable[[JobFile, argparse.Namespace], Iterator[Finding]]:
-    known = {"local": _local, "slurm": _slurm, "sagemaker": _sagemaker}
-    if name not in known:
-        raise UsageError(
-            f"doctor cannot look at {name!r}", hint=f"it can look at {', '.join(known)}"
-        )
-    return known[name]
-
-
-def _local(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
-    from deploykit.doctor import machine
-
-    lifecycle.check(file, "local")
-    python = file.sections["local"].python
-    found = machine.load(args.saved) if args.saved else machine.read(python)
-    if args.save:
-        machine.save(found, args.save)
-    yield from machine.check(file.job, found)
-
-
-def _slurm(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
-    from deploykit import paths
-    from deploykit.backends.slurm import fits, site
-    from deploykit.doctor import slurm
-
-    options = dataclasses.replace(file.sections["slurm"], site=None)
-    file.raise_on(backend.find("slurm").check(file.job, options))
-    if args.saved:
-        found, home = site.load(str(args.saved / _SITE)), None
-    else:
-        found, home = site.read(), slurm.folder(paths.state(), site.hosts())
-    if args.save:
-        site.save(found, args.save / _SITE)
-    problems = fits.check(file.job, options, found)
-    yield from slurm.check(found, found.of(options.partition), problems, home)
-
-
-def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
-    from deploykit.backends.sagemaker import aws as clients
-    from deploykit.backends.sagemaker import options as section
-    from deploykit.doctor import aws
-    from deploykit.doctor.aws import ask, facts
-    from deploykit.doctor.aws import needs as asking
-
-    lifecycle.check(file, "sagemaker")
-    options = file.sections["sagemaker"]
-    region = section.region(options) or ""
-    needs = asking.of(file.job, options, region)
-    try:
-        if args.saved:
-            answers = ask.load(args.saved)
-        else:
-            with clients.errors(region):
-                answers = ask.live(needs, partial(clients.client, region=region))
-    except NotPermitted as error:
-        fix = Fix(error.hint or "log in to AWS")
-        yield Finding("credentials", "error", str(error), (f"region {region}",), fix)
-        return
-    if args.save:
-        ask.save(answers, args.save)
-    with _saved(args.saved):
-        yield from aws.findings(needs, facts.read(answers, needs.instance_type))
-
-
-@contextlib.contextmanager
-def _saved(folder: Path | None) -> Iterator[None]:
-    """Answers that AWS gave are as AWS says; those of a folder may be anything."""
-    try:
-        yield
-    except _MISSHAPEN as error:
-        if folder is None:
-            raise
-        raise NotFound(
-            f"the facts in {folder} are not what AWS answers: {error!r:.200}",
-            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
-        ) from error
+def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
+    """The findings of one backend, the worst first."""
+    doctor = backend.require(name, backend.Doctor)
+    lifecycle.check(file, name)
+    found = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
+    return finding.ordered(found)
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:
@@ -156,26 +82,29 @@ def _data(name: str, one: Finding) -> dict[str, Any]:
     }
 
 
-def _tell(names: list[str], found: list[tuple[str, Finding]], language: str) -> None:
+def _print(names: list[str], findings: list[tuple[str, Finding]], language: str) -> None:
     for name in names:
-        mine = [one for where, one in found if where == name]
-        count = sum(one.severity != "note" for one in mine)
-        output.say(f"{name}: {_counted(count)}")
-        for one in mine:
+        own = [one for where, one in findings if where == name]
+        output.say(f"{name}: {_counted(own)}")
+        for one in own:
             output.say("")
-            _tell_one(one, language)
-    if language == fixes.CLI and any(one.fix.cloudformation for _, one in found):
+            _print_one(one, language)
+    if language == fixes.CLI and any(one.fix.cloudformation for _, one in findings):
         output.say("")
         output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
 
 
-def _counted(count: int) -> str:
-    if not count:
-        return "nothing is in the way of this job"
-    return f"{count} thing{'s' if count > 1 else ''} in the way of this job"
+def _counted(findings: list[Finding]) -> str:
+    """``1 error, 2 warnings``; notes are not counted."""
+    counts = Counter(one.severity for one in findings if one.severity != "note")
+    parts = [
+        f"{count} {severity}{'s' if count > 1 and severity in _NOUNS else ''}"
+        for severity, count in counts.items()
+    ]
+    return ", ".join(parts) or "no problems found"
 
 
-def _tell_one(one: Finding, language: str) -> None:
+def _print_one(one: Finding, language: str) -> None:
     output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
     for proof in one.evidence:
         output.say(f"  proof  {proof}")
@@ -187,7 +116,7 @@ def _tell_one(one: Finding, language: str) -> None:
         fixes.TERRAFORM: one.fix.terraform,
     }.get(language, one.fix.cli)
     if one.fix.cli and not code:
-        output.say(f"         ({language} has no way to say this; the command:)")
+        output.say(f"         (not possible in {language}; the command:)")
     if text := code or one.fix.cli:
         output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 

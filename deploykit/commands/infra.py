@@ -1,8 +1,8 @@
-"""Write what must exist on AWS before a job can run, from a few answers; or check the answers.
+"""Generate what must exist on AWS before a job can run, from a few answers; or check the answers.
 
 `render` writes a CloudFormation stack, a container recipe and, where the answers have a section
-`cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it reads the answers,
-and has cfn-lint read the stack where it is installed. Neither talks to AWS.
+`cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
+answers, and runs cfn-lint on the stack where it is installed. Neither connects to AWS.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _LINTER = "cfn-lint"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action, the answers and the output folder."""
     parser.add_argument("action", choices=("render", "check"), help="what to do")
     parser.add_argument(
         "answers",
@@ -30,31 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("infra.yaml"),
         metavar="FILE",
-        help="the answers, YAML or TOML (default: infra.yaml)",
+        help="answers, YAML or TOML (default: infra.yaml)",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
     )
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 def run(args: argparse.Namespace) -> int:
-    found = asking.load(args.answers)
-    files = dict(rendering.files(found))
+    """Render the files, or check the answers."""
+    chosen = asking.load(args.answers)
+    files = dict(rendering.files(chosen))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
-        _tell(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
+        _print(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
         if not linted:
-            output.note(f"note: {_LINTER} is not installed; it would check the stack further")
+            output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
         return 0
     _write(args.out, files, force=args.force)
-    steps = rendering.after(found)
+    steps = rendering.after(chosen)
     wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
-    _tell(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
+    _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0
 
 
-def _tell(args: argparse.Namespace, texts: list[str], data: dict[str, object]) -> None:
+def _print(args: argparse.Namespace, texts: list[str], data: dict[str, object]) -> None:
     if args.json:
         output.emit(data)
     else:
@@ -62,9 +64,11 @@ def _tell(args: argparse.Namespace, texts: list[str], data: dict[str, object]) -
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    there = [name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise UsageError(f"{folder} has {', '.join(there)} already", hint="--force replaces them")
+    existing = [name for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise UsageError(
+            f"{folder} already contains {', '.join(existing)}", hint="--force overwrites"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -74,7 +78,7 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
 
 
 def _lint(stack: str) -> bool:
-    """Whether cfn-lint is here. Raises JobFileError with what it finds."""
+    """Run cfn-lint, and return whether it is installed. Raises JobFileError with what it finds."""
     if shutil.which(_LINTER) is None:
         return False
     with tempfile.TemporaryDirectory() as folder:

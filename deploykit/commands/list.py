@@ -1,4 +1,4 @@
-"""List all runs, the newest first, with what their backends say now."""
+"""List all runs, the newest first, with their current state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from deploykit.runs import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --limit."""
     parser.add_argument(
         "--limit", type=arguments.count, default=20, metavar="N", help="at most N (default 20)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print a line for each run."""
     rows = lifecycle.refresh(runs.every()[: args.limit])
     if args.json:
         output.emit([output.run_data(row) for row in rows])
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         output.note("no runs yet; `deploykit submit --backend local` starts one")
         return 0
     output.table(
-        ["run", "backend", "state", "submitted (UTC)", "why"],
+        ["run", "backend", "state", "submitted (UTC)", "reason"],
         [[row.run, row.backend, row.state, _minute(row), row.reason] for row in rows],
     )
     return 0

@@ -1,4 +1,4 @@
-"""Print what the ranks of a run printed, oldest first."""
+"""Print the log lines of a run's ranks, oldest first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import datetime
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import arguments, diagnose, output
-from deploykit.errors import NotFound
-from deploykit.model import LogLine
+from deploykit.errors import NotFound, UsageError
+from deploykit.model import Handle, LogLine
 from deploykit.runs import Run
 
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
@@ -19,8 +19,11 @@ _ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|termi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run, and what to select of its lines."""
     arguments.one_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="continue until the run has ended"
+    )
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
     parser.add_argument("--node", type=int, metavar="N", help="only this node, from 0")
@@ -28,32 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attempt",
         type=int,
         metavar="N",
-        help="only this attempt; 0 is the one before any restart",
+        help="only this attempt; 0 is the first",
     )
     parser.add_argument(
         "--first-error",
         action="store_true",
-        help="only the first traceback or error of a rank, and end there",
+        help="only the first traceback or error of any rank",
     )
     parser.add_argument(
         "--since",
         type=arguments.moment,
         metavar="WHEN",
-        help="only lines after this: 10m ago as 10m, or a time such as 2026-11-21T01:46 (UTC)",
+        help="only lines since then: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
     )
     parser.add_argument(
         "--color",
         action="store_true",
-        help="keep the colors of the lines on a terminal; a pipe always has the lines as they are",
+        help="keep the colors of the lines on a terminal; a pipe gets the lines unchanged",
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the selected lines; a note where there are none."""
     row = lifecycle.refresh([runs.get(args.run)])[0]
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
     if args.task is not None:
+        _refuse_unknown_task(row.handle, args.task)
         lines = (line for line in lines if line.task == args.task)
     if args.attempt is not None:
         lines = _attempt(lines, args.attempt)
@@ -65,12 +70,21 @@ def run(args: argparse.Namespace) -> int:
         lines = _since(lines, args.since)
     if args.first_error:
         lines = _first_error(lines)
-    _print(row, _noting_silence(lines, _wanted(args)), args)
+    _print(row, _or_note(lines, _none_message(args)), args)
     return 0
 
 
+def _refuse_unknown_task(handle: Handle, task: int) -> None:
+    """Raise UsageError where the run has no task of that number."""
+    count = backend.require(handle.backend, backend.Tasks).tasks(handle)
+    if count is None:
+        raise UsageError(f"{handle.run} is not a job array", hint="leave --task out")
+    if task not in range(count):
+        raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
+
+
 def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
-    """The lines; for a person, why the run has failed, behind them."""
+    """Print the lines, then the cause where the run failed."""
     if args.json:
         output.log_data(lines)
         return
@@ -82,7 +96,7 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None
 
 
 def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
-    """Lines from `moment` on. A line without a time has that of the one before on its node."""
+    """Lines since `moment`. A line without a time has that of the previous line of its node."""
     reached: set[int | None] = set()
     for line in lines:
         if line.time is not None and line.time >= moment:
@@ -92,7 +106,7 @@ def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
 
 
 def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
-    """Lines of one attempt. Each node's launcher begins those after the first by counting them."""
+    """Lines of one attempt: each node's launcher logs ``restart N`` before all but the first."""
     reached: dict[tuple[int | None, int | None], int] = {}
     for line in lines:
         if line.rank is None and (again := _AGAIN.match(line.text)):
@@ -102,7 +116,7 @@ def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
 
 
 def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """From the first line that names an error, or begins a traceback, to the end of that."""
+    """The first traceback, complete, or the first line that names an error."""
     first = None
     for line in lines:
         if first is None and line.rank is not None and _ERROR.match(line.text):
@@ -116,17 +130,17 @@ def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
             return
 
 
-def _wanted(args: argparse.Namespace) -> str:
-    """What was asked for, where nothing of it was found."""
-    chosen = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
-    parts = [f"of {name} {value}" for name, value in chosen.items() if value is not None]
+def _none_message(args: argparse.Namespace) -> str:
+    """What to print where no line matches."""
+    selected = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
+    parts = [f"of {name} {value}" for name, value in selected.items() if value is not None]
     return " ".join(["no error" if args.first_error else "no line", *(parts or ["yet"])])
 
 
-def _noting_silence(lines: Iterable[LogLine], silence: str) -> Iterator[LogLine]:
-    """The lines; where there is none, say so."""
+def _or_note(lines: Iterable[LogLine], message: str) -> Iterator[LogLine]:
+    """The lines; where there is none, print a note."""
     line = None
     for line in lines:
         yield line
     if line is None:
-        output.note(silence)
+        output.note(message)

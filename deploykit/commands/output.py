@@ -1,7 +1,7 @@
-"""All that commands print: JSON for programs, plain text when piped, tables on a terminal.
+"""Everything that commands print: JSON for programs, plain text in a pipe, tables on a terminal.
 
 Nothing else in deploykit writes to standard output or standard error. On a terminal every text is
-made safe (terminal.py); through a pipe it goes as it is, byte for byte.
+made safe (terminal.py); a pipe gets it unchanged, byte for byte.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def emit(data: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     _json(data, indent=2)
 
 
 def say(*texts: str) -> None:
-    """An answer, on standard output; each text is a line."""
+    """Print lines on standard output: the result of the command."""
     _lines(sys.stdout, texts)
 
 
 def note(*texts: str) -> None:
-    """A remark for the person, beside what the command is asked for; each text is a line."""
+    """Print lines on standard error: remarks beside the result."""
     _lines(sys.stderr, texts)
 
 
 def block(text: str) -> None:
-    """A text with line ends of its own, on standard output: a plan, a script."""
+    """Print a text of several lines on standard output, such as a plan or a script."""
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
 
 
 def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False) -> None:
-    """Lines with the rank, or the node where no rank wrote them, in front; each as it comes.
+    """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    On a terminal their own colours stay with `colours`. With `aside` they go to standard error.
+    `colours` keeps their own colours on a terminal. `aside` prints to standard error.
     """
     out = sys.stderr if aside else sys.stdout
     for line in lines:
@@ -58,14 +58,14 @@ def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False)
 
 
 def log_data(lines: Iterable[LogLine]) -> None:
-    """Lines as JSON, one document each."""
+    """Print log lines as JSON, one document each."""
     for line in lines:
         _json(vars(line))
         sys.stdout.flush()
 
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
-    """What went wrong and what to do; every problem of a job file or a command line."""
+    """Print an error, its hint, and every problem of a job file or a command line."""
     problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
     if as_json:
         data = {
@@ -85,22 +85,22 @@ def error(error: DeploykitError, *, as_json: bool) -> None:
 
 
 def warnings(problems: Iterable[Problem]) -> None:
-    """What is doubtful about a job, as remarks."""
+    """Print warnings as remarks."""
     for problem in problems:
         note(*_problem(problem, "warning: "))
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    place = f"line {problem.line}: " if problem.line else ""
+    line = f"line {problem.line}: " if problem.line else ""
     path = f"{problem.path}: " if problem.path else ""
     hint = f" ({problem.hint})" if problem.hint else ""
-    yield f"{mark}{place}{path}{problem.message}{hint}"
+    yield f"{mark}{line}{path}{problem.message}{hint}"
     if problem.source:
         yield f"  see {problem.source}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows under headings: drawn on a terminal, tab-separated without headings in a pipe."""
+    """Print rows under headings on a terminal; tab-separated without headings in a pipe."""
     if not sys.stdout.isatty():
         say(*("\t".join(row) for row in rows))
         return
@@ -143,12 +143,12 @@ def run_data(run: Run) -> dict[str, Any]:
 
 
 def run_text(run: Run, diagnosis: str | None = None) -> None:
-    """A run as a few lines for a person; last, why it failed where that was found."""
+    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
     say(f"{run.run}: {run.state}{code}")
     for label, value in (
-        ("why", run.reason),
-        ("where", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
+        ("reason", run.reason),
+        ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
         ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),
@@ -186,7 +186,7 @@ def _json(data: Any, indent: int | None = None) -> None:
 
 
 def _write(out: TextIO, text: str) -> None:
-    """The one place where anything leaves. Raises OutputLost, or BrokenPipeError."""
+    """Write to a stream. Raises OutputLost, or BrokenPipeError where the reader has gone."""
     if isinstance(out, TextIOWrapper) and out.errors in _PYTHONS:
         out.reconfigure(errors=_UNENCODABLE)
     try:
@@ -198,7 +198,7 @@ def _write(out: TextIO, text: str) -> None:
 
 
 def _encoded(error: UnicodeError) -> tuple[bytes, int]:
-    """Bytes that were no text as they came in, and as escapes what the encoding does not have."""
+    """Encode undecodable bytes as they came in, and what the encoding lacks as escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     odd = error.object[error.start : error.end]
@@ -210,5 +210,5 @@ def _encoded(error: UnicodeError) -> tuple[bytes, int]:
 
 _UNENCODABLE = "deploykit"
 _PYTHONS = {"strict", "backslashreplace"}
-"""What Python does with such characters unless the user has chosen."""
+"""Python's own error handlers, unless the user has chosen another."""
 codecs.register_error(_UNENCODABLE, _encoded)

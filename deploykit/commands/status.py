@@ -1,4 +1,4 @@
-"""Say what runs are doing, and why. Without RUN: all that have not ended, or else the newest."""
+"""Show the state of runs, and the reason. Without RUN: all unfinished runs, or else the newest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from deploykit.model import State
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare RUN."""
     parser.add_argument(
-        "run", nargs="*", metavar="RUN", help="run id, or a unique beginning or end of one"
+        "run", nargs="*", metavar="RUN", help="run id, or its unique beginning or end"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the state of each run, and the cause where one failed."""
     if args.run:
-        wanted = [runs.get(name) for name in args.run]
+        selected = [runs.get(name) for name in args.run]
     else:
-        wanted = [row for row in runs.every() if not State(row.state).final] or [runs.get(None)]
-    rows = lifecycle.refresh(wanted)
+        selected = [row for row in runs.every() if not State(row.state).final] or [runs.get(None)]
+    rows = lifecycle.refresh(selected)
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     else:

@@ -1,4 +1,4 @@
-"""Run a job on a backend. With --dry-run, print exactly what would be sent and send nothing."""
+"""Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ import argparse
 
 from deploykit import lifecycle
 from deploykit.commands import arguments, output
-from deploykit.errors import UsageError
 from deploykit.lifecycle import Prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the job file, the backend and the options of a submit."""
     arguments.job_file(parser)
-    parser.add_argument(
-        "--backend",
-        metavar="B",
-        help="local, slurm, sagemaker, or another of `deploykit backends`",
-    )
+    arguments.backend(parser)
     arguments.strict(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
-        "--wait", action="store_true", help="follow the logs, end with its exit code"
+        "--wait", action="store_true", help="follow the logs, exit with its exit code"
     )
     parser.add_argument(
         "--preflight",
         action="store_true",
-        help="test the network of the job's nodes first, at most 30 seconds",
+        help="test the network between the nodes first, for at most 30 seconds",
     )
     parser.add_argument(
-        "--debug", action="store_true", help="NCCL and PyTorch say what they do, into files"
+        "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
     )
-    parser.add_argument("--run", metavar="ID", help="run id; the same id never starts two jobs")
+    parser.add_argument("--run", metavar="ID", help="run id; one id never starts two jobs")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.backend is None:
-        raise UsageError("where to? --backend is missing", hint="one of local, slurm, sagemaker")
+    """Submit the job, or print its plan; with --wait, return the job's exit code."""
+    name = arguments.chosen(args)
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
-    prepared = lifecycle.prepare(args.job, [*args.set, *switches], args.backend, args.run)
+    prepared = lifecycle.prepare(args.job, [*args.set, *switches], name, args.run)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
@@ -52,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             output.run_text(row)
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
-    from deploykit.commands import wait  # a dry run has no use for it
+    from deploykit.commands import wait  # not needed for a dry run
 
     return wait.follow(row, as_json=args.json, timeout=None)
 

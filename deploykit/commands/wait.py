@@ -1,6 +1,6 @@
-"""Wait until a run has ended, and end with its exit code: the trainer's own.
+"""Wait until a run has ended, and exit with the exit code of the trainer.
 
-143 when it was cancelled, 124 when --timeout ran out (the run goes on).
+143 when the run was cancelled, 124 on timeout (the run continues).
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ _TIMED_OUT = 124
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run and --timeout."""
     arguments.one_run(parser)
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop waiting after this")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="stop waiting after this time"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Wait; return the run's exit code, or 124 on timeout."""
     name = runs.get(args.run).run
     for last in lifecycle.wait(name, args.timeout):
         if not args.json and not State(last.state).final:
@@ -31,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
-    """Wait for a run while its log lines go by (to standard error with `as_json`)."""
+    """Wait for a run and print its log lines (to standard error with `as_json`)."""
     printer = threading.Thread(
         target=_print_logs, args=(row,), kwargs={"aside": as_json}, daemon=True
     )
@@ -40,14 +44,14 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
         *_, last = lifecycle.wait(row.run, timeout)
     except KeyboardInterrupt:
         stop = quoting.command("deploykit", "cancel", row.run)
-        output.note("", f"{row.run} goes on; `{stop}` stops it")
+        output.note("", f"{row.run} is still running; `{stop}` stops it")
         raise
     printer.join()
     return _finish(last, as_json=as_json)
 
 
 def _print_logs(row: Run, *, aside: bool) -> None:
-    """The run's lines as they come. Where they cannot be had any more, or read, the run goes on."""
+    """Print the lines as they arrive. An error is noted: it does not affect the run."""
     if row.handle is None:
         return
     try:
@@ -55,7 +59,7 @@ def _print_logs(row: Run, *, aside: bool) -> None:
     except BrokenPipeError:
         return  # the reader has gone; the next write fails the same way
     except DeploykitError as error:
-        output.note(f"{row.run} goes on, without its logs: {error}")
+        output.note(f"the logs of {row.run} are no longer available: {error}; the run continues")
 
 
 def _finish(row: Run, *, as_json: bool) -> int:

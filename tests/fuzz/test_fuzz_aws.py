@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from foreign import anything, files, given, made, outcome, spoiled, unlike
 
-from deploykit.backends.sagemaker import watching
+from deploykit.backends.sagemaker import doctor, watching
 from deploykit.backends.slurm import fits, site
 from deploykit.backends.slurm import options as slurm_options
-from deploykit.commands import doctor
 from deploykit.decode import decode
 from deploykit.doctor import aws, machine, slurm
 from deploykit.doctor.aws import ask, facts
@@ -297,7 +296,7 @@ def test_saved_answers_are_judged_or_refused(answers):
 
 
 def _judge(answers):
-    with doctor._saved(Path("facts")):
+    with doctor.reading(Path("facts")):
         found = list(aws.findings(NEEDS, facts.read(answers, NEEDS.instance_type)))
         assert all(one.message for one in found)
 

@@ -27,7 +27,7 @@ def unpacked(bundle, tmp_path):
     (source / "run.sh").chmod(0o755)
     (source / "data/current").symlink_to("../train.py")
     packed = bundles.scan(source, LIMIT)
-    bundles.unpack(packed.store(), bundle.source)
+    bundles.unpack(bundles.store(packed), bundle.source)
     bundle.planned = packed.hash
     return bundle
 
@@ -175,7 +175,7 @@ def check_digest(tmp_path, python):
         path.write_text(content)
     (source / "link").symlink_to("deep/er/é")
     packed = bundles.scan(source, LIMIT)
-    bundles.unpack(packed.store(), tmp_path / "out")
+    bundles.unpack(bundles.store(packed), tmp_path / "out")
     argv = [python, "-c", DIGEST, str(paths.shipped("entrypoints")), str(tmp_path / "out")]
     done = subprocess.run(argv, env={"LC_ALL": "C"}, capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == (packed.hash, "")

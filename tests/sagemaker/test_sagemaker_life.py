@@ -22,6 +22,7 @@ from deploykit.backends import sagemaker
 pytestmark = pytest.mark.aws
 ROOT = Path(__file__).parents[2]
 HOSTS, LINES = 4, 10_000
+ATTACH = ("attach", "--backend", "sagemaker", "--target", "us-east-1")
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def tell(project, tmp_path):
 def test_a_life(aws, tell, streams):
     sent = json.loads(tell("submit", "--backend", "sagemaker", "--run", "digits-1"))
     assert sent["handle"] == "sagemaker://us-east-1/digits-1"
-    tell("attach", "digits-1", "--region", "us-east-1", machine="other")
+    tell(*ATTACH, "digits-1", machine="other")
 
     for host in range(1, HOSTS + 1):
         events = [(number // 100, f"{host}:{number}") for number in range(LINES)]
@@ -80,7 +81,7 @@ def test_a_job_that_is_stopped_from_another_machine(aws, tell):
         return {**body, "TrainingJobStatus": state[0], "SecondaryStatus": state[1]}
 
     aws.answers |= {"StopTrainingJob": stop, "DescribeTrainingJob": describe}
-    taken = json.loads(tell("attach", "digits-1", "--region", "us-east-1", machine="other"))
+    taken = json.loads(tell(*ATTACH, "digits-1", machine="other"))
     assert (taken["state"], taken["reason"]) == ("running", "training")
     assert json.loads(tell("cancel", "digits-1", machine="other"))["state"] == "cancelled"
     assert json.loads(tell("wait", "digits-1", code=143))["state"] == "cancelled"
@@ -91,7 +92,7 @@ def test_every_request_to_s3_names_the_account_that_must_own_the_bucket(aws, tel
     tell("submit", "--backend", "sagemaker", "--run", "digits-1")
     tell("submit", "--backend", "sagemaker", "--run", "digits-2")
     aws.answers |= {"StopTrainingJob": lambda _: {}, "ListServiceQuotas": lambda _: {"Quotas": []}}
-    tell("attach", "digits-1", "--region", "us-east-1", machine="other")
+    tell(*ATTACH, "digits-1", machine="other")
     for verb in ("status", "logs", "cancel", "wait"):
         tell(verb, "digits-1")
     tell("doctor", "--backend", "sagemaker", "--set", "data.train=s3://data-1/a", code=80)
@@ -101,12 +102,10 @@ def test_every_request_to_s3_names_the_account_that_must_own_the_bucket(aws, tel
 
 
 def test_there_is_no_such_job_to_take_up(aws, tell):
-    said = json.loads(tell("attach", "digits-9", "--region", "us-east-1", code=66))
-    assert said["error"]["message"] == "sagemaker has no job digits-9 in us-east-1"
-    assert (
-        json.loads(tell("attach", "digits-9", code=64))["error"]["hint"]
-        == "--region, or AWS_REGION"
-    )
+    said = json.loads(tell(*ATTACH, "digits-9", code=66))
+    assert said["error"]["message"] == "SageMaker has no job digits-9 in us-east-1"
+    said = json.loads(tell(*ATTACH[:-2], "digits-9", code=64))
+    assert said["error"]["hint"] == "--target REGION, or AWS_REGION"
 
 
 JOBS = 100

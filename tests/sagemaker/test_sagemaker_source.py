@@ -13,6 +13,7 @@ import boto3
 import pytest
 from aws_server import SECTION, sent_requests
 
+from deploykit import bundle as bundles
 from deploykit import cli
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import uploading
@@ -97,7 +98,7 @@ def test_an_archive_in_parts_proves_nothing_by_its_checksum(s3, plan, place, tmp
 def test_s3_is_told_the_checksum_that_it_must_find(aws, plan, tmp_path):
     sagemaker.submit(plan, tmp_path)
     (put,) = (one for one in aws.seen if one.method == "PUT")
-    assert put.headers["x-amz-checksum-sha256"] == sha256(plan.bundle.store().read_bytes())
+    assert put.headers["x-amz-checksum-sha256"] == sha256(bundles.store(plan.bundle).read_bytes())
     assert hashlib.sha256(gzip.decompress(put.body)).hexdigest() == plan.bundle.hash
 
 
@@ -162,7 +163,7 @@ def test_two_submits_at_once_leave_one_good_archive(aws, s3, planned, place, tmp
 def test_a_stored_archive_of_the_state_folder_is_not_believed_by_its_name(
     s3, plan, place, tmp_path
 ):
-    stored = plan.bundle.store()
+    stored = bundles.store(plan.bundle)
     stored.write_bytes(archive_of(b"print('evil')\n"))
     sagemaker.submit(plan, tmp_path)
     assert program(s3, place) == b"print('hello')\n"

@@ -124,14 +124,14 @@ def test_a_refusal(laptop):
 
 
 def test_a_probe_from_afar(laptop):
-    code, said, complaint = run("backends", "slurm", "--probe", "--host", "login1")
+    code, said, complaint = run("backends", "slurm", "--probe", "--target", "login1")
     assert code == 0, complaint
     assert "4 of 4 nodes usable" in said
     assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
 
 
 def test_a_host_that_is_not_there(laptop):
-    code, _, complaint = run("backends", "slurm", "--probe", "--host", "nowhere.invalid")
+    code, _, complaint = run("backends", "slurm", "--probe", "--target", "nowhere.invalid")
     assert code == 69
     assert "nowhere.invalid" in complaint
 

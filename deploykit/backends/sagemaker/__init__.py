@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploykit import contract
 from deploykit.backends.sagemaker import checks
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker.options import Options as Options
-from deploykit.backends.sagemaker.options import region
-from deploykit.errors import JobFileError
+from deploykit.backends.sagemaker.options import region as region_of
+from deploykit.doctor.finding import Finding
+from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+    from deploykit.model import Bundle
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()
 MODULES = ("boto3",)
+PREFLIGHT = contract.PREFLIGHT
 
 check = checks.check
 
@@ -35,7 +39,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         raise JobFileError("the job for SageMaker", problems)
     return Plan(
         backend="sagemaker",
-        target=region(options) or "",
+        target=region_of(options) or "",
         run=run,
         text=json.dumps(request, indent=2) + "\n",
         language="json",
@@ -84,14 +88,37 @@ def cancel(handle: Handle) -> None:
     ask(handle)
 
 
+def attach(run: str, folder: Path, target: str | None) -> Handle:
+    """The training job of that name in a region, by default the environment's."""
+    region = target or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region:
+        raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
+    handle = find(run, folder, region)
+    if handle is None:
+        raise NotFound(f"SageMaker has no job {run} in {region}", hint="is it in another region?")
+    return handle
+
+
+def examine(
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about the AWS account and network; see `deploykit.backend.Doctor`."""
+    from deploykit.backends.sagemaker import doctor
+
+    yield from doctor.examine(job, options, saved, save)
+
+
 __all__ = [
     "MODULES",
+    "PREFLIGHT",
     "PROGRAMS",
     "SUMMARY",
     "Options",
     "Problem",
+    "attach",
     "cancel",
     "check",
+    "examine",
     "find",
     "logs",
     "plan",

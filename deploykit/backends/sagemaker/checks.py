@@ -15,7 +15,7 @@ from deploykit.backends.sagemaker.validate import Fault, faults
 from deploykit.model import JobSpec, Problem
 
 if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+    from deploykit.model import Bundle
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:

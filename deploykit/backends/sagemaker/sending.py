@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploykit import private, shell
+from deploykit import paths, shell
 from deploykit.backends.sagemaker import aws, sdk, sdk_terms, uploading, watching
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, Uncertain
 from deploykit.model import Handle, Plan
@@ -75,10 +75,10 @@ def compare(plan: Plan, folder: Path) -> None:
 
 def asked_sdk(plan: Plan, folder: Path) -> Any:
     """The request that the SDK's estimator would send for this plan."""
-    home = private.folder(folder / "sdk")
+    home = paths.private_folder(folder / "sdk")
     question, answer = home / "arguments.json", home / "request.json"
     asked = sdk_terms.arguments(plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash)
-    private.write(question, json.dumps(asked))
+    paths.write(question, json.dumps(asked))
     answer.unlink(missing_ok=True)
     ran = shell.run(
         sdk.command(question, answer), cwd=home, env=sdk.surroundings(home), timeout=_IMPORT_TIME

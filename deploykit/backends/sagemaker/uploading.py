@@ -12,6 +12,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from deploykit import bundle as bundles
 from deploykit.backends.sagemaker import aws, request
 from deploykit.errors import NotPermitted
 from deploykit.model import Plan
@@ -23,7 +24,7 @@ def upload(plan: Plan) -> None:
     Raises NotPermitted where the bucket is another account's, and TryAgain where the archive was
     damaged on its way.
     """
-    archive = plan.bundle.store()
+    archive = bundles.store(plan.bundle)
     checksum = _checksum(archive)
     place = {
         "Bucket": plan.options.bucket,

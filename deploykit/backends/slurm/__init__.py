@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploykit import contract
 from deploykit.backends.slurm import checks
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import render_script
+from deploykit.doctor.finding import Finding
 from deploykit.errors import NotFound
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
 if TYPE_CHECKING:
-    from deploykit.bundle import Bundle
+    from deploykit.model import Bundle
 
 SUMMARY = "a Slurm cluster, through sbatch as submitit calls it; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
 MODULES = ("submitit",)
+PREFLIGHT = contract.PREFLIGHT
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
@@ -79,3 +82,26 @@ def cancel(handle: Handle) -> None:
     from deploykit.backends.slurm import watching
 
     watching.cancel(handle)
+
+
+def tasks(handle: Handle) -> int | None:
+    """The length of the job array that the run is; None where it is none."""
+    from deploykit.backends.slurm import sent
+
+    return sent.tasks(Path(handle.folder))
+
+
+def examine(
+    job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about the cluster; see `deploykit.backend.Doctor`."""
+    from deploykit.backends.slurm import doctor
+
+    yield from doctor.examine(job, options, saved, save)
+
+
+def probe(target: str | None) -> Profile:
+    """Query the cluster of this machine or of a login node, and write its site profile."""
+    from deploykit.backends.slurm import doctor
+
+    return doctor.probe(target)

@@ -15,7 +15,7 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from deploykit import private
+from deploykit import paths
 from deploykit.backends.slurm import script, sending, states
 from deploykit.backends.slurm.options import Options
 from deploykit.model import JobSpec
@@ -54,13 +54,13 @@ class Functions(slurm.SlurmExecutor):
     job_class = FunctionJob
 
     def __init__(self, folder: Path, job: JobSpec, options: Options) -> None:
-        private.folder(folder)  # a pickle in it that was exchanged would run as the user
+        paths.private_folder(folder)  # a pickle in it that was exchanged would run as the user
         super().__init__(folder, python=shlex.quote(options.python) if options.python else None)
         self._throttling = 0.0
         self.update_parameters(**script.function_parameters(job, options))
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        private.narrow(submission_file_path)
+        paths.make_private(submission_file_path)
         text = submission_file_path.read_text()
         drop = sending.unwanted(os.environ, text)
         argv = super()._make_submission_command(submission_file_path)
@@ -72,14 +72,14 @@ class Functions(slurm.SlurmExecutor):
         """As submitit does it, without a plain executor in the place of this one for an array."""
         if len(delayed_submissions) == 1:
             jobs = super()._internal_process_submissions(delayed_submissions)
-            private.narrow(jobs[0].paths.submitted_pickle)
+            paths.make_private(jobs[0].paths.submitted_pickle)
             return jobs
         folder = Path(self.folder)
         waiting = folder / uuid.uuid4().hex
         for number, delayed in enumerate(delayed_submissions):
             delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
             delayed.dump(f"{waiting}-{number}.pkl")
-            private.narrow(Path(f"{waiting}-{number}.pkl"))
+            paths.make_private(Path(f"{waiting}-{number}.pkl"))
         array = self._send_array(len(delayed_submissions))
         jobs = []
         for number in range(len(delayed_submissions)):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit import paths, private, quoting, shell
+from deploykit import paths, quoting, shell
 from deploykit.errors import BackendUnavailable, CannotWrite
 
 HERE = "localhost"
@@ -117,15 +117,15 @@ def _sockets() -> Path | None:
         if len(str(place)) <= _LONGEST:
             with contextlib.suppress(OSError):
                 place.mkdir(mode=0o700, exist_ok=True)
-                if private.is_folder(place):
+                if paths.is_private_folder(place):
                     return place
     return None
 
 
 def _places() -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and private.is_folder(Path(runtime)):
+    if runtime and paths.is_private_folder(Path(runtime)):
         yield Path(runtime, "deploykit-ssh")
     yield Path(tempfile.gettempdir(), f"deploykit-ssh-{os.getuid()}")
     with contextlib.suppress(CannotWrite):
-        yield private.folder(paths.state()) / "ssh"
+        yield paths.private_folder(paths.state()) / "ssh"

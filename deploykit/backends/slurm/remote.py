@@ -15,7 +15,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import contract, private
+from deploykit import bundle as bundles
+from deploykit import contract, paths
 from deploykit.backends.slurm import machine
 from deploykit.backends.slurm.sent import Place
 from deploykit.decode import whole
@@ -56,7 +57,7 @@ def deliver(plan: Plan, place: Place) -> None:
     good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"
     have = _do(place.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
     if not have:
-        _upload(place.host, home, archive, plan.bundle.store().read_bytes())
+        _upload(place.host, home, archive, bundles.store(plan.bundle).read_bytes())
     # a folder that is there is whole: it gets its name last
     tar = f"tar --no-same-permissions -xzf {archive} -C {folder}/new"
     unpack = f"{tar} && mv {folder}/new {folder}/source"
@@ -130,8 +131,8 @@ def _mirror(folder: Path, files: dict[str, str]) -> None:
                     (folder / "claim").symlink_to(text)
         elif _END.fullmatch(name):
             path = folder / name
-            private.make(path.parent)
-            private.write(path, text + "\n")
+            paths.make_folder(path.parent)
+            paths.write(path, text + "\n")
 
 
 def fetch_logs(place: Place, folder: Path) -> None:
@@ -166,8 +167,8 @@ def _fetch_some(place: Place, folder: Path) -> bool:
             raise BackendUnavailable(f"{place.host} does not send logs, but {name[:80]!r}")
         text = stream.read(size)
         if _LOG.fullmatch(name) and name.isprintable():
-            private.make((folder / name).parent)
-            with open(folder / name, "ab", opener=private.opener) as file:
+            paths.make_folder((folder / name).parent)
+            with open(folder / name, "ab", opener=paths.private_opener) as file:
                 file.write(text)
         more = more or size == _MOST
     return more

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import bundle as bundles
-from deploykit import contract, private
+from deploykit import contract, paths
 from deploykit.backends.slurm import machine, remote, script, sent, watching
 from deploykit.backends.slurm.sent import Place
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
@@ -70,20 +70,20 @@ _RANKS = {
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
-    private.folder(folder / "sbatch")
+    paths.private_folder(folder / "sbatch")
     if plan.options.host is None:
         _check_here(plan)
-        bundles.unpack(plan.bundle.store(), folder / "source")
+        bundles.unpack(bundles.store(plan.bundle), folder / "source")
         for name in contract.FOLDERS:
-            private.folder(folder / name)
-        private.touch(folder / _PORT_FILE)
+            paths.private_folder(folder / name)
+        paths.touch(folder / _PORT_FILE)
     else:
         place = Place(plan.options.host, str(plan.options.run_folder(plan.run)))
         sent.record_place(folder, place)
         remote.deliver(plan, place)
     if plan.options.array is not None:
         sent.record_tasks(folder, plan.options.array)
-    private.write(folder / watching.CLUSTER, watching.cluster(plan.options.host) + "\n")
+    paths.write(folder / watching.CLUSTER, watching.cluster(plan.options.host) + "\n")
     job = _sbatch(plan, folder)
     sent.record(folder, job)
     return Handle("slurm", plan.target, job, plan.run, str(folder))
@@ -195,7 +195,7 @@ def _executor(plan: Plan, folder: Path) -> SlurmExecutor:
             return text
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            private.narrow(submission_file_path)
+            paths.make_private(submission_file_path)
             if (place := sent.place(folder)) is not None:
                 return remote.sbatch(plan, place)
             argv = super()._make_submission_command(submission_file_path)

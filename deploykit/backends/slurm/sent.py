@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploykit import private
+from deploykit import paths
 
 _PLACE = "place.json"
 
@@ -22,7 +22,7 @@ class Place:
 
 def record(folder: Path, job: str) -> None:
     """Keep the id of the job that was sent."""
-    private.write(folder / "job", job + "\n")
+    paths.write(folder / "job", job + "\n")
 
 
 def job(folder: Path) -> str | None:
@@ -43,12 +43,12 @@ def tasks(folder: Path) -> int | None:
 
 def record_tasks(folder: Path, count: int) -> None:
     """Keep the length of an array."""
-    private.write(folder / "array", f"{count}\n")
+    paths.write(folder / "array", f"{count}\n")
 
 
 def record_place(folder: Path, place: Place) -> None:
     """Keep where the run will be sent from, before anything is sent."""
-    private.write(folder / _PLACE, json.dumps(asdict(place)) + "\n")
+    paths.write(folder / _PLACE, json.dumps(asdict(place)) + "\n")
 
 
 def place(folder: Path) -> Place | None:

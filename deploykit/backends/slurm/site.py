@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit import parsing, paths, private
+from deploykit import parsing, paths
 from deploykit.backends.slurm import watching
 from deploykit.decode import decode, whole
 from deploykit.errors import BackendUnavailable, NotFound
@@ -111,8 +111,8 @@ def save(site: Site, path: Path | None = None) -> Path:
     text = json.dumps(dataclasses.asdict(site), indent=1) + "\n"
     if path is None:
         path = place(site.cluster)
-        private.folder(path.parent)
-        private.write(path, text)
+        paths.private_folder(path.parent)
+        paths.write(path, text)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

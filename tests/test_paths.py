@@ -13,7 +13,7 @@ import pytest
 from aws_server import SECTION
 from strangers import STRANGER, as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 
-from deploykit import bundle, cli, lifecycle, paths, private
+from deploykit import bundle, cli, lifecycle, paths
 from deploykit.errors import CannotWrite
 
 UMASKS = [0o000, 0o002, 0o022, 0o077]
@@ -129,20 +129,20 @@ def test_a_link_that_somebody_else_made_is_refused(home, open_place):  # noqa: F
     (open_place / "ours").mkdir(mode=0o700)
     home.parent.mkdir()
     home.symlink_to(open_place / "ours")
-    private.folder(home)
+    paths.private_folder(home)
     os.lchown(home, STRANGER, STRANGER)
     with pytest.raises(CannotWrite, match="belongs to another user"):
-        private.folder(home)
+        paths.private_folder(home)
 
 
 def test_a_bundle_that_somebody_else_has_put_there_is_not_believed(trained, home):
     """It has the right name, and another's code."""
     packed = bundle.scan(trained, 10**9)
-    true = packed.store().read_bytes()
-    planted = packed.store()
+    true = bundle.store(packed).read_bytes()
+    planted = bundle.store(packed)
     planted.write_bytes(b"another's code")
     os.chown(planted, STRANGER, STRANGER)
-    assert packed.store().read_bytes() == true
+    assert bundle.store(packed).read_bytes() == true
     assert planted.stat().st_uid == os.getuid()
 
 
@@ -162,7 +162,7 @@ def submit_fails(capsys, *words, tells):
 def test_a_home_of_no_user(project, monkeypatch, capsys, verb):
     monkeypatch.setenv("DEPLOYKIT_HOME", "~nouser/x")
     assert cli.main(verb) == 73
-    assert "~nouser/x names no folder" in capsys.readouterr().err
+    assert "cannot expand ~nouser/x" in capsys.readouterr().err
 
 
 def test_a_state_folder_that_is_a_file(project, tmp_path, monkeypatch, capsys):
@@ -192,8 +192,8 @@ def remount(disk, how):
 @pytest.mark.parametrize("known", [False, True])
 def test_a_home_that_cannot_be_written(project, disk, capsys, known):
     if known:
-        private.folder(disk / "state/runs/one")
-        private.touch(disk / "state/runs.sqlite")
+        paths.private_folder(disk / "state/runs/one")
+        paths.touch(disk / "state/runs.sqlite")
     remount(disk, "ro")
     submit_fails(capsys, "--run", "one", tells="Read-only file system")
     assert cli.main(["list"]) == (73 if known else 0)
@@ -216,7 +216,7 @@ def test_a_full_disk_leaves_no_part_of_a_bundle(project, disk, capsys):
 @pytest.mark.parametrize("left", [0, 4096, 16384, 65536])
 def test_a_disk_that_fills_up_at_any_step(project, disk, capsys, left):
     """Whatever cannot be written first, the submit ends with a sentence, or does it all."""
-    private.folder(disk / "state")
+    paths.private_folder(disk / "state")
     filler = disk / "filler"
     with filler.open("wb") as file:
         free = shutil.disk_usage(disk).free

@@ -1,0 +1,58 @@
+"""Doctor for SageMaker: collect the facts of the account and network of a job, and judge them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from deploykit.backends.sagemaker import aws as clients
+from deploykit.backends.sagemaker.options import Options, region
+from deploykit.doctor import aws
+from deploykit.doctor.aws import ask, facts, needs
+from deploykit.doctor.finding import Finding, Fix
+from deploykit.errors import NotFound, NotPermitted
+from deploykit.model import JobSpec
+
+_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading saved answers raises where they have another shape than AWS gives them."""
+
+
+def examine(
+    job: JobSpec, options: Options, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about the account and the network, live or from a folder of saved answers."""
+    where = region(options) or ""
+    needed = needs.of(job, options, where)
+    try:
+        if saved:
+            answers = ask.load(saved)
+        else:
+            with clients.errors(where):
+                answers = ask.live(needed, partial(clients.client, region=where))
+    except NotPermitted as error:
+        fix = Fix(error.hint or "log in to AWS")
+        yield Finding("credentials", "error", str(error), (f"region {where}",), fix)
+        return
+    if save:
+        ask.save(answers, save)
+    with reading(saved):
+        yield from aws.findings(needed, facts.read(answers, needed.instance_type))
+
+
+@contextlib.contextmanager
+def reading(saved: Path | None) -> Iterator[None]:
+    """Raise NotFound where saved answers, which may have been edited, are not valid.
+
+    Live answers have the shape that AWS documents: there, an error is one of deploykit's own.
+    """
+    try:
+        yield
+    except _MISSHAPEN as error:
+        if saved is None:
+            raise
+        raise NotFound(
+            f"the facts in {saved} are not valid answers of AWS: {error!r:.200}",
+            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
+        ) from error

@@ -1,0 +1,46 @@
+"""What a Slurm cluster has and allows: collected for `doctor`, and for `backends slurm --probe`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploykit import paths
+from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm.options import Options
+from deploykit.backends.slurm.site import Partition, Site
+from deploykit.doctor import slurm
+from deploykit.doctor.finding import Finding
+from deploykit.model import JobSpec, Profile
+
+_FACTS = "site.json"
+
+
+def examine(
+    job: JobSpec, options: Options, saved: Path | None, save: Path | None
+) -> Iterator[Finding]:
+    """Findings about the cluster of this machine, or about a saved profile of one."""
+    if saved:
+        profile, runs = site.load(str(saved / _FACTS)), None
+    else:
+        profile, runs = site.read(), slurm.folder(paths.state(), site.hosts())
+    if save:
+        site.save(profile, save / _FACTS)
+    problems = fits.check(job, options, profile)
+    yield from slurm.check(profile, profile.of(options.partition), problems, runs)
+
+
+def probe(host: str | None) -> Profile:
+    """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
+    profile = site.read(host)
+    lines = [f"{profile.cluster}, Slurm {profile.version}"]
+    lines += [_line(profile, partition) for partition in profile.partitions]
+    return Profile(site.save(profile), dataclasses.asdict(profile), tuple(lines))
+
+
+def _line(profile: Site, partition: Partition) -> str:
+    """One partition, its time limit and its nodes."""
+    limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
+    mark = " (default)" if partition.default else ""
+    return f"{partition.name}{mark}: {limit}; {site.names(profile.nodes(partition.name))}"
