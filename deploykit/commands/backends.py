@@ -52,8 +52,12 @@ def _probe(name: str | None, host: str | None, *, as_json: bool) -> int:
         return 0
     output.say(f"{path}: {found.cluster}, Slurm {found.version}")
     for partition in found.partitions:
-        limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
-        nodes = site.names(found.nodes(partition.name))
+        limit = (
+            "no time limit"
+            if partition.max_seconds is None
+            else f"at most {partition.max_seconds} s"
+        )
+        nodes = site.describe(found.nodes(partition.name))
         output.say(
             f"  {partition.name}{' (default)' if partition.default else ''}: {limit}; {nodes}"
         )

@@ -89,7 +89,7 @@ def _local(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
 
 def _slurm(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
     from deploykit import paths
-    from deploykit.backends.slurm import fits, site
+    from deploykit.backends.slurm import site, site_checks
     from deploykit.doctor import slurm
 
     options = dataclasses.replace(file.sections["slurm"], site=None)
@@ -100,8 +100,8 @@ def _slurm(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
         found, home = site.read(), slurm.folder(paths.state(), site.hosts())
     if args.save:
         site.save(found, args.save / _SITE)
-    problems = fits.check(file.job, options, found)
-    yield from slurm.check(found, found.of(options.partition), problems, home)
+    problems = site_checks.problems(file.job, options, found)
+    yield from slurm.check(found, found.partition(options.partition), problems, home)
 
 
 def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:

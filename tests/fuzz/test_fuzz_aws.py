@@ -9,8 +9,8 @@ import pytest
 from foreign import anything, files, given, made, outcome, spoiled, unlike
 
 from deploykit.backends.sagemaker import watching
-from deploykit.backends.slurm import fits, site
 from deploykit.backends.slurm import options as slurm_options
+from deploykit.backends.slurm import site, site_checks
 from deploykit.commands import doctor
 from deploykit.decode import decode
 from deploykit.doctor import aws, machine, slurm
@@ -171,13 +171,13 @@ MACHINE = {
 SITE = {
     "cluster": "prod",
     "version": "23.11",
-    "asked": "2026-11-21T00:00:00",
+    "created": "2026-11-21T00:00:00",
     "accounting": False,
     "gpu_style": "gres",
-    "memory": True,
+    "has_memory": True,
     "pyxis": False,
     "requeue": True,
-    "array": 1001,
+    "max_array_size": 1001,
     "preemption": "preempt/qos REQUEUE",
     "partitions": [
         {
@@ -185,15 +185,15 @@ SITE = {
             "default": True,
             "state": "UP",
             "nodes": 3,
-            "seconds": 60,
-            "most_nodes": 1,
-            "least_nodes": 3,
+            "max_seconds": 60,
+            "max_nodes": 1,
+            "min_nodes": 3,
             "accounts": ["a"],
             "qos": None,
             "preemption": "REQUEUE",
         }
     ],
-    "shapes": [
+    "node_groups": [
         {
             "partitions": ["gpu"],
             "count": 3,
@@ -337,8 +337,8 @@ def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
     found = outcome(site.load, str(path))
     if isinstance(found, site.Site):
         options = slurm_options.Options()
-        problems = list(fits.check(JOB, options, found))
-        list(slurm.check(found, found.of(None), problems, None))
+        problems = list(site_checks.problems(JOB, options, found))
+        list(slurm.check(found, found.partition(None), problems, None))
 
 
 @given(tree=unlike(INFRA))

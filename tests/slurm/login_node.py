@@ -24,7 +24,7 @@ from pathlib import Path
 
 from slurm_helpers import wait_for
 
-from deploykit.backends.slurm import machine
+from deploykit.backends.slurm import ssh
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 CONFIG = """\
@@ -71,7 +71,7 @@ class LoginNode:
 
     def close(self):
         """End the connection that is kept, as after a minute."""
-        shared = [word for option in machine.sharing() for word in ("-o", option)]
+        shared = [word for option in ssh.connection_options() for word in ("-o", option)]
         argv = ["ssh", *shared, "-O", "exit", "login1"]
         subprocess.run(argv, capture_output=True, check=False)
 

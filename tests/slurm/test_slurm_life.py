@@ -15,7 +15,7 @@ import pytest
 from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, watching
+from deploykit.backends.slurm import Options, commands
 from deploykit.errors import BackendUnavailable, SubmitRefused
 from deploykit.model import Handle, State
 
@@ -229,7 +229,7 @@ def test_a_controller_too_busy_to_answer_has_taken_the_job_all_the_same(
 ):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(watching, "cluster", lambda _host: "box")  # asked before it freezes
+    monkeypatch.setattr(commands, "cluster_name", lambda _host: "box")  # asked before it freezes
     os.kill(controller, signal.SIGSTOP)
     thaw = threading.Timer(11, os.kill, (controller, signal.SIGCONT))
     thaw.start()

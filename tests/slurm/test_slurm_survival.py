@@ -280,7 +280,10 @@ def test_out_of_memory_is_not_tried_again(field):
     code, said = job.waited
     assert code == 137
     assert "more memory than Slurm gave it" in said
-    assert job.seen[-1] == ("failed", "all its processes were killed, and none could say why")
+    assert job.seen[-1] == (
+        "failed",
+        "all its processes were killed before any of them recorded a reason",
+    )
 
 
 def test_restarts_that_are_used_up(field):
