@@ -49,7 +49,7 @@ def pauses(monkeypatch):
 
 @pytest.fixture
 def slept(monkeypatch):
-    """As `pauses`, but not skipped: this sshd accepts no login until it has noticed a broken one."""
+    """As `pauses`, but not skipped: sshd accepts no login until it notices a broken one."""
     waited = []
 
     def sleep(seconds):

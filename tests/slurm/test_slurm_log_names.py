@@ -40,6 +40,6 @@ def test_a_line_break_in_a_name_leaves_the_other_logs_complete(run_folder, tmp_p
 
 
 def test_an_answer_that_is_not_understood_is_reported(run_folder, tmp_path):
-    (there.parent / "bin/ssh").write_text("#!/bin/sh\necho deploykit begins; echo nonsense\n")
-    with pytest.raises(BackendUnavailable, match="host sent .* instead of a log"):
+    (run_folder.parent / "bin/ssh").write_text("#!/bin/sh\necho deploykit begins; echo nonsense\n")
+    with pytest.raises(BackendUnavailable, match=r"host sent .* instead of a log"):
         remote.fetch_logs(RemoteFolder("host", str(run_folder)), tmp_path / "local")

@@ -130,7 +130,7 @@ def test_a_probe_of_the_host(laptop):
     assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
 
 
-def test_a_host_that_is_not_remote_folder(laptop):
+def test_an_unknown_host(laptop):
     code, _, err = run("backends", "slurm", "--probe", "--host", "nowhere.invalid")
     assert code == 69
     assert "nowhere.invalid" in err
@@ -181,7 +181,7 @@ def sent_archive(node, name):
 
 
 def test_files_on_the_host_are_private(laptop):
-    """Whatever the umask is there, which the trainer keeps. The mode of an open folder is changed."""
+    """Whatever the umask there, which only the trainer keeps; an open folder is closed."""
     home = remote_folder(laptop, "closed").parents[1]
     with Path(f"{laptop.folder}/home/.bashrc").open("a") as file:
         print("umask 0", file=file)
