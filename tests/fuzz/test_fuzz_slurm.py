@@ -113,12 +113,12 @@ def test_a_site_is_parsed_or_refused(config, partitions, nodes, now):
 @given(text=TEXT | soup(":", "-", "1", "00") | spoiled("1-12:00:00"))
 def test_a_time_limit_is_parsed_or_refused(text):
     result = outcome(site.seconds, text)
-    assert result is None or isinstance(result, (int, Exception))
+    assert result is None or result >= 0
 
 
 @given(text=TEXT | soup("gpu", ":", "4", "(S:0-1)", ",") | spoiled("gpu:a100:4(S:0-1),nvme:1"))
 def test_gpus_are_counted_or_refused(text):
-    outcome(site.gpus, text)
+    assert outcome(site.gpus, text) >= 0
 
 
 @given(text=TEXT | spoiled("sbatch: error: Batch job submission failed: no\n"))

@@ -33,9 +33,7 @@ def start(box):
     assert done.returncode == 0, done.stderr
 
 
-def test_sacct_has_jobs_of_an_earlier_controller(
-    accounts, make_plan, send, tmp_path
-):
+def test_sacct_has_jobs_of_an_earlier_controller(accounts, make_plan, send, tmp_path):
     good = send(make_plan("print('done')", run="good"))
     held = send(make_plan("", run="held", options=Options(extra={"hold": ""})))
     many = send(make_plan("raise SystemExit(3)", run="many", options=Options(array=2)))

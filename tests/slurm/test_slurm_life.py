@@ -8,14 +8,15 @@ import os
 import re
 import signal
 import subprocess
-import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, commands
+from deploykit.backends.slurm import Options, commands, submission
 from deploykit.errors import BackendUnavailable, SubmitRefused
 from deploykit.model import Handle, State
 
@@ -233,13 +234,20 @@ def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send
     monkeypatch.setattr(
         commands, "cluster_name", lambda _host: "box"
     )  # as if queried before the freeze
+    pauses = []
+
+    def thaw(seconds):
+        os.kill(controller, signal.SIGCONT)
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=thaw))
     os.kill(controller, signal.SIGSTOP)
-    thaw = threading.Timer(11, os.kill, (controller, signal.SIGCONT))
-    thaw.start()
     try:
         handle = send(plan)
     finally:
-        thaw.join()
+        os.kill(controller, signal.SIGCONT)
+    assert pauses, "sbatch did not time out"
     assert stored(handle) == plan.text.encode()
     assert ended(handle).state is State.SUCCEEDED
 
