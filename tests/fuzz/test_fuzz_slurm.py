@@ -128,8 +128,8 @@ def test_a_complaint_becomes_a_sentence(text):
 
 @given(text=soup("n", "[", "]", "-", ",", "1", "07", "999") | spoiled("n[1-3,07],x"))
 def test_a_list_of_hosts_is_expanded_or_refused(text):
-    found = outcome(cluster.expand, text, ours=cluster.LaunchError)
-    assert isinstance(found, Exception) or len(found) <= MANY
+    hosts = outcome(cluster.expand, text, ours=cluster.LaunchError)
+    assert isinstance(hosts, Exception) or len(hosts) <= MANY
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_list_of_hosts_that_would_fill_the_memory_is_refused(bomb):
 
 @given(text=spoiled(SCONTROL) | soup(*SCONTROL.split(" ")))
 def test_a_job_is_parsed_on_its_node(text):
-    found = outcome(slurm_job.parse, text, ours=cluster.LaunchError)
-    assert isinstance(found, (slurm_job.Job, cluster.LaunchError))
+    job = outcome(slurm_job.parse, text, ours=cluster.LaunchError)
+    assert isinstance(job, (slurm_job.Job, cluster.LaunchError))
 
 
 def test_a_job_of_scontrol_has_its_fields():

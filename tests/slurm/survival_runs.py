@@ -67,7 +67,7 @@ class Watched:
 
     run: str
     folder: Path
-    seen: list = field(default_factory=list)
+    history: list = field(default_factory=list)
     """(state, reason) after each change."""
     waiting: subprocess.Popen | None = None
     """`deploykit wait`, started with the run."""
@@ -108,11 +108,11 @@ class Watched:
     @property
     def states(self):
         """The sequence of states."""
-        return [state for state, _ in itertools.groupby(state for state, _ in self.seen)]
+        return [state for state, _ in itertools.groupby(state for state, _ in self.history)]
 
     def reasons_in(self, state):
         """All reasons while it was in `state`."""
-        return " | ".join(reason for seen, reason in self.seen if seen == state)
+        return " | ".join(reason for old, reason in self.history if old == state)
 
     @property
     def log(self):
@@ -122,26 +122,26 @@ class Watched:
         wait_for(lambda: self.steps and self.steps[-1]["step"] >= AT, PATIENCE)
 
     def ended(self):
-        wait_for(lambda: self.seen and self.seen[-1][0] in FINAL, PATIENCE)
+        wait_for(lambda: self.history and self.history[-1][0] in FINAL, PATIENCE)
 
     @functools.cached_property
     def waited(self):
         """The exit code and the output of `wait`."""
-        said, _ = self.waiting.communicate(timeout=PATIENCE)
-        return self.waiting.returncode, said
+        out, _ = self.waiting.communicate(timeout=PATIENCE)
+        return self.waiting.returncode, out
 
 
 def deploykit(*words):
     """Run a command in this process; its exit code and its output."""
-    with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return cli.main(words), said.getvalue()
+    with io.StringIO() as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        return cli.main(words), out.getvalue()
 
 
 def submit(run, *settings):
     """Submit a run through the command line."""
     words = [word for setting in settings for word in ("--set", setting)]
-    code, said = deploykit("submit", "--backend", "slurm", "--run", run, *words)
-    assert code == 0, said
+    code, out = deploykit("submit", "--backend", "slurm", "--run", run, *words)
+    assert code == 0, out
     return Watched(run, paths.run_folder(run))
 
 
@@ -196,8 +196,8 @@ class Watch(threading.Thread):
             rows = lifecycle.refresh([runs.get(job.run) for job in every])
             for job, row in zip(every, rows, strict=True):
                 status = row.state, row.reason
-                if row.state != "unknown" and job.seen[-1:] != [status]:
-                    job.seen.append(status)
+                if row.state != "unknown" and job.history[-1:] != [status]:
+                    job.history.append(status)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def test_the_combined_status_of_tasks(states_of_tasks, state, reason):
 TASK = """
 import os, sys
 number = os.environ["SLURM_ARRAY_TASK_ID"]
-open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/mine", "w").write(number)
+open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/number", "w").write(number)
 print("task", number, flush=True)
 sys.exit(3 if number == "1" else 0)
 """
@@ -99,7 +99,7 @@ class TestOnACluster:
         )
         folder = folder_of("one-1", tmp_path)
         for number in range(3):
-            assert (folder / f"output/{number}/mine").read_text() == str(number)
+            assert (folder / f"output/{number}/number").read_text() == str(number)
         lines = [line for line in slurm.logs(handle, follow=False) if line.rank == 0]
         assert sorted((line.task, line.text) for line in lines) == [
             (n, f"task {n}") for n in range(3)

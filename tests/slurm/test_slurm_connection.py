@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-ssh")]
 def node():
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("not installed: openssh-server")
-    with login_node("unused", startups="1:100:1") as found:  # at most one login at a time
-        yield found
+    with login_node("unused", startups="1:100:1") as started:  # at most one login at a time
+        yield started
 
 
 @pytest.fixture
@@ -191,13 +191,13 @@ def test_a_folder_that_another_user_created_is_not_used(shared, login, count):
 
 @pytest.mark.parametrize("how", ["wide", "link", "file"])
 def test_a_folder_that_is_not_private_is_not_used(shared, how):
-    path, mine = shared / f"deploykit-ssh-{os.getuid()}", shared / "mine"
-    mine.mkdir(mode=0o700)
+    path, own = shared / f"deploykit-ssh-{os.getuid()}", shared / "own"
+    own.mkdir(mode=0o700)
     if how == "wide":
         path.mkdir()
         path.chmod(0o755)
     elif how == "link":
-        path.symlink_to(mine)
+        path.symlink_to(own)
     else:
         path.touch()
     assert socket_folder() is None

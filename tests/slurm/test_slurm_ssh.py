@@ -42,8 +42,8 @@ def node(running_cluster):
         pytest.skip("not installed: openssh-server")
     for folder in (running_cluster, running_cluster / "munge"):
         folder.chmod(0o755)  # the other user needs slurm.conf and the socket of munge
-    with login_node(running_cluster / "slurm.conf") as found:
-        yield found
+    with login_node(running_cluster / "slurm.conf") as started:
+        yield started
 
 
 @pytest.fixture
@@ -194,10 +194,10 @@ def test_files_on_the_host_are_private(laptop):
     assert f"login1: {home}: it was accessible to other users; its mode is now 0700" in err
     assert run("wait", "closed")[0] == 0
     run("logs", "closed")
-    found = modes(home)
-    assert found["runs/closed/output/starts"] == 0o666
-    trainers = {path for path in found if path.endswith("/starts") or "__pycache__" in path}
-    new = {path: mode for path, mode in found.items() if "/" not in path or "closed" in path}
+    mode_by_path = modes(home)
+    assert mode_by_path["runs/closed/output/starts"] == 0o666
+    trainers = {path for path in mode_by_path if path.endswith("/starts") or "__pycache__" in path}
+    new = {path: mode for path, mode in mode_by_path.items() if "/" not in path or "closed" in path}
     assert too_wide({path: mode for path, mode in new.items() if path not in trainers}) == {}
     assert too_wide(modes(paths.state())) == {}
 

@@ -44,7 +44,7 @@ THEN = {
     "preempted": (LOW,),
     "weary": (LOW, "slurm.restarts.preemption=0"),
     "cancelled": (),
-    "asked": ("slurm.restarts.error=1", runs.FAULTY),
+    "retried": ("slurm.restarts.error=1", runs.FAULTY),
     "faulty": ("resources.processes_per_node=2", runs.FAULTY),
     "hungry": (
         *("resources.memory=600MiB", "entrypoint.script=hungry.py"),
@@ -176,9 +176,9 @@ def losses(tmp_path_factory):
     argv = [sys.executable, "train.py", *runs.OPTIONS]
     env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **places}
     subprocess.run(argv, env=env, cwd=folder, check=True, capture_output=True)
-    found = trainer_losses.losses(folder / "OUTPUT")
-    assert list(found) == list(range(1, runs.STEPS + 1))
-    return found
+    loss_by_step = trainer_losses.losses(folder / "OUTPUT")
+    assert list(loss_by_step) == list(range(1, runs.STEPS + 1))
+    return loss_by_step
 
 
 def assert_trained(job, losses, *, lost=0):
@@ -197,10 +197,10 @@ def assert_restarted(job, losses, why, *, lost=0, pending_label=None):
     assert set(job.restarts) == {why}, job.log
     label, count = why.replace("_", " "), len(job.restarts)
     pending = job.reasons_in("queued") + job.reasons_in("stopping")
-    assert f"restart 1 to come ({pending_label or label} 1)" in pending, job.seen
-    assert f"restart {count} ({label} {count})" in job.reasons_in("running"), job.seen
-    assert job.seen[-1][0] == "succeeded"
-    assert f"({label} {count})" in job.seen[-1][1]
+    assert f"restart 1 to come ({pending_label or label} 1)" in pending, job.history
+    assert f"restart {count} ({label} {count})" in job.reasons_in("running"), job.history
+    assert job.history[-1][0] == "succeeded"
+    assert f"({label} {count})" in job.history[-1][1]
     before = set(job.states[:-1])
     assert before <= {"queued", "running", "stopping"}, "a job that restarts has not ended"
     assert len(before) > 1
@@ -236,8 +236,8 @@ def test_a_node_that_is_set_down(field, losses):
 def test_one_of_two_nodes_dies(field, losses):
     assert_restarted(field["killed"], losses, "node_failure", lost=runs.LOST)
     # by the launcher on the other node, or by Slurm if torchrun was slow to exit
-    noticed = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
-    assert any(words in field["killed"].log for words in noticed)
+    messages = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
+    assert any(message in field["killed"].log for message in messages)
 
 
 def test_the_node_of_the_batch_script_dies(field, losses):
@@ -251,7 +251,7 @@ def test_one_of_two_nodes_freezes(field, losses):
 
 
 def test_an_error_with_a_restart(field, losses):
-    assert_restarted(field["asked"], losses, "error", lost=runs.LOST)
+    assert_restarted(field["retried"], losses, "error", lost=runs.LOST)
 
 
 def test_a_rank_that_is_killed_is_restarted_by_torchrun(field, losses):
@@ -272,7 +272,7 @@ def test_a_restart_of_the_controller(field, losses):
 def test_an_error_without_a_restart(field):
     job = field["faulty"]
     assert job.restarts == []
-    assert job.seen[-1] == ("failed", "rank 1 ended with exit code 1")
+    assert job.history[-1] == ("failed", "rank 1 ended with exit code 1")
     assert job.waited[0] == 1
 
 
@@ -282,7 +282,7 @@ def test_out_of_memory_is_not_restarted(field):
     code, out = job.waited
     assert code == 137
     assert "more memory than Slurm gave it" in out
-    assert job.seen[-1] == (
+    assert job.history[-1] == (
         "failed",
         "all its processes were killed before any of them recorded a reason",
     )
@@ -291,9 +291,9 @@ def test_out_of_memory_is_not_restarted(field):
 def test_restarts_that_are_used_up(field):
     job = field["weary"]
     assert job.restarts == ["preemption"]
-    assert job.seen[-1][0] == "failed"
-    assert "slurm.restarts.preemption allows no restarts" in job.seen[-1][1]
-    assert f"--set checkpoints={job.folder}/checkpoints" in job.seen[-1][1]
+    assert job.history[-1][0] == "failed"
+    assert "slurm.restarts.preemption allows no restarts" in job.history[-1][1]
+    assert f"--set checkpoints={job.folder}/checkpoints" in job.history[-1][1]
     assert job.waited[0] == 75
 
 
@@ -330,7 +330,7 @@ ROWS = {
     "alone": ("its only node killed", "Slurm put the job back on another node"),
     "worker": ("one rank killed with SIGKILL, `retries: 1`", "torchrun started the ranks again"),
     "steady": ("the controller restarted", "nothing"),
-    "asked": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
+    "retried": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
     "faulty": ("an exception", "nothing"),
     "hungry": ("out of memory", "nothing"),
     "weary": ("preempted, `restarts: {preemption: 0}`", "Slurm put the job back; it ended at once"),
@@ -342,7 +342,7 @@ ROWS = {
 def test_the_page_shows_the_measurements(field, outranked):
     """DEPLOYKIT_WRITE=1 makes this test rewrite the page."""
     jobs = {**field, "outranked": outranked}
-    rows = [(*words, *measured(jobs[name])) for name, words in ROWS.items()]
+    rows = [(*columns, *measured(jobs[name])) for name, columns in ROWS.items()]
     lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
     before, mark, rest = PAGE.read_text().partition("<!-- measured -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
@@ -354,7 +354,7 @@ def test_the_page_shows_the_measurements(field, outranked):
 
 def measured(job):
     """Steps lost, the reason counted, `status` while pending and finally, exit code of `wait`."""
-    state, reason = job.seen[-1]
+    state, reason = job.history[-1]
     pending = re.search(
         r"restart 1 to come \(.*?\)", job.reasons_in("queued") + job.reasons_in("stopping")
     )

@@ -57,7 +57,7 @@ class FunctionExecutor(slurm.SlurmExecutor):
     job_class = FunctionJob
 
     def __init__(self, folder: Path, job: JobSpec, options: Options) -> None:
-        private.folder(folder)  # whoever can replace a pickle in it runs code as the user
+        private.folder(folder)  # replacing a pickle in it means running code as the user
         super().__init__(folder, python=shlex.quote(options.python) if options.python else None)
         self._throttling = 0.0
         self.update_parameters(**script.function_parameters(job, options))

@@ -97,8 +97,8 @@ def _status_on(
     try:
         rows = _add_queue_positions(_rows({job.id: job for job in jobs}, host), host)
         if host is not None:
-            folders = ((run, run_record.remote_folder(Path(run.folder))) for run in runs)
-            remote.fetch_exit_records(host, [(run, there) for run, there in folders if there])
+            pairs = ((run, run_record.remote_folder(Path(run.folder))) for run in runs)
+            remote.fetch_exit_records(host, [(run, folder) for run, folder in pairs if folder])
         problem = None
     except BackendUnavailable as error:
         rows, problem = {}, str(error)
@@ -106,7 +106,7 @@ def _status_on(
 
 
 def _host(handle: Handle) -> str | None:
-    """The login node that is asked; None for this machine."""
+    """The login node that commands run on; None for this machine."""
     return None if handle.target == commands.LOCALHOST else handle.target
 
 
@@ -160,7 +160,7 @@ def cancel(handle: Handle) -> None:
 
 
 def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
-    """What Slurm knows of the jobs, by id. Each source is asked for what the one before lacks."""
+    """What Slurm knows of the jobs, by id. Each source is queried for what the previous one lacks."""
     row_by_job: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
         missing = {job: run.run for job, run in handle_by_job.items() if job not in row_by_job}
@@ -245,7 +245,7 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
 
 
 def _recorded_status(folder: Path, problem: str | None) -> Status:
-    """The status of a job of which Slurm has no record, or cannot be asked (`problem`)."""
+    """The status of a job that Slurm has no record of, or is not reachable for (`problem`)."""
     problem = problem or _wrong_cluster(folder)
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)

@@ -42,7 +42,7 @@ _ENTER = (
     "umask 077; mkdir -p {folder} && cd {folder} && {{ [ -O . ] || exit 73; }} && "
     f'case "$(stat -c %a .)" in *00) ;; *) chmod go= . && echo "{_NARROWED}" >&2;; esac'
 )
-"""Enters deploykit's folder there, which only its user may access, as everything in it."""
+"""Creates and enters deploykit's folder on the login node, which is private to its user."""
 
 
 def deliver(plan: Plan, remote: RemoteFolder) -> None:

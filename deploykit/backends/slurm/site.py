@@ -81,7 +81,7 @@ class Site:
     node_groups: tuple[NodeGroup, ...]
 
     def partition(self, name: str | None) -> Partition | None:
-        """The partition `name`, or the default one for None; None where there is no such one."""
+        """The partition `name`, or for None the default partition; None if it does not exist."""
         return next(
             (
                 partition

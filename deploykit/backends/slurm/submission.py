@@ -49,7 +49,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     and TryAgain when the job may be queued.
     """
     host = plan.options.host
-    remote = None
+    remote_folder = None
     if host is None:
         _check_prerequisites(plan)
         bundles.unpack(plan.bundle.store(), folder / "source")
@@ -57,12 +57,15 @@ def submit(plan: Plan, folder: Path) -> Handle:
             private.folder(folder / name)
         private.touch(folder / _PORT_FILE)
     else:
-        remote = _deliver(plan, folder)
+        remote_folder = _deliver(plan, folder)
     if plan.options.array is not None:
         run_record.record_array_size(folder, plan.options.array)
     run_record.record_cluster(folder, commands.cluster_name(host))
     try:
-        job = _sbatch(plan, folder / "sbatch") if remote is None else _sbatch_there(plan, remote)
+        if remote_folder is None:
+            job = _sbatch(plan, folder / "sbatch")
+        else:
+            job = _sbatch_remotely(plan, remote_folder)
     except _SbatchFailed as error:
         if not error.uncertain:
             raise refusals.error_for(str(error)) from error
@@ -90,10 +93,10 @@ def _deliver(plan: Plan, folder: Path) -> RemoteFolder:
     """Copy everything to the login node; record first where, for a submit that is interrupted."""
     from deploykit.backends.slurm import remote  # only runs with a host need it
 
-    there = RemoteFolder(plan.options.host, str(plan.options.run_folder(plan.run)))
-    run_record.record_remote_folder(folder, there)
-    remote.deliver(plan, there)
-    return there
+    remote_folder = RemoteFolder(plan.options.host, str(plan.options.run_folder(plan.run)))
+    run_record.record_remote_folder(folder, remote_folder)
+    remote.deliver(plan, remote_folder)
+    return remote_folder
 
 
 def _sbatch(plan: Plan, folder: Path) -> str:
@@ -122,12 +125,12 @@ def _sbatch(plan: Plan, folder: Path) -> str:
         raise _SbatchFailed(text, uncertain=refusals.is_uncertain(text)) from error
 
 
-def _sbatch_there(plan: Plan, there: RemoteFolder) -> str:
+def _sbatch_remotely(plan: Plan, folder: RemoteFolder) -> str:
     """Queue the plan's text on the login node."""
     from deploykit.backends.slurm import remote
 
     try:
-        code, out, err = remote.sbatch(plan, there)
+        code, out, err = remote.sbatch(plan, folder)
     except BackendUnavailable as error:
         raise _SbatchFailed(str(error), uncertain=True) from error
     job = remote.job_id(out)
@@ -155,7 +158,7 @@ def _find_queued(plan: Plan, folder: Path, text: str) -> str:
                 return handle.id
             answered = True
             if plan.options.host is not None:
-                break  # the submit there held a lock until it had its answer
+                break  # sbatch on a login node held a lock until it had its answer
     if answered:
         raise refusals.error_for(text)
     raise TryAgain(
