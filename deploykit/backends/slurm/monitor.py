@@ -160,7 +160,7 @@ def cancel(handle: Handle) -> None:
 
 
 def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
-    """What Slurm knows of the jobs, by id. Each source is queried for what the previous one lacks."""
+    """What Slurm knows of the jobs, by id. Each source is asked for what the previous lacks."""
     row_by_job: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
         missing = {job: run.run for job, run in handle_by_job.items() if job not in row_by_job}
