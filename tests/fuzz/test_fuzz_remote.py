@@ -78,7 +78,7 @@ def test_a_job_id_is_a_number(answers, text):
 
 @given(content=files({"exit_code": 0}), name=made(odd))
 def test_output_before_the_mark_is_dropped(content, name):
-    assert ssh.after_mark(name.encode(errors="replace") + ssh._MARK + content) in {
+    assert ssh._after_mark(name.encode(errors="replace") + ssh._MARK + content) in {
         content,
         content.partition(ssh._MARK)[2],
     }

@@ -209,13 +209,6 @@ def test_refusals(make_plan, send, capfd, wanted, hint):
     assert output("squeue", "--noheader") == ""
 
 
-def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
-    plan = make_plan(REPORT)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
-        send(plan)
-
-
 def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
     assert cluster_command("start", box, "--nodes", "1").returncode == 0
     assert cluster_command("stop", box).returncode == 0

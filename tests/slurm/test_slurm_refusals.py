@@ -1,10 +1,10 @@
-"""`refusals` and `submission.unwanted`, with complaints of sbatch recorded from Slurm 22.05."""
+"""`refusals`, with complaints of sbatch recorded from Slurm 22.05."""
 
 from __future__ import annotations
 
 import pytest
 
-from deploykit.backends.slurm import refusals, submission
+from deploykit.backends.slurm import refusals
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 
@@ -83,16 +83,3 @@ def test_temporary_failures(text, kind, is_uncertain):
     text = f"sbatch: error: Batch job submission failed: {text}"
     assert type(refusals.error_for(text)) is kind
     assert refusals.is_uncertain(text) is is_uncertain
-
-
-def test_variables_of_launchers_and_other_jobs_are_unset():
-    environ = {
-        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
-        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
-        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
-        "DEPLOYKIT_NODE_RANK": "",
-    }
-    assert submission.unwanted(environ, "#SBATCH --partition=gpu\n") == [
-        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
-        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
-    ]

@@ -73,13 +73,12 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
     BackendUnavailable when no connection is possible, or when it breaks after the login.
     """
     for pause in (*_PAUSES, None):
-        command = argv(host, script, verbose=True)
-        code, out, err = shell.raw(command, data=data or b"", timeout=_TIMEOUT)
+        code, out, err = shell.raw(argv(host, script), data=data or b"", timeout=_TIMEOUT)
         lines = err.splitlines(keepends=True)
         shown = "".join(line for line in lines if not line.startswith(_VERBOSE_ONLY))
         if code != _SSH_FAILED:
-            return code, after_mark(out), shown
-        if pause is None or not failed_before_login(err):
+            return code, _after_mark(out), shown
+        if pause is None or not _failed_before_login(err):
             break
         _warn_of_retry(host, shown, pause)
         time.sleep(pause)
@@ -89,7 +88,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
     )
 
 
-def failed_before_login(err: str) -> bool:
+def _failed_before_login(err: str) -> bool:
     """Whether ssh, in verbose mode, failed before the login, so that no script has started."""
     return _LOGGED_IN not in err and _NOT_CONNECTED.search(err) is not None
 
@@ -101,10 +100,10 @@ def _warn_of_retry(host: str, err: str, pause: float) -> None:
         logging.getLogger(__name__).warning("ssh %s: %s; retrying", host, reason)
 
 
-def argv(host: str, script: str, *, verbose: bool = False) -> list[str]:
-    """The ssh command for a script of sh, quoted as one line for whatever the login shell is."""
+def argv(host: str, script: str) -> list[str]:
+    """The verbose ssh command for a script of sh, which any login shell gets as one quoted line."""
     line = shlex.join(["sh", "-c", f"echo {_MARK.decode().strip()}; {script}"])
-    settings = [*connection_options(), *(["LogLevel=VERBOSE"] if verbose else [])]
+    settings = [*connection_options(), "LogLevel=VERBOSE"]
     options = [word for setting in settings for word in ("-o", setting)]
     return ["ssh", "-T", *options, "--", host, line]
 
@@ -117,7 +116,7 @@ def connection_options() -> list[str]:
     return ["ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60"]
 
 
-def after_mark(out: bytes) -> bytes:
+def _after_mark(out: bytes) -> bytes:
     """The output of the script, without that of the user's start-up files."""
     return out.partition(_MARK)[2]
 
