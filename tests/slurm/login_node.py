@@ -102,15 +102,18 @@ class Proxy(threading.Thread):
                 threading.Thread(target=self.serve, args=(near,), daemon=True).start()
 
     def serve(self, near):
-        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+        with (
+            contextlib.suppress(OSError),
+            near,
+            socket.create_connection(("127.0.0.1", self.target)) as far,
+        ):
             other = {near: far, far: near}
-            with contextlib.suppress(OSError):
-                while True:
-                    for end in select.select([near, far], [], [])[0]:
-                        data = end.recv(1024)
-                        if not data or not self.passes(len(data)):
-                            return
-                        other[end].sendall(data)
+            while True:
+                for end in select.select([near, far], [], [])[0]:
+                    data = end.recv(1024)
+                    if not data or not self.passes(len(data)):
+                        return
+                    other[end].sendall(data)
 
     def passes(self, count):
         self.passed += count
