@@ -1,4 +1,4 @@
-"""Fetching logs with odd names from a login node: the job chooses the names."""
+"""`remote.fetch_logs` with odd names of logs, which the job chooses."""
 
 from __future__ import annotations
 
