@@ -1,9 +1,9 @@
-"""Slurm at size, on a real cluster on this machine: a long queue, a long array, long logs.
+"""Measure a long queue, a long array and long logs on a real Slurm cluster on this machine.
 
     python benchmarks/slurm.py [queue | queue-with-accounting | array | logs]...
 
-Each figure stands beside its peer, in the same run. It needs Debian's Slurm (see README.md), ends
-with 1 when a target is missed, and prints JSON.
+Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
+target is missed. Needs Debian's packages of Slurm (see README.md).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ REPEATS = 6
 
 
 def main() -> int:
+    """Measure what the command line names; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[[], *FIGURES], default=[])
     chosen = parser.parse_args().what or list(FIGURES)
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def figure(name: str) -> dict[str, object]:
-    """One of them, on a cluster of its own."""
+    """One figure, on its own cluster."""
     with cluster(accounting=name.endswith("accounting")) as box:
         folder = box / "work"
         folder.mkdir()
@@ -51,7 +52,7 @@ def figure(name: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def cluster(*, accounting: bool) -> Iterator[Path]:
-    """A cluster of four nodes."""
+    """A cluster of four nodes, in whose environment this process then runs."""
     with tempfile.TemporaryDirectory(prefix="box-") as name:
         folder = Path(name)
         start = [sys.executable, CLUSTER, "start", folder, "--accounting", str(int(accounting))]
@@ -64,7 +65,7 @@ def cluster(*, accounting: bool) -> Iterator[Path]:
 
 
 def queue(folder: Path) -> dict[str, object]:
-    """One `status` of 1,000 queued jobs, and one `squeue`."""
+    """One `status` of 1,000 queued jobs, compared with one `squeue`."""
     from deploykit.backends import slurm
     from deploykit.model import Handle
 
@@ -72,26 +73,26 @@ def queue(folder: Path) -> dict[str, object]:
     handles = []
     for number in range(MANY):
         argv = ["sbatch", "--parsable", f"--job-name=run-{number}"]
-        sent = subprocess.run(argv, input=script, capture_output=True, text=True, check=True)
-        job = sent.stdout.strip()
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, check=True)
+        job = done.stdout.strip()
         handles.append(Handle("slurm", "localhost", job, f"run-{number}", str(folder)))
-    ours, theirs = interleaved(
+    status_seconds, squeue_seconds = interleaved(
         lambda: slurm.status(handles),
         lambda: subprocess.run(["squeue"], check=True, stdout=subprocess.DEVNULL),
     )
-    found = Counter(status.state.value for status in slurm.status(handles).values())
+    count_by_state = Counter(status.state.value for status in slurm.status(handles).values())
     subprocess.run(["scancel", "--me"], check=True)
     return {
-        "status_of_1000_s": ours,
-        "squeue_s": theirs,
-        "ratio": ours / theirs,
-        "states": found,
-        "met": ours <= 5 * theirs and found == {"queued": MANY},
+        "status_of_1000_s": status_seconds,
+        "squeue_s": squeue_seconds,
+        "ratio": status_seconds / squeue_seconds,
+        "states": count_by_state,
+        "met": status_seconds <= 5 * squeue_seconds and count_by_state == {"queued": MANY},
     }
 
 
 def array(folder: Path) -> dict[str, object]:
-    """An array of 1,000: a run of deploykit's, functions of its executor, and submitit's own."""
+    """An array of 1,000: a run, functions of deploykit's executor, and functions of submitit's."""
     import submitit
 
     from deploykit import lifecycle
@@ -110,20 +111,20 @@ def array(folder: Path) -> dict[str, object]:
         "name: many\nentrypoint: {module: none}\nresources: {time_limit: 5m}\n"
         "slurm: {extra: {hold: ''}}\n"
     )
-    mine = executor(path, folder=folder / "ours")
+    ours = executor(path, folder=folder / "ours")
     peer = submitit.SlurmExecutor(folder=folder / "theirs")
     peer.update_parameters(time=5, additional_parameters={"hold": True})
-    of_run, ours, theirs = interleaved(
-        run, lambda: mine.map_array(abs, range(MANY)), lambda: peer.map_array(abs, range(MANY))
+    run_seconds, function_seconds, submitit_seconds = interleaved(
+        run, lambda: ours.map_array(abs, range(MANY)), lambda: peer.map_array(abs, range(MANY))
     )
     subprocess.run(["scancel", "--me"], check=True)
     return {
-        "run_s": of_run,
-        "functions_s": ours,
-        "submitit_s": theirs,
-        "ratio_of_run": of_run / theirs,
-        "ratio_of_functions": ours / theirs,
-        "met": max(of_run, ours) <= theirs,
+        "run_s": run_seconds,
+        "functions_s": function_seconds,
+        "submitit_s": submitit_seconds,
+        "ratio_of_run": run_seconds / submitit_seconds,
+        "ratio_of_functions": function_seconds / submitit_seconds,
+        "met": max(run_seconds, function_seconds) <= submitit_seconds,
     }
 
 
@@ -139,7 +140,7 @@ if attempt == 0:
 
 
 def logs(folder: Path) -> dict[str, object]:
-    """8 ranks x 50,000 lines with a requeue in the middle, followed live."""
+    """50,000 lines of each of 8 ranks, followed live, with a requeue in the middle."""
     from deploykit import paths
 
     (folder / "train.py").write_text(WRITER.format(half=LINES // 2))
@@ -148,41 +149,41 @@ def logs(folder: Path) -> dict[str, object]:
         "resources: {time_limit: 20m, nodes: 2, processes_per_node: 4}\n"
     )
     command = [sys.executable, "-m", "deploykit"]
-    begun = time.monotonic()
+    started = time.monotonic()
     submit = [*command, "submit", "--backend", "slurm", "--run", "logs"]
     subprocess.run(submit, check=True, stdout=subprocess.DEVNULL)
     follower = subprocess.Popen([*command, "logs", "-f", "logs"], stdout=subprocess.PIPE, text=True)
-    seen: dict[str, list[int]] = {str(rank): [] for rank in range(RANKS)}
+    numbers_by_rank: dict[str, list[int]] = {str(rank): [] for rank in range(RANKS)}
     halves = 0
     with follower:
         for line in follower.stdout or ():
             if match := re.match(r"\[rank \d+\] line (\d+) (\d+)$", line):
-                seen[match[1]].append(int(match[2]))
+                numbers_by_rank[match[1]].append(int(match[2]))
             elif line.endswith("] half\n"):
                 halves += 1
                 if halves == RANKS:
-                    job = paths.run_folder("logs") / "claim"
-                    subprocess.run(["scontrol", "requeue", str(job.readlink())], check=True)
-    whole = sum(numbers == list(range(LINES)) for numbers in seen.values())
-    code = subprocess.run([*command, "wait", "logs"], stdout=subprocess.DEVNULL, check=False)
+                    claim = paths.run_folder("logs") / "claim"
+                    subprocess.run(["scontrol", "requeue", str(claim.readlink())], check=True)
+    complete = sum(numbers == list(range(LINES)) for numbers in numbers_by_rank.values())
+    done = subprocess.run([*command, "wait", "logs"], stdout=subprocess.DEVNULL, check=False)
     return {
-        "lines": sum(map(len, seen.values())),
-        "ranks_with_every_line_once_in_order": whole,
-        "exit_code": code.returncode,
-        "seconds": time.monotonic() - begun,
-        "met": whole == RANKS and code.returncode == 0,
+        "lines": sum(map(len, numbers_by_rank.values())),
+        "ranks_with_every_line_once_in_order": complete,
+        "exit_code": done.returncode,
+        "seconds": time.monotonic() - started,
+        "met": complete == RANKS and done.returncode == 0,
     }
 
 
 def interleaved(*calls: Callable[[], object]) -> list[float]:
-    """Median wall times in seconds, measured in turn, each as often the first as any other."""
+    """Median wall times in seconds. The calls alternate, and each is first equally often."""
     times: list[list[float]] = [[] for _ in calls]
     for repeat in range(REPEATS):
         for number in range(len(calls)):
-            one = (repeat + number) % len(calls)
-            begun = time.perf_counter()
-            calls[one]()
-            times[one].append(time.perf_counter() - begun)
+            index = (repeat + number) % len(calls)
+            started = time.perf_counter()
+            calls[index]()
+            times[index].append(time.perf_counter() - started)
     return list(map(statistics.median, times))
 
 

@@ -1,9 +1,9 @@
-"""For Python code: a job file as submitit's own executor of functions.
+"""Submit Python functions to Slurm through submitit, with the resources of a job file.
 
     from deploykit.slurm import executor
 
     executor("job.yaml").submit(train, lr=0.1).result()
-    executor("job.yaml").map_array(train, [0.1, 0.01])     # one call of sbatch
+    executor("job.yaml").map_array(train, [0.1, 0.01])     # one sbatch
 
 https://github.com/facebookincubator/submitit
 """
@@ -23,30 +23,33 @@ from deploykit.model import JobSpec, Problem
 def executor(
     job: str | Path = "job.yaml", overrides: Sequence[str] = (), *, folder: str | Path | None = None
 ) -> Any:
-    """A `submitit.SlurmExecutor` with the resources, the environment and the `slurm` section.
+    """A `submitit.SlurmExecutor` with the resources, environment and `slurm` section of `job`.
 
-    `overrides` are ``a.b=c``, as after ``--set``. Functions, logs and results lie in `folder`,
-    which every node must see; default: `functions` in deploykit's own. A function runs once for
-    each process of the job, as a task of srun. The jobs are not in deploykit's list of runs.
+    `overrides` are ``a.b=c``, as after ``--set``. `folder` stores functions, logs and results, and
+    must be on a file system shared with the nodes; the default is `functions` in deploykit's
+    folder. A function runs once for each process of the job, as a task of srun. `deploykit list`
+    does not show these jobs.
 
-    Raises JobFileError with every problem of the job.
+    Raises JobFileError with every problem of the job file.
     """
     path = Path(job)
     file = lifecycle.load(path, overrides, ["slurm"])
     lifecycle.check(file, "slurm")
     options = file.sections["slurm"]
-    if problems := list(_only_for_scripts(file.job, options)):
+    if problems := list(_unsupported(file.job, options)):
         raise JobFileError(str(path), problems)
-    from deploykit.backends.slurm.functions import Functions
+    from deploykit.backends.slurm.functions import FunctionExecutor
 
-    place = Path(folder) if folder else paths.state() / "functions" / file.job.name
-    return Functions(place, file.job, options)
+    location = Path(folder) if folder else paths.state() / "functions" / file.job.name
+    return FunctionExecutor(location, file.job, options)
 
 
-def _only_for_scripts(job: JobSpec, options: Options) -> Iterator[Problem]:
+def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Settings that only a script can have."""
+    hint = "submit a script instead"
     for name in ("host", "container"):
         if getattr(options, name) is not None:
-            yield Problem(f"slurm.{name}", "a function cannot be sent with it", "send a script")
+            yield Problem(f"slurm.{name}", "is not supported for functions", hint)
     for name, value in job.env.items():
         if contract.is_secret(value):
-            yield Problem(f"env.{name}", "a function gets no secrets", "send a script")
+            yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

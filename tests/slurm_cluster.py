@@ -1,4 +1,4 @@
-"""Fixtures: a real Slurm cluster of four nodes on this machine, one for the whole session."""
+"""Fixtures: a real Slurm cluster of four nodes on this machine, shared by the whole session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needs_slurm():
 
 @pytest.fixture
 def box(needs_slurm):
-    """A short plain path for a cluster; whatever runs there is stopped."""
+    """A folder for a cluster, with a short path; the cluster is stopped after the test."""
     folder = Path(tempfile.mkdtemp(prefix="box-"))
     yield folder
     cluster_command("stop", folder)
@@ -46,7 +46,7 @@ def running_cluster(needs_slurm):
 
 @pytest.fixture
 def cluster(running_cluster, monkeypatch):
-    """The running cluster, empty, its nodes idle; sbatch and the others talk to it."""
+    """The running cluster without jobs, its nodes idle; Slurm's commands talk to it."""
     line = cluster_command("env", running_cluster).stdout
     name, _, value = line.removeprefix("export ").strip().partition("=")
     monkeypatch.setenv(name, shlex.split(value)[0])
@@ -57,5 +57,5 @@ def cluster(running_cluster, monkeypatch):
 
 
 def all_idle():
-    """Whether every node answers and runs nothing, as it may not at once after a test's faults."""
+    """Whether every node responds and runs nothing; some tests leave nodes that recover slowly."""
     return set(output("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"}

@@ -19,9 +19,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import rendered_by_submitit
 
 from deploykit import contract, lifecycle, paths
-from deploykit.backends.slurm import script
 from deploykit.errors import JobFileError
 
 NASTY = [
@@ -244,20 +244,12 @@ def _slurm(bench, plan):
         words = shlex.split(words[-1])
     assert words[words.index(contract.LAUNCH) + 1 :] == contract.command(plan.job)
     _same_environment(plan, environ)
-    assert plan.text == _by_submitit(plan)
+    assert plan.text == rendered_by_submitit(plan)
     directives = _directives(plan.text)
     for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude"):
         assert directives.get(name) == getattr(plan.options, name)
     for name, value in plan.options.extra.items():
         assert directives[name] == value
-
-
-def _by_submitit(plan):
-    """The script that submitit's own renderer makes, which `submit` will insist on."""
-    executor = script.offline(paths.run_folder("one"))
-    executor.update_parameters(**script.parameters(plan.job, plan.options, run="one"))
-    command = script.command(plan.job, plan.options, run="one")
-    return executor._make_submission_file_text(command, "uid")
 
 
 def _directives(text):

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from jinja2 import meta
 
 from deploykit import cli, jobfile, paths, quoting, render
-from deploykit.backends.slurm import checks, machine
+from deploykit.backends.slurm import checks, ssh
 from deploykit.backends.slurm.options import Options
 from deploykit.decode import decode
 from deploykit.diagnosis import fixes as of_causes
@@ -214,7 +214,7 @@ def test_the_ssh_hint_is_one_host(value, tmp_path, monkeypatch):
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(BackendUnavailable) as caught:
-        machine.run(value, "true")
+        ssh.run(value, "true")
     command = caught.value.hint.removeprefix("try `").removesuffix("`, then the same command again")
     assert run(command, tmp_path) == [["ssh", "--", value, "true"]]
 
@@ -223,7 +223,7 @@ def test_the_ssh_hint_is_one_host(value, tmp_path, monkeypatch):
 def test_the_hint_on_a_folder_there_is_one_host(value, tmp_path):
     job = JobSpec("one", Entrypoint("train.py"), Resources(600))
     hints = [p.hint for p in checks.check(job, Options(host=value)) if p.path == "slurm.folder"]
-    command = hints[0].removeprefix("for example what `").removesuffix("` prints")
+    command = hints[0].removeprefix("for example the output of `").removesuffix("`")
     assert run(command, tmp_path) == [["ssh", "--", value, "echo ~/.local/state/deploykit"]]
 
 

@@ -76,12 +76,14 @@ def _shown(site: Site, partition: Partition | None) -> Iterator[str]:
     if partition is None:
         yield f"partitions of {site.cluster}: {', '.join(one.name for one in site.partitions)}"
         return
-    limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
+    limit = (
+        "no time limit" if partition.max_seconds is None else f"at most {partition.max_seconds} s"
+    )
     yield f"partition {partition.name}: {limit}"
-    for shape in site.nodes(partition.name):
+    for group in site.nodes(partition.name):
         yield (
-            f"{shape.usable} of {shape.count} nodes usable, each {shape.cpus} CPUs, "
-            f"{shape.memory} MiB, {shape.gpus} GPUs"
+            f"{group.usable} of {group.count} nodes usable, each {group.cpus} CPUs, "
+            f"{group.memory} MiB, {group.gpus} GPUs"
         )
 
 

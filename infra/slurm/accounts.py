@@ -1,6 +1,6 @@
-"""Accounting for the cluster of `cluster.py`: slurmdbd over a MariaDB of its own.
+"""Accounting for the cluster of `cluster.py`: slurmdbd with its own MariaDB.
 
-For `cluster.py`; standard library only.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ GRANT ALL ON slurm.* TO slurm@'127.0.0.1';
 
 
 def settings(folder: Path, ports: list[int]) -> str:
-    """Lines of slurm.conf. The last two ports are slurmdbd's and the database's."""
+    """Lines for slurm.conf. The last two ports are those of slurmdbd and of the database."""
     return ON.format(dir=folder, port=ports[-2])
 
 
 def write(folder: Path, ports: list[int]) -> None:
-    """The configuration of slurmdbd, which it wants to be its owner's alone.
+    """Write the configuration of slurmdbd, which must be private.
 
-    The database listens on loopback, so its password is a new one at each start.
+    Other users can connect to the database on loopback, so that each start has a new password.
     """
     user, password = pwd.getpwuid(os.getuid()).pw_name, secrets.token_hex(20)
-    place = {"dir": folder, "port": ports[-2], "sql": ports[-1]}
-    text = _DBD.format(**place, user=user, password=password)
+    values = {"dir": folder, "port": ports[-2], "sql": ports[-1]}
+    text = _DBD.format(**values, user=user, password=password)
     folders.write(folder / "slurmdbd.conf", text.encode())
     folders.write(folder / "init.sql", _SQL.format(password=password).encode())
 
@@ -74,20 +74,20 @@ def start(
     daemon: Callable[..., None],
     wait: Callable[[str, int], None],
 ) -> None:
-    """Start the database and slurmdbd, and name the cluster to them.
+    """Start the database and slurmdbd, and register the cluster with them.
 
-    `daemon` starts a program under a name, `wait` until it listens on a port.
+    `daemon(name, *argv)` starts a program; `wait(name, port)` waits until it listens on the port.
     """
     data = folder / "sql"
     if not data.exists():
         program = shutil.which("mariadb-install-db")
         argv = [program, "--no-defaults", f"--datadir={data}", "--skip-test-db"]
         subprocess.run(argv, check=True, capture_output=True)
-    places = [f"--datadir={data}", f"--socket={data}/socket", f"--pid-file={folder}/run/sql.pid"]
+    files = [f"--datadir={data}", f"--socket={data}/socket", f"--pid-file={folder}/run/sql.pid"]
     network = ["--bind-address=127.0.0.1", f"--port={ports[-1]}", "--skip-log-bin"]
     own = ["--user=root"] if os.getuid() == 0 else []
     init = f"--init-file={folder}/init.sql"
-    daemon("mariadbd", "mariadbd", "--no-defaults", *own, *places, *network, init)
+    daemon("mariadbd", "mariadbd", "--no-defaults", *own, *files, *network, init)
     wait("mariadbd", ports[-1])
     daemon("slurmdbd", "slurmdbd", "-D")
     wait("slurmdbd", ports[-2])

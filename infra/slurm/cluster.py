@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A real Slurm cluster on this one machine, for tests and for the curious.
+"""Run a real Slurm cluster on one machine, for tests and experiments.
 
     python3 infra/slurm/cluster.py start /tmp/box
     eval "$(python3 infra/slurm/cluster.py env /tmp/box)"
     sinfo
     python3 infra/slurm/cluster.py stop /tmp/box
 
-Several nodes, each a slurmd of its own on 127.0.0.1; pretend GPUs (links to /dev/null); its own
-munge key and socket; timers made for tests. Needs Debian's packages, but no root, systemd or
-cgroups. As root, jobs run as root; else everything runs as you. Standard library only.
+Each node is a slurmd on 127.0.0.1 with simulated GPUs (links to /dev/null). The cluster has its own
+munge key and socket, and short timers. It needs Debian's packages, but no root, systemd or cgroups.
+The daemons and all jobs run as the user who starts it. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,95 +39,105 @@ PACKAGES = {
     "slurmd": "slurmd",
     "sinfo": "slurm-client",
 }
-# where the daemons are, which is not on every user's PATH
 SBIN = "/usr/sbin:/sbin"
-# below the ephemeral range, so that no outgoing connection can sit on one
+"""The folders of the daemons, which are not on every user's PATH."""
 PORTS = range(20000, 32000)
-LONGEST_SOCKET = 107
+"""Below the ephemeral range, so that no outgoing connection can use one."""
+MAX_SOCKET_PATH = 107
 ATTEMPTS = 3
-PATIENCE = 300.0
+TIMEOUT = 300.0
+"""Seconds to wait for a daemon to start, or for processes to end."""
 
 CGROUP_CONF = "CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n"
 
 
 class ClusterError(Exception):
-    """Something that the user can act on."""
+    """An error that the user can resolve."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
     options = _parser().parse_args(argv)
     folder = Path(options.dir).expanduser().absolute()
     try:
         if os.path.lexists(folder):
             folders.check(folder)
         return int(options.do(folder, options))
-    except (ClusterError, folders.NotYours) as error:
+    except (ClusterError, folders.UntrustedFolder) as error:
         print(f"cluster.py: {error}", file=sys.stderr)
         return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="A real Slurm cluster on this one machine.",
-        epilog='Use it from a shell: eval "$(cluster.py env DIR)"; sinfo',
+        description="Run a real Slurm cluster on one machine.",
+        epilog='To use it in a shell: eval "$(cluster.py env DIR)"; sinfo',
     )
     verbs = parser.add_subparsers(required=True, metavar="start|stop|status|env")
-    for do, words in (
-        (start, "start the cluster in DIR; nothing happens when it runs already"),
-        (stop, "end the cluster and every job in it; DIR and its logs stay"),
+    for do, help_text in (
+        (start, "start the cluster in DIR, unless it is running"),
+        (stop, "stop the cluster and all its jobs; DIR and its logs are kept"),
         (status, "print each node and its state; exit code 3 when the cluster is down"),
-        (env, "print the shell line that makes sbatch and the others use this cluster"),
+        (env, "print the shell line that makes Slurm's commands use this cluster"),
     ):
-        verb = verbs.add_parser(do.__name__, help=words, description=words)
+        verb = verbs.add_parser(do.__name__, help=help_text, description=help_text)
         verb.add_argument(
             "dir",
             metavar="DIR",
-            help="folder of yours for configuration, state and logs; nobody else may enter it",
+            help="folder for configuration, state and logs; it is made private (mode 0700)",
         )
         verb.set_defaults(do=do)
         if do is start:
-            _add_shape(verb)
+            _add_size_arguments(verb)
     return parser
 
 
-def _add_shape(verb: argparse.ArgumentParser) -> None:
-    for name, default, words in (
-        ("nodes", 4, "nodes"),
-        ("cpus", 8, "CPUs that each node claims to have"),
-        ("memory", 8000, "MiB that each node claims to have"),
-        ("gpus-per-node", 2, "pretend GPUs on each node"),
-        ("min-job-age", 3600, "seconds for which the controller remembers a finished job"),
-        ("accounting", 0, "1 for slurmdbd with a database; needs slurmdbd and mariadb-server"),
+def _add_size_arguments(verb: argparse.ArgumentParser) -> None:
+    for name, default, help_text in (
+        ("nodes", 4, "number of nodes"),
+        ("cpus", 8, "CPUs of each node, in Slurm's view"),
+        ("memory", 8000, "MiB of memory of each node, in Slurm's view"),
+        ("gpus-per-node", 2, "simulated GPUs of each node"),
+        ("min-job-age", 3600, "seconds for which the controller keeps a finished job"),
+        ("accounting", 0, "1 for slurmdbd with a database; requires slurmdbd and mariadb-server"),
     ):
         verb.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{words} (default {default})"
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{help_text} (default {default})",
         )
 
 
 def start(folder: Path, options: argparse.Namespace) -> int:
+    """Start the cluster and wait until all its nodes are idle. Raises ClusterError."""
     _check(folder, options)
     names = ("nodes", "cpus", "memory", "gpus_per_node", "min_job_age", "accounting")
-    shape = {name: getattr(options, name) for name in names}
+    size = {name: getattr(options, name) for name in names}
     if folders.take(folder):
-        print(f"{folder}: was open to other users, and is yours alone now (mode 0700)")
+        print(f"{folder}: was accessible to other users; its mode is now 0700")
     with folders.locked(folder / "lock"):
         record = _read_record(folder)
         if _running(record):
-            if record["shape"] != shape:
-                raise ClusterError(f"{folder} runs already with {record['shape']}: stop it first")
-            print(f"{folder}: runs already")
+            if record["size"] != size:
+                raise ClusterError(
+                    f"{folder} is already running with {record['size']}: stop it first"
+                )
+            print(f"{folder}: already running")
             return 0
         _end(folder, record)
         began = time.monotonic()
-        _launch(folder, shape)
-    print(f"{folder}: {shape['nodes']} nodes idle after {time.monotonic() - began:.2f} s")
+        _launch(folder, size)
+    print(f"{folder}: {size['nodes']} nodes idle after {time.monotonic() - began:.2f} s")
     print(f"export SLURM_CONF={shlex.quote(str(_conf(folder)))}")
     return 0
 
 
 def stop(folder: Path, _: argparse.Namespace) -> int:
+    """Stop the cluster and all its jobs."""
     if not folder.is_dir():
-        print(f"{folder}: no cluster here")
+        print(f"{folder}: no cluster")
         return 0
     with folders.locked(folder / "lock"):
         _end(folder, _read_record(folder))
@@ -136,6 +146,7 @@ def stop(folder: Path, _: argparse.Namespace) -> int:
 
 
 def status(folder: Path, _: argparse.Namespace) -> int:
+    """Print each node; return 3 when the cluster is down."""
     if not _running(_read_record(folder)):
         print(f"{folder}: down")
         return 3
@@ -144,8 +155,9 @@ def status(folder: Path, _: argparse.Namespace) -> int:
 
 
 def env(folder: Path, _: argparse.Namespace) -> int:
+    """Print the line for `eval`. Raises ClusterError when the cluster is down."""
     if not _running(_read_record(folder)):
-        raise ClusterError(f"no cluster runs in {folder}: start it first")
+        raise ClusterError(f"no cluster is running in {folder}: start it first")
     print(f"export SLURM_CONF={shlex.quote(str(_conf(folder)))}")
     return 0
 
@@ -162,24 +174,24 @@ def _check(folder: Path, options: argparse.Namespace) -> None:
             f"not installed: {', '.join(missing)}. On Debian or Ubuntu: "
             f"apt-get install --no-install-recommends {packages}"
         )
-    step = folder / "spool" / "n999" / "n999_99999999.4294967291"  # slurmstepd's own socket
-    if len(str(step)) > LONGEST_SOCKET or any(c in str(folder) for c in " ,%\\'\"#="):
+    step = folder / "spool" / "n999" / "n999_99999999.4294967291"  # the socket of slurmstepd
+    if len(str(step)) > MAX_SOCKET_PATH or any(c in str(folder) for c in " ,%\\'\"#="):
         raise ClusterError(
-            f"{folder} cannot hold a cluster: a Unix socket's path has at most {LONGEST_SOCKET} "
-            "characters, and Slurm's files no blanks, quotes or any of , % # = \\ in a path. "
+            f"{folder} cannot be used: the path of a Unix socket has at most {MAX_SOCKET_PATH} "
+            "characters, and Slurm accepts no blanks, quotes or any of , % # = \\ in a path. "
             "Choose a short plain path"
         )
     if options.nodes < 1 or options.cpus < 1 or options.gpus_per_node < 0:
         raise ClusterError("--nodes and --cpus must be at least 1, --gpus-per-node at least 0")
 
 
-def _launch(folder: Path, shape: dict[str, int]) -> None:
-    """Start all daemons; another choice of ports when somebody took one in between."""
+def _launch(folder: Path, size: dict[str, int]) -> None:
+    """Start all daemons; choose other ports if one is taken in the meantime."""
     for attempt in range(ATTEMPTS):
-        ports = _free_ports(shape["nodes"] + (3 if shape["accounting"] else 1))
-        _write_files(folder, shape, ports)
+        ports = _free_ports(size["nodes"] + (3 if size["accounting"] else 1))
+        _write_files(folder, size, ports)
         try:
-            _start_daemons(folder, shape, ports)
+            _start_daemons(folder, size, ports)
         except ClusterError:
             _end(folder, _read_record(folder))
             if attempt + 1 == ATTEMPTS:
@@ -188,12 +200,12 @@ def _launch(folder: Path, shape: dict[str, int]) -> None:
             return
 
 
-def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
+def _start_daemons(folder: Path, size: dict[str, int], ports: list[int]) -> None:
     pids: dict[str, list[int]] = {}
 
     def daemon(name: str, *argv: str) -> None:
         pids[name] = _spawn(folder, name, argv)
-        record = {"shape": shape, "pids": pids}
+        record = {"size": size, "pids": pids}
         (folder / "cluster.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
     munge = folder / "munge"
@@ -201,7 +213,7 @@ def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> Non
     places = [f"--{option}={munge / name}" for option, name in files.items()]
     daemon("munged", "munged", "-F", "--force", f"--socket={_socket(folder)}", *places)
     _wait(folder, "munged", lambda: _socket(folder).exists(), pids)
-    if shape["accounting"]:
+    if size["accounting"]:
         accounts.start(
             folder,
             ports,
@@ -209,18 +221,18 @@ def _start_daemons(folder: Path, shape: dict[str, int], ports: list[int]) -> Non
             lambda name, port: _wait(folder, name, lambda: _listens(port), pids),
         )
     daemon("slurmctld", "slurmctld", "-D", "-c", "-f", str(_conf(folder)))
-    # a slurmd that comes before its controller listens waits for a whole second
+    # a slurmd that starts before its controller listens retries after a second
     _wait(folder, "slurmctld", lambda: _listens(ports[0]), pids)
-    for number in range(1, shape["nodes"] + 1):
+    for number in range(1, size["nodes"] + 1):
         daemon(f"n{number}", "slurmd", "-D", "-N", f"n{number}", "-f", str(_conf(folder)))
-    idle = ["idle"] * shape["nodes"]
+    idle = ["idle"] * size["nodes"]
     _wait(folder, "sinfo", lambda: _sinfo(folder, "%T") == idle, pids)
 
 
 def _spawn(folder: Path, name: str, argv: Sequence[str]) -> list[int]:
-    """Start a daemon; its process id and start time, which together name it for good."""
+    """Start a daemon; return its process id and start time, which identify it uniquely."""
     program = _program(argv[0])
-    assert program is not None  # noqa: S101 - _check has looked
+    assert program is not None  # noqa: S101 - _check has verified it
     with (folder / "log" / f"{name}.out").open("ab") as log:
         process = subprocess.Popen(
             [program, *argv[1:]],
@@ -234,13 +246,13 @@ def _spawn(folder: Path, name: str, argv: Sequence[str]) -> list[int]:
     return [process.pid, processes.started(process.pid) or 0]
 
 
-def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
+def _write_files(folder: Path, size: dict[str, int], ports: list[int]) -> None:
     for name in ("munge", "state", "spool", "run", "log", "dev"):
         (folder / name).mkdir(exist_ok=True)
-    (folder / "munge").chmod(0o700)  # who reaches the socket may send jobs
+    (folder / "munge").chmod(0o700)  # access to the socket allows submitting jobs
     folders.write(folder / "munge" / "key", secrets.token_bytes(64))
-    for number in range(shape["gpus_per_node"]):
-        # a plain file would do, with an error in the log; Count= without a file would not
+    for number in range(size["gpus_per_node"]):
+        # a plain file works, with an error in the log; Count= without a file does not
         link = folder / "dev" / f"gpu{number}"
         link.unlink(missing_ok=True)
         link.symlink_to(os.devnull)
@@ -250,61 +262,61 @@ def _write_files(folder: Path, shape: dict[str, int], ports: list[int]) -> None:
         host=socket.gethostname().split(".")[0],
         user=_user(),
         ports=ports,
-        node_lines="\n".join(_node_lines(shape, ports)),
-        accounts=accounts.settings(folder, ports) if shape["accounting"] else accounts.OFF,
-        **shape,
+        node_lines="\n".join(_node_lines(size, ports)),
+        accounts=accounts.settings(folder, ports) if size["accounting"] else accounts.OFF,
+        **size,
     )
     _conf(folder).write_text(text, encoding="utf-8")
-    if shape["accounting"]:
+    if size["accounting"]:
         accounts.write(folder, ports)
-    (folder / "gres.conf").write_text(_gres(folder, shape), encoding="utf-8")
+    (folder / "gres.conf").write_text(_gres(folder, size), encoding="utf-8")
     (folder / "cgroup.conf").write_text(CGROUP_CONF, encoding="utf-8")
 
 
-def _node_lines(shape: dict[str, int], ports: list[int]) -> Iterator[str]:
+def _node_lines(size: dict[str, int], ports: list[int]) -> Iterator[str]:
     host = socket.gethostname().split(".")[0]
-    gres = f" Gres=gpu:{shape['gpus_per_node']}" if shape["gpus_per_node"] else ""
-    for number, port in enumerate(ports[1 : shape["nodes"] + 1], start=1):
+    gres = f" Gres=gpu:{size['gpus_per_node']}" if size["gpus_per_node"] else ""
+    for number, port in enumerate(ports[1 : size["nodes"] + 1], start=1):
         yield (
             f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-            f"CPUs={shape['cpus']} RealMemory={shape['memory']}{gres}"
+            f"CPUs={size['cpus']} RealMemory={size['memory']}{gres}"
         )
 
 
-def _gres(folder: Path, shape: dict[str, int]) -> str:
-    if not shape["gpus_per_node"]:
+def _gres(folder: Path, size: dict[str, int]) -> str:
+    if not size["gpus_per_node"]:
         return ""
-    return f"Name=gpu File={folder}/dev/gpu[0-{shape['gpus_per_node'] - 1}]\n"
+    return f"Name=gpu File={folder}/dev/gpu[0-{size['gpus_per_node'] - 1}]\n"
 
 
 def _free_ports(count: int) -> list[int]:
-    """`count` ports on which nobody listens, from a random place on."""
+    """`count` ports without a listener, searched from a random one upwards."""
     begin = secrets.randbelow(len(PORTS))
-    found: list[int] = []
+    free: list[int] = []
     for step in range(len(PORTS)):
         port = PORTS[(begin + step) % len(PORTS)]
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError(f"{count} free ports are not to be had in {PORTS.start}-{PORTS.stop}")
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise ClusterError(f"fewer than {count} ports are free in {PORTS.start}-{PORTS.stop}")
 
 
 def _wait(folder: Path, name: str, ready: Callable[[], bool], pids: dict[str, list[int]]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not ready():
         dead = [daemon for daemon, (pid, born) in pids.items() if not processes.alive(pid, born)]
         if dead or time.monotonic() > deadline:
-            what = f"{dead[0]} has ended" if dead else f"no answer after {PATIENCE:g} s"
+            what = f"{dead[0]} exited" if dead else f"no answer after {TIMEOUT:g} s"
             raise ClusterError(
-                f"the cluster did not start ({name}: {what})\n{_last_words(folder, dead)}"
+                f"the cluster did not start ({name}: {what})\n{_log_tails(folder, dead)}"
             )
         time.sleep(0.02)
 
 
-def _last_words(folder: Path, daemons: Sequence[str]) -> str:
-    """The ends of the logs that tell why."""
+def _log_tails(folder: Path, daemons: Sequence[str]) -> str:
+    """The last lines of the logs of `daemons`, or of the controller."""
     names = {"munged": "munged.out", "slurmctld": "slurmctld.log"}
     chosen = [names.get(daemon, f"slurmd.{daemon}.log") for daemon in daemons]
     lines = [f"logs: {folder / 'log'}"]
@@ -319,24 +331,24 @@ def _last_words(folder: Path, daemons: Sequence[str]) -> str:
 
 
 def _end(folder: Path, record: dict[str, Any]) -> None:
-    """End the daemons that `record` names and every process of a job; none is left after it."""
+    """End the daemons in `record` and every process of a job. Raises ClusterError if one stays."""
     pids = [pid for pid, born in record.get("pids", {}).values() if processes.alive(pid, born)]
     for pid in pids:
         processes.send(pid, signal.SIGTERM)
     if not processes.gone(pids, 5):
         for pid in pids:
             processes.send(pid, signal.SIGKILL)
-    # slurmstepd outlives its slurmd on purpose, and a job may ignore SIGTERM
+    # slurmstepd outlives its slurmd by design, and a job may ignore SIGTERM
     jobs = processes.of_jobs(_conf(folder))
     for pid in jobs:
         processes.send(pid, signal.SIGKILL)
-    if not processes.gone([*pids, *jobs], PATIENCE):
-        raise ClusterError(f"these processes do not end: {[*pids, *jobs]}")
+    if not processes.gone([*pids, *jobs], TIMEOUT):
+        raise ClusterError(f"these processes do not exit: {[*pids, *jobs]}")
     (folder / "cluster.json").unlink(missing_ok=True)
     _socket(folder).unlink(missing_ok=True)
 
 
-# --- small things
+# --- helpers
 
 
 def _conf(folder: Path) -> Path:

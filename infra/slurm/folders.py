@@ -1,7 +1,7 @@
-"""The folder of a cluster, for its owner alone. For `cluster.py`; standard library only.
+"""The private folder of a cluster, for `cluster.py`. Standard library only.
 
-Who reaches munge's socket may send jobs, and those of a cluster that is not root's all run as its
-owner; who writes here says what is ended, and which plugins Slurm loads.
+Access to munge's socket allows submitting jobs, which run as the owner of a cluster that root did
+not start. Files in the folder say which processes are ended, and which plugins Slurm loads.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from pathlib import Path
 _OTHERS, _WRITE = 0o077, 0o022
 
 
-class NotYours(Exception):
-    """Somebody else could have put things into the folder."""
+class UntrustedFolder(Exception):
+    """Another user may have created the folder or files in it."""
 
 
 def check(folder: Path) -> None:
-    """Raise NotYours where others may have made the folder, or something in it."""
+    """Raise UntrustedFolder if another user may have created the folder or files in it."""
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise NotYours(f"{folder} is a link, a file or another user's: choose a folder of your own")
+        raise UntrustedFolder(
+            f"{folder} is a link, a file or belongs to another user: choose a folder of your own"
+        )
     if info.st_mode & _WRITE and any(folder.iterdir()):
-        raise NotYours(
-            f"{folder} holds files, and other users may have put them there "
+        raise UntrustedFolder(
+            f"{folder} is not empty, and other users can write to it "
             f"(mode {stat.S_IMODE(info.st_mode):04o}): choose a new folder"
         )
 
 
 def take(folder: Path) -> bool:
-    """Make the folder, or close it to all others; whether it was open to them."""
+    """Create the folder or make it private; return whether others had access.
+
+    Raises UntrustedFolder.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check(folder)
     was_open = bool(folder.stat().st_mode & _OTHERS)
@@ -44,7 +49,7 @@ def take(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a file, which is made where it is missing, and never written."""
+    """Hold the lock on a file, which is created if missing, and never written."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -52,7 +57,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a new file in the place of one that may be there."""
+    """Write a private file, replacing one that may exist."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)

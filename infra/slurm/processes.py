@@ -1,4 +1,4 @@
-"""Processes, as /proc knows them. For `cluster.py`; standard library only."""
+"""Processes in /proc, for `cluster.py`. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks after boot; None when it is dead or a zombie."""
+    """The start time of a process in clock ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -20,15 +20,18 @@ def started(pid: int) -> int | None:
 
 
 def alive(pid: int, born: int) -> bool:
+    """Whether the process `pid` that started at `born` (see `started`) is running."""
     return started(pid) == born
 
 
 def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal, unless the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def gone(pids: Sequence[int], seconds: float) -> bool:
+    """Wait until all processes are gone; return whether they were within `seconds`."""
     deadline = time.monotonic() + seconds
     while any(started(pid) is not None for pid in pids):
         if time.monotonic() > deadline:
@@ -38,20 +41,20 @@ def gone(pids: Sequence[int], seconds: float) -> bool:
 
 
 def of_jobs(conf: Path) -> list[int]:
-    """Every slurmstepd of the cluster with that slurm.conf, and what runs below it.
+    """The slurmstepd processes of the cluster with this slurm.conf, and the processes of its jobs.
 
-    A shell in which somebody evaluated ``env`` has SLURM_CONF as well: only Slurm's own daemons
-    and processes that a slurmd started (they have SLURMD_NODENAME) count.
+    A user's shell may have SLURM_CONF too, so that only slurmstepd and processes with
+    SLURMD_NODENAME, which slurmd sets, count.
     """
     marker = f"SLURM_CONF={conf}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 variables = (entry / "environ").read_bytes().split(b"\0")
-                ours = (entry / "comm").read_text().strip() == "slurmstepd" or any(
+                is_of_slurm = (entry / "comm").read_text().strip() == "slurmstepd" or any(
                     variable.startswith(b"SLURMD_NODENAME=") for variable in variables
                 )
-                if ours and marker in variables:
-                    found.append(int(entry.name))
-    return found
+                if is_of_slurm and marker in variables:
+                    pids.append(int(entry.name))
+    return pids

@@ -9,8 +9,8 @@ import pytest
 from foreign import anything, files, given, made, outcome, spoiled, unlike
 
 from deploykit.backends.sagemaker import doctor, watching
-from deploykit.backends.slurm import fits, site
 from deploykit.backends.slurm import options as slurm_options
+from deploykit.backends.slurm import site, site_checks
 from deploykit.decode import decode
 from deploykit.doctor import aws, machine, slurm
 from deploykit.doctor.aws import ask, facts
@@ -336,7 +336,7 @@ def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
     found = outcome(site.load, str(path))
     if isinstance(found, site.Site):
         options = slurm_options.Options()
-        problems = list(fits.check(JOB, options, found))
+        problems = list(site_checks.check(JOB, options, found))
         list(slurm.check(found, found.of(None), problems, None))
 
 

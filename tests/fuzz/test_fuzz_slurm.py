@@ -1,4 +1,4 @@
-"""What Slurm's commands print, on this machine or on a login node that means harm."""
+"""Hostile output of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cluster
 import slurm_job
-from deploykit.backends.slurm import arrays, site, states, turns, watching
+from deploykit.backends.slurm import arrays, commands, queue_position, site, states
 from deploykit.model import Status
 
 SQUEUE = (
@@ -57,44 +57,46 @@ MANY = 70_000
     ids=["squeue", "scontrol", "sacct"],
 )
 @given(data=st.data())
-def test_every_job_that_slurm_names_has_a_status(parse, sample, data):
+def test_every_parsed_job_has_a_status(parse, sample, data):
     text = data.draw(spoiled(sample) | soup(*sample.replace("|", " | ").split(" ")))
     rows = list(parse(text))
-    assert len(rows) <= arrays.MOST * max(1, text.count("\n"))
+    assert len(rows) <= arrays.MAX_TASKS * max(1, text.count("\n"))
     for row in rows[:10]:
         status = states.status(row)
         assert isinstance(status, Status)
         assert status.exit_code is None or 0 <= status.exit_code < 256
-        assert turns.words(row, [])
+        assert queue_position.describe(row, [])
 
 
 @pytest.mark.parametrize("priority", ["N/A", "\u00b2", "-1", "9" * 5000, ""])
-def test_a_priority_that_is_no_number_is_none(priority):
-    """Before, each of these ended `status` with exit code 70."""
+def test_a_malformed_priority_is_ignored(priority):
+    """Regression: each ended `status` with exit code 70."""
     text = SQUEUE.replace("4294901757", priority)
     assert next(states.parse_squeue(text)).priority == 0
-    assert list(turns.parse(f"7|main|{priority}\n8|main|1\n")) == list(turns.parse("8|main|1\n"))
+    assert list(queue_position.parse_pending(f"7|main|{priority}\n8|main|1\n")) == list(
+        queue_position.parse_pending("8|main|1\n")
+    )
 
 
-def test_arrays_are_written_out_to_a_million_tasks_in_all():
-    """Before, one line could stand for 10^11 jobs, and each was made."""
+def test_arrays_are_expanded_to_a_million_tasks_in_total():
+    """Regression: one line could expand to 10^11 jobs."""
     text = SQUEUE.splitlines()[1].replace("5-7,9", "0-999998")
-    assert sum(1 for _ in states.parse_squeue(f"{text}\n{text}\n")) == arrays.MOST
+    assert sum(1 for _ in states.parse_squeue(f"{text}\n{text}\n")) == arrays.MAX_TASKS
 
 
 @given(text=spoiled(PENDING) | soup("|", "\n", "7", "main"))
-def test_the_queue_of_others_is_read(text):
+def test_the_list_of_pending_jobs_is_parsed(text):
     row = states.Row("7", "one", "PENDING", partition="main", priority=5)
-    assert "ahead" in turns.words(row, turns.parse(text))
+    assert "ahead" in queue_position.describe(row, queue_position.parse_pending(text))
 
 
 @given(job=spoiled("38_[5-7,9%2]", "38_[0-99999999999]", "38_[1-9,1-9]"))
-def test_an_array_is_written_out_as_far_as_an_array_can_go(job):
-    assert sum(1 for _ in islice(arrays.tasks(job), arrays.MOST + 1)) <= arrays.MOST
+def test_an_array_is_expanded_to_at_most_max_tasks(job):
+    assert sum(1 for _ in islice(arrays.task_ids(job), arrays.MAX_TASKS + 1)) <= arrays.MAX_TASKS
 
 
-def test_a_state_of_blanks_is_none():
-    """Found among ten thousand: it ended with 70."""
+def test_a_blank_state_is_empty():
+    """Regression: it ended with exit code 70."""
     (row,) = states.parse_sacct("7| |0:15|2026-11-21T01:46:08|2026-11-21T01:46:09|one-1\n")
     assert row.native == ""
 
@@ -102,50 +104,50 @@ def test_a_state_of_blanks_is_none():
 @given(
     config=spoiled(CONFIG), partitions=spoiled(PARTITION), nodes=spoiled(NODE, NODE * 3), now=TEXT
 )
-def test_a_site_is_read_or_refused(config, partitions, nodes, now):
-    found = outcome(site.parse, config, partitions, nodes, "", now)
-    if isinstance(found, site.Site):
-        site.names(found.shapes)
+def test_a_site_is_parsed_or_refused(config, partitions, nodes, now):
+    result = outcome(site.parse, config, partitions, nodes, "", now)
+    if isinstance(result, site.Site):
+        site.describe(result.node_groups)
 
 
 @given(text=TEXT | soup(":", "-", "1", "00") | spoiled("1-12:00:00"))
-def test_a_time_limit_is_read_or_refused(text):
-    found = outcome(site.seconds, text)
-    assert found is None or isinstance(found, (int, Exception))
+def test_a_time_limit_is_parsed_or_refused(text):
+    result = outcome(site.seconds, text)
+    assert result is None or result >= 0
 
 
 @given(text=TEXT | soup("gpu", ":", "4", "(S:0-1)", ",") | spoiled("gpu:a100:4(S:0-1),nvme:1"))
 def test_gpus_are_counted_or_refused(text):
-    outcome(site.gpus, text)
+    assert outcome(site.gpus, text) >= 0
 
 
 @given(text=TEXT | spoiled("sbatch: error: Batch job submission failed: no\n"))
 def test_a_complaint_becomes_a_sentence(text):
-    assert watching.spoken(text)
+    assert commands.complaint(text)
 
 
 @given(text=soup("n", "[", "]", "-", ",", "1", "07", "999") | spoiled("n[1-3,07],x"))
-def test_a_list_of_hosts_is_written_out_or_refused(text):
-    found = outcome(cluster.expand, text, ours=cluster.LaunchError)
-    assert isinstance(found, Exception) or len(found) <= MANY
+def test_a_list_of_hosts_is_expanded_or_refused(text):
+    hosts = outcome(cluster.expand, text, ours=cluster.LaunchError)
+    assert isinstance(hosts, Exception) or len(hosts) <= MANY
 
 
 @pytest.mark.parametrize(
     "bomb", ["n[0-99999999999]", "n[1-999][1-999][1-999]", "n[0-9]" * 20, "n[1-9999]," * 99]
 )
 def test_a_list_of_hosts_that_would_fill_the_memory_is_refused(bomb):
-    """Before, each was written out until the memory was full."""
+    """Regression: each was expanded until the memory was full."""
     with pytest.raises(cluster.LaunchError):
         cluster.expand(bomb)
 
 
 @given(text=spoiled(SCONTROL) | soup(*SCONTROL.split(" ")))
-def test_a_job_is_read_on_its_node(text):
-    found = outcome(slurm_job.parse, text, ours=cluster.LaunchError)
-    assert isinstance(found, (slurm_job.Job, cluster.LaunchError))
+def test_a_job_is_parsed_on_its_node(text):
+    job = outcome(slurm_job.parse, text, ours=cluster.LaunchError)
+    assert isinstance(job, (slurm_job.Job, cluster.LaunchError))
 
 
-def test_times_are_those_of_slurm():
+def test_a_job_of_scontrol_has_its_fields():
     (row,) = states.parse_scontrol(SCONTROL)
     assert (row.id, row.name, row.native, row.code, row.requeued) == (
         *("6_1", "one-1", "RUNNING", "0:0"),

@@ -1,4 +1,4 @@
-"""Plans for Slurm, and the way in which the command line submits them."""
+"""Fixtures that plan and submit jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploykit.model import Entrypoint, JobSpec, Resources
 
 @pytest.fixture
 def make_plan(tmp_path):
-    """Plans of a script given as text, with the real node plane in the bundle."""
+    """A function that plans a script given as text; the bundle has the real node plane."""
     source = tmp_path / "source"
 
     def make(program, *, run="one-1", options=None, args=(), env=None, retries=0, **resources):
@@ -34,7 +34,7 @@ def make_plan(tmp_path):
 
 @pytest.fixture
 def send(tmp_path):
-    """Submit a plan as the command line does: into the run's folder, which exists."""
+    """A function that submits a plan as the command line does: with a run folder that exists."""
 
     def submit(plan):
         folder = folder_of(plan.run, tmp_path)
@@ -46,5 +46,5 @@ def send(tmp_path):
 
 @pytest.fixture
 def home(monkeypatch):
-    """A state folder that is the same on every machine."""
+    """A state folder with the same path on every machine."""
     monkeypatch.setenv("DEPLOYKIT_HOME", "/shared/ada/it's here")

@@ -1,8 +1,8 @@
-"""A login node for the tests: a real sshd on a high port, with a configuration and keys of its own.
+"""A login node: a real sshd on a high port, with its own configuration and keys.
 
-Where the tests run as root, whoever logs in is a user made for that, if there is a Python with
-PyTorch that others may start; else it is the one who tests.
-A proxy stands before it, which can refuse connections, and break one after so many bytes.
+If the tests run as root, and other users can run a Python with PyTorch, the login is that of a
+temporary user; otherwise it is that of the user who runs the tests. A proxy in front of sshd can
+refuse connections, or break one after a number of bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from slurm_helpers import wait_for
 
-from deploykit.backends.slurm import machine
+from deploykit.backends.slurm import ssh
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 CONFIG = """\
@@ -54,7 +54,7 @@ Host login1
 
 @dataclass
 class LoginNode:
-    """Where it is, and what a job file says of it."""
+    """The folder, the user and the proxy of the node."""
 
     folder: Path
     user: str
@@ -62,24 +62,25 @@ class LoginNode:
 
     @property
     def settings(self):
-        """Words for the command line."""
-        settings = {"host": "login1", "folder": f"{self.folder}/home/runs of {self.user}"}
+        """Arguments for the command line that set the host and what it needs."""
+        section = {"host": "login1", "folder": f"{self.folder}/home/runs of {self.user}"}
         python, path = program() or (sys.executable, None)
         more = [f"slurm.python={python}", *([f"env.PYTHONPATH={path}"] if path else [])]
-        words = [*(f"slurm.{name}={value}" for name, value in settings.items()), *more]
+        words = [*(f"slurm.{name}={value}" for name, value in section.items()), *more]
         return [word for setting in words for word in ("--set", setting)]
 
     def close(self):
-        """End the connection that is kept, as after a minute."""
-        shared = [word for option in machine.sharing() for word in ("-o", option)]
+        """Close the shared connection, as ssh does after a minute."""
+        shared = [word for option in ssh.connection_options() for word in ("-o", option)]
         argv = ["ssh", *shared, "-O", "exit", "login1"]
         subprocess.run(argv, capture_output=True, check=False)
 
 
 class Proxy(threading.Thread):
-    """Passes bytes on to `port`, and counts them; with `left`, breaks off after so many.
+    """Forwards bytes to `port`. Attributes control and count what happens.
 
-    With `refused`, ends that many connections before anything has passed. `came` counts them all.
+    `left`: bytes until the connection breaks, or None. `refused`: connections that are still to be
+    refused. `passed`, `broken`, `came`: counts of bytes, breaks and connections.
     """
 
     def __init__(self, port):
@@ -101,15 +102,18 @@ class Proxy(threading.Thread):
                 threading.Thread(target=self.serve, args=(near,), daemon=True).start()
 
     def serve(self, near):
-        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+        with (
+            contextlib.suppress(OSError),
+            near,
+            socket.create_connection(("127.0.0.1", self.target)) as far,
+        ):
             other = {near: far, far: near}
-            with contextlib.suppress(OSError):
-                while True:
-                    for end in select.select([near, far], [], [])[0]:
-                        data = end.recv(1024)
-                        if not data or not self.passes(len(data)):
-                            return
-                        other[end].sendall(data)
+            while True:
+                for end in select.select([near, far], [], [])[0]:
+                    data = end.recv(1024)
+                    if not data or not self.passes(len(data)):
+                        return
+                    other[end].sendall(data)
 
     def passes(self, count):
         self.passed += count
@@ -124,7 +128,7 @@ class Proxy(threading.Thread):
 
 @functools.cache
 def program():
-    """A Python with PyTorch that another user may start, and what must be on its path, or None."""
+    """A Python with PyTorch that other users can run, and its PYTHONPATH; None if there is none."""
     packages, system = Path(sysconfig.get_path("purelib")), "/usr/bin/python3"
     if not open_to_all(packages):
         return None
@@ -141,8 +145,8 @@ def open_to_all(path):
 
 
 @contextlib.contextmanager
-def somebody(home):
-    """The name of a user of the machine; not root, where root can make one and has a use for it."""
+def login_user(home):
+    """The name of the user who logs in: a temporary one if root can create it and it is useful."""
     if os.getuid() or program() is None:
         yield pwd.getpwuid(os.getuid()).pw_name
         return
@@ -158,9 +162,9 @@ def somebody(home):
 
 @contextlib.contextmanager
 def login_node(conf, startups="100"):
-    """The node, with `conf` as SLURM_CONF; `ssh login1` finds it where `bin` is first on PATH.
+    """Start the node, with `conf` as SLURM_CONF. `ssh login1` reaches it if `bin` is first on PATH.
 
-    `startups` is sshd's limit of connections that have not logged in (MaxStartups).
+    `startups` is the MaxStartups of sshd: its limit of connections before their login.
     """
     folder = Path(tempfile.mkdtemp(prefix="ssh-"))
     folder.chmod(0o755)
@@ -170,7 +174,7 @@ def login_node(conf, startups="100"):
         subprocess.run(argv, check=True)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        user = stack.enter_context(somebody(folder / "home"))
+        user = stack.enter_context(login_user(folder / "home"))
         shutil.copy(folder / "key.pub", folder / "keys" / user)
         (folder / "home").mkdir(exist_ok=True)
         (folder / "home" / ".bashrc").write_text("echo Welcome, your job 5 is still there\n")

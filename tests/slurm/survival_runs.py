@@ -1,4 +1,4 @@
-"""Many jobs on one real cluster, to each of which something happens, watched all the time."""
+"""Jobs on a real cluster that are disturbed in different ways, and their status over time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STEPS = 30
 EVERY = 10
 """Steps between two checkpoints."""
 AT = 15
-"""The step at which something happens."""
+"""The step at which the job is disturbed."""
 LOST = AT % EVERY
-"""Steps since the last checkpoint, where nobody gave notice."""
+"""Steps since the last checkpoint, which are lost without notice."""
 SURVIVOR = Path(__file__).with_name("survivor.py")
 OPTIONS = [
     *("--task", "text", "--text", ".", "--sequence", "16", "--layers", "1", "--width", "16"),
@@ -39,7 +39,7 @@ OPTIONS = [
     *("--steps", str(STEPS), "--checkpoint-steps", str(EVERY), "--log-every", "1"),
     "--no-tensorboard",
 ]
-"""A very small model, whose steps cost little."""
+"""A very small model with fast steps."""
 JOB = f"""\
 name: survivor
 entrypoint: {{script: survivor.py, args: {[f"hold:{AT}", *OPTIONS]}}}
@@ -52,25 +52,25 @@ UNHARMED = f"entrypoint.args={['run', *OPTIONS]}"
 
 
 def source(folder):
-    """What a job needs, in `folder`: the reference trainer, something to learn, the job file."""
+    """Write what a job needs to `folder`: the reference trainer, a text and the job file."""
     trainer = paths.shipped("entrypoints")
     shutil.copy(trainer / "train.py", folder)
     shutil.copytree(trainer / "trainer", folder / "trainer")
     shutil.copy(SURVIVOR, folder)
-    (folder / "words.txt").write_text("A small text, of which much is said twice. " * 350)
+    (folder / "words.txt").write_text("A small text with many repetitions. " * 350)
     (folder / "job.yaml").write_text(JOB)
 
 
 @dataclass
 class Watched:
-    """A run, and what its status was over time."""
+    """A run, and its status over time."""
 
     run: str
     folder: Path
-    seen: list = field(default_factory=list)
-    """(state, reason), each time they changed."""
+    history: list = field(default_factory=list)
+    """(state, reason) after each change."""
     waiting: subprocess.Popen | None = None
-    """`deploykit wait`, from before anything happened on."""
+    """`deploykit wait`, started with the run."""
 
     @property
     def job(self):
@@ -78,41 +78,41 @@ class Watched:
 
     @property
     def losses(self):
-        """The loss of each step, as the trainer kept it."""
+        """The loss of each step, as the trainer recorded it."""
         return losses(self.folder / "output")
 
     @property
     def steps(self):
-        """What rank 0 did, in order: restart, step."""
+        """The steps of rank 0, in order: restart, step."""
         path = self.folder / "output" / "steps.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     @property
     def lost(self):
-        """How many steps were done more than once."""
+        """How many steps were repeated."""
         return len(self.steps) - len({line["step"] for line in self.steps})
 
     @property
     def restarts(self):
-        """The reasons in order, as the nodes wrote them down."""
+        """The reasons of the restarts in order, as the nodes recorded them."""
         files = sorted((self.folder / "ends").glob("restart-*.json"))
         return [json.loads(path.read_text())["why"] for path in files]
 
     @property
     def nodes(self):
-        """The nodes that it runs on now, the one of its batch script first."""
-        shown = output("squeue", "--noheader", "--format=%N", f"--jobs={self.job}").strip()
-        return output("scontrol", "show", "hostnames", shown).split()
+        """Its current nodes, starting with that of the batch script."""
+        nodes = output("squeue", "--noheader", "--format=%N", f"--jobs={self.job}").strip()
+        return output("scontrol", "show", "hostnames", nodes).split()
 
     @property
     def states(self):
-        """The states that `status` went through."""
-        return [state for state, _ in itertools.groupby(state for state, _ in self.seen)]
+        """The sequence of states."""
+        return [state for state, _ in itertools.groupby(state for state, _ in self.history)]
 
-    def said(self, state):
-        """All that `status` said while it was in that state."""
-        return " | ".join(reason for seen, reason in self.seen if seen == state)
+    def reasons_in(self, state):
+        """All reasons while it was in `state`."""
+        return " | ".join(reason for old, reason in self.history if old == state)
 
     @property
     def log(self):
@@ -122,32 +122,32 @@ class Watched:
         wait_for(lambda: self.steps and self.steps[-1]["step"] >= AT, PATIENCE)
 
     def ended(self):
-        wait_for(lambda: self.seen and self.seen[-1][0] in FINAL, PATIENCE)
+        wait_for(lambda: self.history and self.history[-1][0] in FINAL, PATIENCE)
 
     @functools.cached_property
     def waited(self):
-        """What `wait` came to: its exit code, and all that it printed."""
-        said, _ = self.waiting.communicate(timeout=PATIENCE)
-        return self.waiting.returncode, said
+        """The exit code and the output of `wait`."""
+        out, _ = self.waiting.communicate(timeout=PATIENCE)
+        return self.waiting.returncode, out
 
 
 def deploykit(*words):
-    """Run a command in this process: its exit code, and all that it printed."""
-    with io.StringIO() as said, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return cli.main(words), said.getvalue()
+    """Run a command in this process; its exit code and its output."""
+    with io.StringIO() as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        return cli.main(words), out.getvalue()
 
 
 def submit(run, *settings):
-    """Submit one through the command line."""
+    """Submit a run through the command line."""
     words = [word for setting in settings for word in ("--set", setting)]
-    code, said = deploykit("submit", "--backend", "slurm", "--run", run, *words)
-    assert code == 0, said
+    code, out = deploykit("submit", "--backend", "slurm", "--run", run, *words)
+    assert code == 0, out
     return Watched(run, paths.run_folder(run))
 
 
 @contextlib.contextmanager
 def awaited(jobs):
-    """`deploykit wait` for each of the jobs, all the time."""
+    """Run `deploykit wait` for each of the jobs."""
     for job in jobs:
         argv = [sys.executable, "-m", "deploykit", "wait", job.run]
         to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -161,7 +161,7 @@ def awaited(jobs):
 
 @contextlib.contextmanager
 def following(run, log):
-    """Follow the logs of a run into the file `log` meanwhile, to their end."""
+    """Follow the logs of a run into the file `log`, to their end."""
     argv = [sys.executable, "-m", "deploykit", "logs", "--follow", run]
     with log.open("w") as file, subprocess.Popen(argv, stdout=file) as process:
         try:
@@ -172,37 +172,37 @@ def following(run, log):
 
 
 class Watch(threading.Thread):
-    """Ask for the status of all runs again and again, and keep what changes.
+    """Poll the status of all runs and record changes.
 
-    A look at a controller that is just being restarted tells nothing.
+    UNKNOWN is ignored: the controller is restarted in between.
     """
 
     def __init__(self, jobs):
         super().__init__(daemon=True)
         self.jobs = jobs
-        self.over = threading.Event()
+        self.stopped = threading.Event()
 
     def __enter__(self):
         self.start()
         return self
 
     def __exit__(self, *_):
-        self.over.set()
+        self.stopped.set()
         self.join()
 
     def run(self):
-        while not self.over.wait(0.3):
+        while not self.stopped.wait(0.3):
             every = list(self.jobs.values())
             rows = lifecycle.refresh([runs.get(job.run) for job in every])
             for job, row in zip(every, rows, strict=True):
-                told = row.state, row.reason
-                if row.state != "unknown" and job.seen[-1:] != [told]:
-                    job.seen.append(told)
+                status = row.state, row.reason
+                if row.state != "unknown" and job.history[-1:] != [status]:
+                    job.history.append(status)
 
 
 @contextlib.contextmanager
 def cluster_of(nodes, *options):
-    """A cluster of its own, in a short path."""
+    """A new cluster, in a folder with a short path."""
     box = Path(tempfile.mkdtemp(prefix="box-"))
     try:
         done = cluster_command("start", box, "--nodes", nodes, *options)
@@ -213,7 +213,7 @@ def cluster_of(nodes, *options):
         shutil.rmtree(box, ignore_errors=True)
 
 
-# there are many processes, and few cores for all of them, so Slurm has to wait longer
+# many processes share few cores, so that Slurm has to wait longer
 SETTINGS = """\
 JobAcctGatherParams=OverMemoryKill
 KillWait=30
@@ -222,14 +222,14 @@ PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE
 
 
 def configure(box):
-    """End jobs that use more memory than they asked for, and have a partition with grace."""
+    """End jobs that exceed their memory, and add a partition with grace time."""
     with (box / "slurm.conf").open("a") as conf:
         conf.write(SETTINGS)
     output("scontrol", "reconfigure")
 
 
 def preempt_by_quality(box):
-    """Two qualities of service, `normal` and `urgent`, that the user may have; needs accounts."""
+    """Let the QOS `urgent` preempt `normal`; requires accounting."""
     user = pwd.getpwuid(os.getuid()).pw_name
     for words in (
         "add account lab",
@@ -244,7 +244,7 @@ def preempt_by_quality(box):
 
 @contextlib.contextmanager
 def another_controller(box):
-    """End the controller, and start it again with the state that it has kept."""
+    """Restart the controller with its saved state."""
     pid = daemon(box, "slurmctld")
     os.kill(pid, signal.SIGTERM)
     wait_for(lambda: not running(pid))
@@ -261,7 +261,7 @@ def another_controller(box):
 
 
 def running(pid):
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -272,17 +272,17 @@ def daemon(box, name):
     return json.loads((box / "cluster.json").read_text())["pids"][name][0]
 
 
-def strike(box, node, number):
-    """Send a signal to a whole node: its slurmd, and all that it has started."""
-    below = _with({f"SLURMD_NODENAME={node}", f"SLURM_CONF={box}/slurm.conf"})
-    stepds = {stepd for pid in below if (stepd := above(pid))}
-    for pid in (daemon(box, node), *stepds, *below):
+def signal_node(box, node, number):
+    """Send a signal to a whole node: its slurmd and everything that it started."""
+    children = _with({f"SLURMD_NODENAME={node}", f"SLURM_CONF={box}/slurm.conf"})
+    stepds = {stepd for pid in children if (stepd := stepd_of(pid))}
+    for pid in (daemon(box, node), *stepds, *children):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def above(pid):
-    """The slurmstepd that started a process, if it was one."""
+def stepd_of(pid):
+    """The parent of a process if that is a slurmstepd."""
     with contextlib.suppress(OSError):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         if Path(f"/proc/{parent}/comm").read_text() == "slurmstepd\n":
@@ -301,12 +301,12 @@ def trainer_of(job, rank):
 
 
 def _with(variables):
-    """Processes that have all these in their environment."""
+    """Processes with all these variables in their environment."""
     wanted = {variable.encode() for variable in variables}
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids

@@ -1,10 +1,10 @@
-"""The reference trainer, in the first attempt of which something can happen at a step known before.
+"""The reference trainer, with a first attempt that stops or fails at a given step.
 
     survivor.py hold:STEP | fail:STEP | run [OPTIONS of train.py]...
 
-The first attempt stays at STEP until something happens to it or the file `go` appears in its
-output folder (hold), or its last rank raises an exception there (fail). Each step that rank 0 does
-is a line of `steps.jsonl`: restart, step. The losses are in the trainer's own `metrics.jsonl`.
+In the first attempt, the ranks stop at STEP until they are told to exit or the file `go` appears in
+the output folder (hold), or the last rank raises an exception there (fail). Rank 0 writes a line
+with restart and step to `steps.jsonl` for each step. The trainer writes losses to `metrics.jsonl`.
 """
 
 import json
@@ -18,15 +18,15 @@ import train
 from trainer import group
 
 SLOW = 0.11
-"""Seconds by which each step of the first attempt is longer: the ranks then vote in each."""
+"""Seconds added to each step of the first attempt, so that the ranks vote in each."""
 
 
 class Survivor(train.Run):
-    def __init__(self, fate, options, place, notices):
+    def __init__(self, action, options, place, notices):
         super().__init__(options, place, notices)
-        self.fate, _, at = fate.partition(":")
-        self.at, self.told = int(at or 0), notices
-        # each torchrun counts its restarts for itself
+        self.action, _, at = action.partition(":")
+        self.at, self.notices = int(at or 0), notices
+        # each torchrun counts its own restarts
         counts = group.totals(place, [float(os.environ["DEPLOYKIT_RESTART_COUNT"])])
         self.restart = int(counts[0])
 
@@ -38,13 +38,13 @@ class Survivor(train.Run):
         if self.at and not self.restart:
             time.sleep(SLOW)
             if self.step == self.at:
-                self.meet_its_fate()
+                self.stop_or_fail()
 
-    def meet_its_fate(self):
-        if self.fate == "fail" and self.place.rank == self.place.world - 1:
-            raise RuntimeError("a fault of the user's")
+    def stop_or_fail(self):
+        if self.action == "fail" and self.place.rank == self.place.world - 1:
+            raise RuntimeError("an error of the user's")
         go = Path(train.OUTPUT, "go")
-        while not any(group.totals(self.place, [float(bool(self.told)), float(go.exists())])):
+        while not any(group.totals(self.place, [float(bool(self.notices)), float(go.exists())])):
             time.sleep(0.1)
 
 

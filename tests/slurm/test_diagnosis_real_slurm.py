@@ -1,6 +1,6 @@
-"""What Slurm does to jobs, done to real ones, and its diagnosis from their logs.
+"""The diagnosis of logs from real jobs that failed in the ways of Slurm.
 
-All run at the same time on one cluster. `logs` lets it all happen.
+All jobs run at the same time on one cluster, in the fixture `failed`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deploykit import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
-WAITS = "echo up; sleep 900"
+IDLE = "echo up; sleep 900"
 HUNGRY = """\
 import os, time
 held = []
@@ -33,16 +33,16 @@ if os.environ["SLURM_PROCID"] == "1":
     raise ValueError("label 7 is not below 5")
 """
 JOBS = {
-    "slurm_time_limit": (WAITS, ()),
-    "slurm_preempted": (WAITS, ("--partition=low", "--no-requeue")),
-    "slurm_node_fail": (WAITS, ("--no-requeue",)),
-    "slurm_cancelled": (WAITS, ()),
+    "slurm_time_limit": (IDLE, ()),
+    "slurm_preempted": (IDLE, ("--partition=low", "--no-requeue")),
+    "slurm_node_fail": (IDLE, ("--no-requeue",)),
+    "slurm_cancelled": (IDLE, ()),
     "slurm_oom": (f"{sys.executable} hungry.py", ("--mem=100", "--acctg-freq=task=1")),
     "command_not_found": ("torchrunn train.py", ()),
     "user_code_error": (f"srun --label {sys.executable} one.py", ("--ntasks=2",)),
     "slurm_bad_request": ("srun --ntasks=9 true", ()),
 }
-"""The label, what the batch script does, and its options."""
+"""The expected cause, the command of the batch script, and its options."""
 PROOFS = {
     "slurm_time_limit": "DUE TO TIME LIMIT",
     "slurm_preempted": "DUE TO PREEMPTION",
@@ -60,12 +60,12 @@ REFUSED = {
     "Invalid feature": ("--constraint=a100",),
     "Invalid generic resource": ("--gres=tpu:1",),
 }
-"""Words of Slurm's, and the options that bring them."""
+"""Error texts of sbatch, and options that cause them."""
 
 
 @pytest.fixture(scope="module")
 def failed(needs_slurm, tmp_path_factory):
-    """The log of each job, by label, and what Slurm said of each refused one."""
+    """The log of each job by cause, and the complaint of sbatch by error text."""
     folder = tmp_path_factory.mktemp("jobs")
     (folder / "hungry.py").write_text(HUNGRY)
     (folder / "one.py").write_text(textwrap.dedent(ONE_RAISES))
@@ -73,15 +73,15 @@ def failed(needs_slurm, tmp_path_factory):
         patch.setenv("SLURM_CONF", str(box / "slurm.conf"))
         configure(box)
         patch.chdir(folder)
-        jobs = {label: sent(label, *JOBS[label]) for label in JOBS}
-        happen(jobs)
+        jobs = {label: submitted(label, *JOBS[label]) for label in JOBS}
+        cause_failures(jobs)
         wait_for(lambda: not output("squeue", "--noheader", f"--jobs={','.join(jobs.values())}"))
         return {label: folder / f"{label}.log" for label in jobs} | {
-            words: refused(folder / f"{words}.log", options) for words, options in REFUSED.items()
+            text: refused(folder / f"{text}.log", options) for text, options in REFUSED.items()
         }
 
 
-def sent(label, script, options):
+def submitted(label, script, options):
     words = ["--nodes=1", "--exclusive", f"--output={label}.log", "--parsable", *options]
     return output("sbatch", *words, "--wrap", script).strip()
 
@@ -94,9 +94,9 @@ def refused(log, options):
     return log
 
 
-def happen(jobs):
-    """To each that waits, what it is named after."""
-    waiting = [label for label, (script, _) in JOBS.items() if script == WAITS]
+def cause_failures(jobs):
+    """Do to each idle job what its name says."""
+    waiting = [label for label, (script, _) in JOBS.items() if script == IDLE]
     nodes = {label: up(jobs[label], Path(f"{label}.log")) for label in waiting}
     output("scancel", jobs["slurm_cancelled"])
     down = ["state=down", "reason=test"]
@@ -107,7 +107,7 @@ def happen(jobs):
 
 
 def up(job, log):
-    """The node of a job, once its script runs there: from then on the log has what Slurm says."""
+    """The node of a job, once its script is running there: the log then gets Slurm's messages."""
     wait_for(lambda: log.exists() and "up" in log.read_text())
     return output("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
 
@@ -120,7 +120,7 @@ def first_finding(log, capsys):
 
 
 @pytest.mark.parametrize("label", JOBS)
-def test_what_became_of_a_job_is_named(label, failed, capsys):
+def test_the_cause_of_a_failed_job(label, failed, capsys):
     first = first_finding(failed[label], capsys)
     assert first["cause"] == label, failed[label].read_text()
     assert any(PROOFS[label] in proof["text"] for proof in first["evidence"]), first
@@ -128,8 +128,8 @@ def test_what_became_of_a_job_is_named(label, failed, capsys):
         assert first["first_rank"] == 1
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_a_refusal_is_named(words, failed, capsys):
-    first = first_finding(failed[words], capsys)
-    assert first["cause"] == "slurm_bad_request", failed[words].read_text()
-    assert any(words in proof["text"] for proof in first["evidence"]), first
+@pytest.mark.parametrize("text", REFUSED)
+def test_the_cause_of_a_refusal(text, failed, capsys):
+    first = first_finding(failed[text], capsys)
+    assert first["cause"] == "slurm_bad_request", failed[text].read_text()
+    assert any(text in proof["text"] for proof in first["evidence"]), first

@@ -1,4 +1,4 @@
-"""Slurm with accounting: what the controller has forgotten is known all the same."""
+"""Slurm with accounting: jobs that the controller no longer knows keep their status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("acc
 
 @pytest.fixture
 def accounts(box, monkeypatch):
-    """A cluster with slurmdbd and a database of its own."""
+    """A cluster with slurmdbd and its own database."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [name for name in ("slurmdbd", "mariadbd") if shutil.which(name, path=path) is None]
     if missing:
@@ -33,26 +33,26 @@ def start(box):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
-    well = send(make_plan("print('well')", run="well"))
+def test_sacct_has_jobs_of_an_earlier_controller(accounts, make_plan, send, tmp_path):
+    good = send(make_plan("print('done')", run="good"))
     held = send(make_plan("", run="held", options=Options(extra={"hold": ""})))
     many = send(make_plan("raise SystemExit(3)", run="many", options=Options(array=2)))
     slurm.cancel(held)
-    before = {handle: ended(handle) for handle in (well, held, many)}
-    wait_for(lambda: all_recorded([well, held, many], tasks=4))
+    before = {handle: ended(handle) for handle in (good, held, many)}
+    wait_for(lambda: all_recorded([good, held, many], tasks=4))
     assert cluster_command("stop", accounts).returncode == 0
-    start(accounts)  # with a controller that begins anew
-    assert subprocess.run(["scontrol", "show", "job", well.id], check=False).returncode != 0
-    shutil.rmtree(folder_of("well", tmp_path) / "ends")
-    found = slurm.status([well, held, many])
-    assert (found[well].state, found[well].native) == (State.SUCCEEDED, "COMPLETED")
-    assert found[held].state is State.CANCELLED
-    assert (found[many].state, found[many].exit_code) == (State.FAILED, 3)
-    assert found[many].reason == before[many].reason
+    start(accounts)  # the new controller has no jobs
+    assert subprocess.run(["scontrol", "show", "job", good.id], check=False).returncode != 0
+    shutil.rmtree(folder_of("good", tmp_path) / "ends")
+    after = slurm.status([good, held, many])
+    assert (after[good].state, after[good].native) == (State.SUCCEEDED, "COMPLETED")
+    assert after[held].state is State.CANCELLED
+    assert (after[many].state, after[many].exit_code) == (State.FAILED, 3)
+    assert after[many].reason == before[many].reason
 
 
 def all_recorded(handles, *, tasks):
-    """Whether the database has the end of each task of these jobs; it comes there later."""
+    """Whether the database has the final state of each task, which arrives with a delay."""
     jobs = ",".join(handle.id for handle in handles)
     words = ["--allocations", "--noheader", "--format=State", f"--jobs={jobs}"]
     states = [line.split()[0] for line in output("sacct", *words).splitlines()]

@@ -1,4 +1,4 @@
-"""Job arrays: ids as Slurm writes them, the status of many tasks, and a real array."""
+"""Job arrays: expanding ids, combining the status of tasks, and a real array."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
         ("38_[3]", ["38_3"]),
     ],
 )
-def test_ids(job, tasks):
-    assert list(arrays.tasks(job)) == tasks
+def test_task_ids(job, tasks):
+    assert list(arrays.task_ids(job)) == tasks
 
 
-def test_squeue_and_scontrol_name_each_task():
+def test_squeue_rows_have_one_row_for_each_task():
     line = "38_[0-1]|PENDING|N/A|N/A|1|main|9|Priority|run-a|/a"
     assert [row.id for row in states.parse_squeue(line)] == ["38_0", "38_1"]
 
@@ -38,41 +38,41 @@ def test_squeue_and_scontrol_name_each_task():
         (
             [State.SUCCEEDED, State.RUNNING, State.QUEUED, State.FAILED],
             State.RUNNING,
-            "of 4 tasks 1 run, 1 wait, 1 succeeded, 1 failed; task 1: running",
+            "4 tasks: 1 running, 1 queued, 1 succeeded, 1 failed; task 1: running",
         ),
         (
             [State.SUCCEEDED, State.FAILED],
             State.FAILED,
-            "of 2 tasks 1 succeeded, 1 failed; task 1: failed",
+            "2 tasks: 1 succeeded, 1 failed; task 1: failed",
         ),
-        ([State.SUCCEEDED] * 2, State.SUCCEEDED, "of 2 tasks 2 succeeded"),
+        ([State.SUCCEEDED] * 2, State.SUCCEEDED, "2 tasks: 2 succeeded"),
         (
             [State.SUCCEEDED, State.CANCELLED],
             State.CANCELLED,
-            "of 2 tasks 1 succeeded, 1 cancelled; task 1: cancelled",
+            "2 tasks: 1 succeeded, 1 cancelled; task 1: cancelled",
         ),
         (
             [State.SUCCEEDED, State.UNKNOWN, State.RUNNING],
             State.UNKNOWN,
-            "of 3 tasks 1 run, 1 unknown, 1 succeeded; task 1: unknown",
+            "3 tasks: 1 running, 1 unknown, 1 succeeded; task 1: unknown",
         ),
     ],
 )
-def test_the_status_of_many(states_of_tasks, state, reason):
-    found = arrays.status([Status(one, reason=one.value) for one in states_of_tasks])
-    assert (found.state, found.reason) == (state, reason)
+def test_the_combined_status_of_tasks(states_of_tasks, state, reason):
+    status = arrays.combined_status([Status(one, reason=one.value) for one in states_of_tasks])
+    assert (status.state, status.reason) == (state, reason)
 
 
 TASK = """
 import os, sys
 number = os.environ["SLURM_ARRAY_TASK_ID"]
-open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/mine", "w").write(number)
+open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/number", "w").write(number)
 print("task", number, flush=True)
 sys.exit(3 if number == "1" else 0)
 """
 
 
-COMES_BACK = """
+REQUEUED = """
 import os, time
 restart = os.environ["DEPLOYKIT_RESTART_COUNT"]
 print("restart", restart, flush=True)
@@ -87,21 +87,21 @@ class TestOnACluster:
     def test_an_array(self, cluster, make_plan, send, tmp_path):
         options = Options(array=3, at_once=2, extra={"hold": ""})
         handle = send(make_plan(TASK, options=options))
-        (shown,) = output("squeue", "--me", "--noheader", "--format=%i").split()
-        assert shown == f"{handle.id}_[0-2%2]"
-        waits = slurm.status([handle])[handle]
-        assert waits.reason.startswith("of 3 tasks 3 wait; task 0: held by its owner")
+        (job,) = output("squeue", "--me", "--noheader", "--format=%i").split()
+        assert job == f"{handle.id}_[0-2%2]"
+        held = slurm.status([handle])[handle]
+        assert held.reason.startswith("3 tasks: 3 queued; task 0: held by its owner")
         output("scontrol", "release", handle.id)
         status = ended(handle)
         assert (status.state, status.exit_code) == (State.FAILED, 3)
         assert status.reason == (
-            "of 3 tasks 2 succeeded, 1 failed; task 1: rank 0 ended with exit code 3"
+            "3 tasks: 2 succeeded, 1 failed; task 1: rank 0 ended with exit code 3"
         )
         folder = folder_of("one-1", tmp_path)
         for number in range(3):
-            assert (folder / f"output/{number}/mine").read_text() == str(number)
-        said = [line for line in slurm.logs(handle, follow=False) if line.rank == 0]
-        assert sorted((line.task, line.text) for line in said) == [
+            assert (folder / f"output/{number}/number").read_text() == str(number)
+        lines = [line for line in slurm.logs(handle, follow=False) if line.rank == 0]
+        assert sorted((line.task, line.text) for line in lines) == [
             (n, f"task {n}") for n in range(3)
         ]
         assert slurm.find("one-1", folder, "localhost") == handle
@@ -112,28 +112,28 @@ class TestOnACluster:
         wait_for(lambda: slurm.status([handle])[handle].state is State.RUNNING)
         slurm.cancel(handle)
         status = ended(handle)
-        assert (status.state, status.reason[:24]) == (State.CANCELLED, "of 2 tasks 2 cancelled; ")
+        assert (status.state, status.reason[:24]) == (State.CANCELLED, "2 tasks: 2 cancelled; ta")
 
-    def test_one_task_is_put_back_into_the_queue(self, cluster, make_plan, send, tmp_path):
-        handle = send(make_plan(COMES_BACK, options=Options(array=2)))
-        seen = []
+    def test_one_task_is_requeued(self, cluster, make_plan, send, tmp_path):
+        handle = send(make_plan(REQUEUED, options=Options(array=2)))
+        statuses = []
 
         def reason():
-            seen.append(slurm.status([handle])[handle])
-            return seen[-1].reason
+            statuses.append(slurm.status([handle])[handle])
+            return statuses[-1].reason
 
-        wait_for(lambda: "1 run, 1 succeeded" in reason())
+        wait_for(lambda: "1 running, 1 succeeded" in reason())
         log = folder_of("one-1", tmp_path) / "tasks/1/logs/node-0.log"
         wait_for(lambda: log.exists() and "restart 0" in log.read_text())
         output("scontrol", "requeue", f"{handle.id}_1")
         wait_for(lambda: "task 1:" in reason() and "restart 1 to come (request 1)" in reason())
         status = ended(handle)
-        assert (status.state, status.reason) == (State.SUCCEEDED, "of 2 tasks 2 succeeded")
-        assert not any(one.state.final for one in seen)
+        assert (status.state, status.reason) == (State.SUCCEEDED, "2 tasks: 2 succeeded")
+        assert not any(one.state.final for one in statuses)
         tasks = folder_of("one-1", tmp_path) / "tasks"
-        found = {task: sorted((tasks / task / "ends").glob("restart-*.json")) for task in "01"}
-        assert found["0"] == []
-        (restart,) = found["1"]
+        restarts = {task: sorted((tasks / task / "ends").glob("restart-*.json")) for task in "01"}
+        assert restarts["0"] == []
+        (restart,) = restarts["1"]
         assert json.loads(restart.read_text())["why"] == "request"
         lines = [
             (line.task, line.text) for line in slurm.logs(handle, follow=False) if line.rank == 0

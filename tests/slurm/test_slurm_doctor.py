@@ -1,6 +1,6 @@
-"""Doctor on a real Slurm cluster, and its profile used where there is no Slurm.
+"""Doctor on a real Slurm cluster, and its profile on a machine without Slurm.
 
-The oracle is the controller itself: `sbatch --test-only` refuses what the profile refuses.
+`sbatch --test-only` must reject exactly the jobs that the profile rejects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from deploykit import cli
 from deploykit.backends import slurm
-from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm import site, site_checks
 from deploykit.model import Entrypoint, JobSpec, Resources
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -24,23 +24,23 @@ def doctor(capsys, *words):
     return code, json.loads(capsys.readouterr().out)["findings"]
 
 
-def test_a_job_that_fits_has_only_notes(cluster, project, capsys):
-    code, found = doctor(capsys)
+def test_a_job_that_fits_the_cluster_has_only_notes(cluster, project, capsys):
+    code, findings = doctor(capsys)
     assert code == 0
-    assert {one["severity"] for one in found} == {"note"}
-    assert {one["fault"] for one in found} == {"preemption", "no_accounting"}
+    assert {one["severity"] for one in findings} == {"note"}
+    assert {one["fault"] for one in findings} == {"preemption", "no_accounting"}
 
 
-def test_what_the_cluster_would_refuse_is_found_live_and_from_saved_facts(
+def test_what_the_cluster_would_reject_is_found_live_and_from_saved_facts(
     cluster, project, capsys, tmp_path
 ):
-    wish = ["--set", "resources.gpus_per_node=3", "--set", "resources.memory=9GiB"]
-    code, found = doctor(capsys, *wish, "--save", str(tmp_path / "facts"))
+    settings = ["--set", "resources.gpus_per_node=3", "--set", "resources.memory=9GiB"]
+    code, findings = doctor(capsys, *settings, "--save", str(tmp_path / "facts"))
     assert code == 80
-    assert [one["fault"] for one in found[:2]] == ["site_rejects", "site_rejects"]
-    assert "no node of partition main has 3 GPUs" in found[0]["message"]
-    assert "2 GPUs" in " ".join(found[0]["evidence"])
-    assert (code, found) == doctor(capsys, *wish, "--from", str(tmp_path / "facts"))
+    assert [one["fault"] for one in findings[:2]] == ["site_rejects", "site_rejects"]
+    assert "no node of partition main has 3 GPUs" in findings[0]["message"]
+    assert "2 GPUs" in " ".join(findings[0]["evidence"])
+    assert (code, findings) == doctor(capsys, *settings, "--from", str(tmp_path / "facts"))
 
 
 JOBS = {
@@ -56,13 +56,13 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_profile_refuses_what_the_controller_refuses(name, cluster, make_plan):
+def test_the_profile_rejects_what_the_controller_rejects(name, cluster, make_plan):
     resources, options, path = JOBS[name]
     subprocess.run(["scontrol", "update", "PartitionName=high", "State=INACTIVE"], check=True)
     try:
         chosen = slurm.Options(**options)
         job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
-        problems = list(fits.check(job, chosen, site.read()))
+        problems = list(site_checks.problems(job, chosen, site.read()))
         plan = make_plan("", options=chosen, **resources)
         done = subprocess.run(
             ["sbatch", "--test-only"], input=plan.text, capture_output=True, text=True, check=False
@@ -76,29 +76,29 @@ def test_the_profile_refuses_what_the_controller_refuses(name, cluster, make_pla
 def test_time_limits_of_a_partition(cluster, project):
     subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=4"], check=True)
     try:
-        found = site.read()
+        profile = site.read()
     finally:
         subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=INFINITE"], check=True)
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
-    (problem,) = fits.check(job, slurm.Options(partition="low"), found)
+    (problem,) = site_checks.problems(job, slurm.Options(partition="low"), profile)
     assert problem.path == "resources.time_limit"
     assert "240 s" in problem.message
-    assert not list(fits.check(job, slurm.Options(), found))
+    assert not list(site_checks.problems(job, slurm.Options(), profile))
 
 
 def test_a_drained_node_makes_the_job_wait(cluster):
     drain = ["scontrol", "update", "NodeName=n1", "Reason=test"]
     subprocess.run([*drain, "State=DRAIN"], check=True)
     try:
-        found = site.read()
+        profile = site.read()
     finally:
         subprocess.run([*drain, "State=RESUME"], check=True)
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=4))
-    (problem,) = fits.check(job, slurm.Options(), found)
+    (problem,) = site_checks.problems(job, slurm.Options(), profile)
     assert (problem.path, problem.severity) == ("resources.nodes", "warning")
 
 
-def test_a_probe_on_the_cluster_serves_check_off_it(cluster, project, capsys, monkeypatch):
+def test_a_profile_of_the_cluster_is_used_by_check_elsewhere(cluster, project, capsys, monkeypatch):
     assert cli.main(["backends", "slurm", "--probe"]) == 0
     assert "4 of 4 nodes usable" in capsys.readouterr().out
     words = ["check", "--backend", "slurm", "--set", "slurm.site=box"]
@@ -107,6 +107,6 @@ def test_a_probe_on_the_cluster_serves_check_off_it(cluster, project, capsys, mo
         off_cluster.setenv("PATH", "")
         assert cli.main(words) == 0
         assert cli.main([*words, "--set", "slurm.partition=lwo"]) == 65
-    said = capsys.readouterr().err
-    assert "the profile of box" in said
-    assert "did you mean 'low'?" in said
+    err = capsys.readouterr().err
+    assert "the profile of box" in err
+    assert "did you mean 'low'?" in err

@@ -1,4 +1,4 @@
-"""Python functions through submitit, on a real cluster without accounts."""
+"""Python functions through submitit, on a real cluster without accounting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 @pytest.fixture
 def functions(cluster, project, tmp_path):
-    return executor(overrides=["env.GREETING=hello"], folder=tmp_path / "functions of mine")
+    return executor(overrides=["env.GREETING=hello"], folder=tmp_path / "my functions")
 
 
 def test_a_function_and_its_result(functions):
@@ -36,15 +36,15 @@ def test_a_function_that_raises(functions):
         job.result()
 
 
-def test_an_array_is_one_call(functions):
+def test_an_array_is_one_job(functions):
     jobs = functions.map_array(lambda a, b: a * b, [1, 2, 3], [4, 5, 6])
     assert [job.result() for job in jobs] == [4, 10, 18]
     (array,) = {job.job_id.split("_")[0] for job in jobs}
     assert array.isdigit()
-    assert functions.submit(int, "7").result() == 7, "the next one is no array"
+    assert functions.submit(int, "7").result() == 7, "the next job is not an array"
 
 
-def test_a_function_whose_process_is_killed_has_ended(functions):
+def test_a_function_whose_process_is_killed_has_failed(functions):
     job = functions.submit(lambda: os.kill(os.getpid(), 9))
     wait_for(job.done)
     assert job.state == "FAILED"
@@ -53,7 +53,7 @@ def test_a_function_whose_process_is_killed_has_ended(functions):
 
 
 class Planted:
-    """What a stranger would like to run: a pickle of it does so where it is loaded."""
+    """Loading a pickle of this object runs a command."""
 
     def __init__(self, proof):
         self.proof = proof
@@ -63,16 +63,16 @@ class Planted:
 
 
 @pytest.fixture
-def careless():
-    """The umask of many a cluster: members of the user's group may change what is made."""
+def group_umask():
+    """A common umask on clusters: members of the user's group may change new files."""
     before = os.umask(0o002)
     yield
     os.umask(before)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_waiting_function_cannot_be_exchanged(cluster, project, open_place, careless, count):  # noqa: F811
-    """A member of the same group puts another pickle in its place, and waits for the job."""
+def test_a_pending_function_cannot_be_replaced(cluster, project, open_place, group_umask, count):  # noqa: F811
+    """A member of the same group tries to replace its pickle before the job starts."""
     proof, folder = open_place / "proof", open_place / "functions"
     one = executor(overrides=["slurm.extra.hold="], folder=folder)
     jobs = one.map_array(int, ["7"] * count)
@@ -91,9 +91,9 @@ def test_a_waiting_function_cannot_be_exchanged(cluster, project, open_place, ca
     assert not proof.exists()
 
 
-def test_what_a_function_cannot_have(project):
+def test_settings_that_functions_do_not_support(project):
     words = ["slurm.host=login1", "slurm.folder=/x", "env.KEY=secret:env:KEY"]
     with pytest.raises(JobFileError) as caught:
         executor(overrides=[*words, "slurm.container={image: a.sif}"])
-    wrong = {problem.path for problem in caught.value.problems}
-    assert wrong == {"slurm.host", "slurm.container", "env.KEY"}
+    paths = {problem.path for problem in caught.value.problems}
+    assert paths == {"slurm.host", "slurm.container", "env.KEY"}

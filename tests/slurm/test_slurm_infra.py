@@ -1,4 +1,4 @@
-"""`infra/slurm/cluster.py` as a user calls it."""
+"""`infra/slurm/cluster.py`, run as a command."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def in_box(folder, *argv):
 
 
 def alive(folder):
-    """Processes that have this folder in their command line or are its jobs."""
-    found = []
+    """Processes with this folder in their command line, and processes of its jobs."""
+    processes = []
     for entry in Path("/proc").iterdir():
         try:
             words = (entry / "cmdline").read_bytes()
@@ -36,8 +36,8 @@ def alive(folder):
             continue
         job = b"SLURMD_NODENAME=" in variables and str(folder).encode() in variables
         if str(folder).encode() in words or job:
-            found.append((entry.name, words))
-    return found
+            processes.append((entry.name, words))
+    return processes
 
 
 def test_start_use_stop(box):
@@ -59,10 +59,10 @@ def test_start_use_stop(box):
     assert cluster_command("status", box).returncode == 3
 
 
-def test_start_and_stop_again_do_no_harm(box):
+def test_start_and_stop_can_be_repeated(box):
     assert cluster_command("start", box, *SMALL).returncode == 0
     again = cluster_command("start", box, *SMALL)
-    assert (again.returncode, "runs already" in again.stdout) == (0, True)
+    assert (again.returncode, "already running" in again.stdout) == (0, True)
     other = cluster_command("start", box, "--nodes", "3")
     assert other.returncode == 1
     assert "stop it first" in other.stderr
@@ -71,12 +71,12 @@ def test_start_and_stop_again_do_no_harm(box):
     assert cluster_command("start", box, *SMALL).returncode == 0
 
 
-def test_stop_ends_jobs_that_ignore_it(box):
+def test_stop_ends_jobs_that_ignore_sigterm(box):
     assert cluster_command("start", box, *SMALL).returncode == 0
     job = box / "job.sh"
     job.write_text('#!/bin/bash\ntrap "" TERM\nsetsid sleep 600 &\nsrun sleep 600\n')
     assert in_box(box, "sbatch", f"--output={box}/out", str(job)).returncode == 0
-    # the one in a session of its own, srun, and its task
+    # the one in its own session, srun, and its task
     wait_for(lambda: sum(b"sleep" in words for _, words in alive(box)) >= 3)
     assert cluster_command("stop", box).returncode == 0
     assert alive(box) == []
@@ -91,7 +91,7 @@ def test_a_dead_controller_is_replaced(box):
     assert in_box(box, "srun", "echo", "hi").stdout == "hi\n"
 
 
-def test_two_at_once(box, tmp_path):
+def test_three_clusters_start_at_the_same_time(box, tmp_path):
     folders = [box / "a", box / "b", box / "c"]
     argv = [sys.executable, CLUSTER, "start"]
     many = [subprocess.Popen([*argv, folder, *SMALL], stdout=subprocess.PIPE) for folder in folders]
@@ -105,7 +105,7 @@ def test_two_at_once(box, tmp_path):
             assert cluster_command("stop", folder).returncode == 0
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can become somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can become another user")
 def test_without_root(box):
     nobody = 65534
     own = box / "own"
@@ -148,7 +148,7 @@ def test_without_root(box):
 
 @pytest.fixture
 def owned(open_place):  # noqa: F811 - the fixture
-    """A folder of nobody's that all may enter, and nobody's command for a cluster in it."""
+    """A folder of another user's that everyone can enter, and that user's command for it."""
     if os.getuid():
         pytest.skip("only root can become another user")
     script = Path(shutil.copytree(CLUSTER.parent, open_place / "infra"))
@@ -165,12 +165,12 @@ def owned(open_place):  # noqa: F811 - the fixture
     command("stop")
 
 
-def test_only_its_owner_sends_jobs(needs_slurm, owned):
-    """In a folder that was open: each job runs as the owner, whoever sent it."""
+def test_only_the_owner_can_submit_jobs(needs_slurm, owned):
+    """Even in a folder that was open: all jobs run as the owner."""
     folder, command = owned
     done = command("start", *SMALL)
     assert done.returncode == 0, done.stderr
-    assert f"{folder}: was open to other users, and is yours alone now" in done.stdout
+    assert f"{folder}: was accessible to other users; its mode is now 0700" in done.stdout
     env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     other = {"user": "daemon", "group": "daemon", "extra_groups": []}
     for argv in (["srun", "id", "-u"], ["srun", "cat", folder / "munge/key"]):
@@ -180,7 +180,7 @@ def test_only_its_owner_sends_jobs(needs_slurm, owned):
     assert modes(folder)["munge/key"] == 0o600
 
 
-def test_munge_is_out_of_reach_of_others(needs_slurm, open_place):  # noqa: F811
+def test_other_users_cannot_reach_munge(needs_slurm, open_place):  # noqa: F811
     folder = open_place / "box"
     try:
         assert cluster_command("start", folder, *SMALL).returncode == 0
@@ -198,30 +198,30 @@ def test_munge_is_out_of_reach_of_others(needs_slurm, open_place):  # noqa: F811
         cluster_command("stop", folder)
 
 
-def test_a_planted_lock_does_no_harm(box, open_place, monkeypatch):  # noqa: F811
-    """Neither a link in the place of a lock, nor a file of somebody else's."""
+def test_a_link_in_place_of_a_lock_is_not_followed(box, open_place, monkeypatch):  # noqa: F811
+    """Neither in the folder for temporary files nor in that of the cluster."""
     kept = open_place / "kept"
-    kept.write_text("dear to us")
+    kept.write_text("keep")
     planted = open_place / f"slurm-box-ports-{os.getuid()}.lock"
     planted.symlink_to(kept)
     monkeypatch.setenv("TMPDIR", str(open_place))
     assert cluster_command("start", box, *SMALL).returncode == 0
-    assert kept.read_text() == "dear to us"
+    assert kept.read_text() == "keep"
     assert cluster_command("stop", box).returncode == 0
     (box / "lock").unlink()
     (box / "lock").symlink_to(kept)
     assert cluster_command("start", box, *SMALL).returncode != 0
-    assert kept.read_text() == "dear to us"
+    assert kept.read_text() == "keep"
     (box / "lock").unlink()
 
 
 @pytest.mark.parametrize("verb", ["start", "stop", "env", "status"])
 @pytest.mark.parametrize("how", ["another's", "link", "file", "writable"])
-def test_a_folder_in_which_others_could_put_things_is_refused(needs_slurm, open_place, verb, how):  # noqa: F811
-    """A record there says which processes are ended, and slurm.conf which plugins are loaded."""
+def test_a_folder_that_others_can_write_to_is_refused(needs_slurm, open_place, verb, how):  # noqa: F811
+    """Its record says which processes to end, and its slurm.conf which plugins to load."""
     folder, victim = open_place / "box", subprocess.Popen(["sleep", "600"])
     started = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    record = json.dumps({"shape": {}, "pids": {"n1": [victim.pid, started]}})
+    record = json.dumps({"size": {}, "pids": {"n1": [victim.pid, started]}})
     try:
         if how == "file":
             folder.touch()
@@ -262,7 +262,7 @@ def test_missing_programs_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 100, "per%cent", "it's"])
-def test_a_path_that_slurm_cannot_have(needs_slurm, tmp_path, name):
+def test_a_path_that_slurm_does_not_accept(needs_slurm, tmp_path, name):
     done = cluster_command("start", tmp_path / name)
     assert done.returncode == 1
     assert "Choose a short plain path" in done.stderr

@@ -1,4 +1,4 @@
-"""The whole life of a job on a real cluster, with the real launcher on every node."""
+"""Jobs on a real cluster, from submit to their end, with the real launcher on every node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import os
 import re
 import signal
 import subprocess
-import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, watching
+from deploykit.backends.slurm import Options, commands, submission
 from deploykit.errors import BackendUnavailable, SubmitRefused
 from deploykit.model import Handle, State
 
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slu
 
 REPORT = """
 import json, os, sys
-where = os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/" + os.environ["RANK"]
-with open(where, "w") as file:
+path = os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/" + os.environ["RANK"]
+with open(path, "w") as file:
     json.dump([sys.argv[1:], dict(os.environ)], file)
 print("here", flush=True)
 """
@@ -38,15 +39,15 @@ def state_of(handle):
 
 
 def stored(handle):
-    """The script that the controller keeps."""
+    """The batch script that the controller stores."""
     return subprocess.run(
         ["scontrol", "write", "batch_script", handle.id, "-"], check=True, capture_output=True
     ).stdout
 
 
 def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_path):
-    patient = {"DEPLOYKIT_PREFLIGHT": "200"}
-    handle = send(make_plan("print('trained')", nodes=3, env=patient))
+    env = {"DEPLOYKIT_PREFLIGHT": "200"}
+    handle = send(make_plan("print('trained')", nodes=3, env=env))
     status = ended(handle)
     logs = folder_of("one-1", tmp_path) / "logs"
     text = (logs / "node-0.log").read_text()
@@ -87,19 +88,19 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
         assert environ["ODD"] == "a\nb '$(id)'"
         assert environ["CUDA_VISIBLE_DEVICES"] == "0"
         assert environ["DEPLOYKIT_RUN"] == "one-1"
-    said = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
-    assert sorted(said) == [0, 1, 2, 3]
+    ranks = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
+    assert sorted(ranks) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_trainers_own_exit_code(cluster, make_plan, send, nodes):
+def test_the_exit_code_of_the_trainer(cluster, make_plan, send, nodes):
     program = "import os, sys, time; time.sleep(1); sys.exit(7 if os.environ['RANK'] == '0' else 0)"
     status = ended(send(make_plan(program, nodes=nodes)))
     assert (status.state, status.native, status.exit_code) == (State.FAILED, "FAILED", 7)
     assert "7" in status.reason
 
 
-def test_queued_running_cancelled(cluster, make_plan, send, tmp_path):
+def test_states_from_queued_to_cancelled(cluster, make_plan, send, tmp_path):
     handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+1hour"})))
     assert state_of(handle).state is State.QUEUED
     assert "start time" in wait_for(lambda: state_of(handle).reason)
@@ -114,40 +115,40 @@ def test_queued_running_cancelled(cluster, make_plan, send, tmp_path):
     slurm.cancel(handle)
 
 
-def test_cancel_while_it_waits(cluster, make_plan, send):
+def test_cancel_a_pending_job(cluster, make_plan, send):
     handle = send(make_plan(SLOW, options=Options(extra={"hold": ""})))
     assert "held" in wait_for(lambda: state_of(handle).reason)
     slurm.cancel(handle)
     assert ended(handle).state is State.CANCELLED
 
 
-def test_cancel_never_hits_another_job(cluster, make_plan, send):
+def test_cancel_does_not_affect_a_job_of_another_name(cluster, make_plan, send):
     handle = send(make_plan(SLOW))
     slurm.cancel(Handle("slurm", "localhost", handle.id, "another", handle.folder))
     assert not state_of(handle).state.final
     slurm.cancel(handle)
 
 
-def test_a_log_is_followed_to_its_end(cluster, make_plan, send):
+def test_a_log_is_followed_until_the_job_ends(cluster, make_plan, send):
     program = "import time\nfor n in range(20): print('line', n, flush=True); time.sleep(0.1)"
     handle = send(make_plan(program))
-    said = [line.text for line in slurm.logs(handle, follow=True) if line.rank == 0]
-    assert said == [f"line {n}" for n in range(20)]
+    lines = [line.text for line in slurm.logs(handle, follow=True) if line.rank == 0]
+    assert lines == [f"line {n}" for n in range(20)]
 
 
-def test_no_line_is_lost_or_doubled_across_a_requeue(cluster, tmp_path, monkeypatch):
-    """The benchmark's 8 ranks on 2 nodes, followed live, with a fifth of its lines."""
+def test_no_line_is_lost_or_repeated_across_a_requeue(cluster, tmp_path, monkeypatch):
+    """The benchmark of logs, 8 ranks on 2 nodes, with a fifth of its lines."""
     spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks/slurm.py")
     figures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(figures)
     monkeypatch.setattr(figures, "LINES", 10_000)
     monkeypatch.chdir(tmp_path)
-    found = figures.logs(tmp_path)
-    assert (found["lines"], found["exit_code"]) == (8 * 10_000, 0)
-    assert found["ranks_with_every_line_once_in_order"] == 8
+    result = figures.logs(tmp_path)
+    assert (result["lines"], result["exit_code"]) == (8 * 10_000, 0)
+    assert result["ranks_with_every_line_once_in_order"] == 8
 
 
-def test_a_lost_handle_is_found(cluster, make_plan, send, tmp_path):
+def test_find_returns_the_handle_of_a_run(cluster, make_plan, send, tmp_path):
     plan = make_plan(REPORT)
     folder = folder_of(plan.run, tmp_path)
     assert slurm.find(plan.run, folder, plan.target) is None
@@ -165,21 +166,24 @@ def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
     assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
     assert (tmp_path / "starts").read_text() == "x"
     folder = folder_of(plan.run, tmp_path)
-    found = slurm.find(plan.run, folder, plan.target)
-    assert found.id == str((folder / "claim").readlink())
+    first = slurm.find(plan.run, folder, plan.target)
+    assert first.id == str((folder / "claim").readlink())
     log = (folder / "logs/slurm.log").read_text()
-    assert f"job {found.id} has started this run already" in log
+    assert f"job {first.id} has already started this run" in log
 
 
-def test_one_question_for_many_runs(cluster, make_plan, send):
+def test_the_status_of_many_runs(cluster, make_plan, send):
     handles = [
         send(make_plan(REPORT, run=f"many-{n}", options=Options(extra={"hold": ""})))
         for n in range(5)
     ]
     slurm.cancel(handles[0])
     ended(handles[0])
-    found = slurm.status(handles)
-    assert [found[handle].state for handle in handles] == [State.CANCELLED, *[State.QUEUED] * 4]
+    status_by_handle = slurm.status(handles)
+    assert [status_by_handle[handle].state for handle in handles] == [
+        State.CANCELLED,
+        *[State.QUEUED] * 4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,14 +209,7 @@ def test_refusals(make_plan, send, capfd, wanted, hint):
     assert output("squeue", "--noheader") == ""
 
 
-def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
-    plan = make_plan(REPORT)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
-        send(plan)
-
-
-def test_a_controller_that_is_away(box, make_plan, send, monkeypatch):
+def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
     assert cluster_command("start", box, "--nodes", "1").returncode == 0
     assert cluster_command("stop", box).returncode == 0
     conf = box / "slurm.conf"
@@ -220,28 +217,35 @@ def test_a_controller_that_is_away(box, make_plan, send, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(conf))
     with pytest.raises(BackendUnavailable, match="Unable to contact slurm controller"):
         send(make_plan(REPORT))
-    ours = Handle("slurm", "localhost", "1", "one-1", str(box))
-    assert state_of(ours).state is State.UNKNOWN
+    handle = Handle("slurm", "localhost", "1", "one-1", str(box))
+    assert state_of(handle).state is State.UNKNOWN
 
 
-def test_a_controller_too_busy_to_answer_has_taken_the_job_all_the_same(
-    cluster, make_plan, send, monkeypatch
-):
+def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send, monkeypatch):
     plan = make_plan(REPORT)
     controller = int((cluster / "run/slurmctld.pid").read_text())
-    monkeypatch.setattr(watching, "cluster", lambda _host: "box")  # asked before it freezes
+    monkeypatch.setattr(
+        commands, "cluster_name", lambda _host: "box"
+    )  # as if queried before the freeze
+    pauses = []
+
+    def thaw(seconds):
+        os.kill(controller, signal.SIGCONT)
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=thaw))
     os.kill(controller, signal.SIGSTOP)
-    thaw = threading.Timer(11, os.kill, (controller, signal.SIGCONT))
-    thaw.start()
     try:
         handle = send(plan)
     finally:
-        thaw.join()
+        os.kill(controller, signal.SIGCONT)
+    assert pauses, "sbatch did not time out"
     assert stored(handle) == plan.text.encode()
     assert ended(handle).state is State.SUCCEEDED
 
 
-def test_a_submit_from_inside_a_job_and_a_rank(cluster, make_plan, send, tmp_path, monkeypatch):
+def test_a_submit_from_a_rank_of_another_job(cluster, make_plan, send, tmp_path, monkeypatch):
     inherited = {
         "RANK": "3",
         "WORLD_SIZE": "9",
@@ -263,13 +267,13 @@ def test_a_submit_from_inside_a_job_and_a_rank(cluster, make_plan, send, tmp_pat
     assert environ["WORLD_SIZE"] == "1"
 
 
-def test_export_none_still_reaches_the_steps(cluster, make_plan, send):
+def test_export_none_does_not_affect_the_steps(cluster, make_plan, send):
     options = Options(extra={"export": "NONE"})
     assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
 
 
 def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster, make_plan, send):
-    """A sample counts where the controller said the same before and after it."""
+    """A sample counts if the controller reports the same state before and after it."""
     program = (
         "import os, time; time.sleep(0 if os.environ['DEPLOYKIT_RESTART_COUNT'] > '0' else 900)"
     )
@@ -278,7 +282,7 @@ def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster,
 
     def sample():
         before, status, after = output(*show), state_of(handle), output(*show)
-        natives = {re.search(r"JobState=(\S+)", shown)[1] for shown in (before, after)}
+        natives = {re.search(r"JobState=(\S+)", text)[1] for text in (before, after)}
         if len(natives) > 1:
             return None
         assert natives == {status.native}
@@ -293,11 +297,11 @@ def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster,
 def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
     plan = make_plan(REPORT, gpus_per_node=2, options=Options(gres_style="gres"))
     assert ended(send(plan)).state is State.SUCCEEDED
-    found = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
-    assert found == ["0", "1"]
+    ranks = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
+    assert ranks == ["0", "1"]
 
 
-def test_setup_runs_first_and_is_no_directive(cluster, make_plan, send, tmp_path):
+def test_setup_runs_first_and_is_not_read_as_a_directive(cluster, make_plan, send, tmp_path):
     marker = tmp_path / "set up"
     options = Options(setup=("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'"))
     handle = send(make_plan(REPORT, options=options))
@@ -306,7 +310,7 @@ def test_setup_runs_first_and_is_no_directive(cluster, make_plan, send, tmp_path
 
 
 def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
-    """A checkout that changes after the submit changes nothing."""
+    """A change of the source after the submit has no effect."""
     plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"hold": ""}))
     handle = send(plan)
     Path(plan.bundle.source, "train.py").write_text("raise SystemExit(9)")

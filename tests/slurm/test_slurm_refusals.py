@@ -1,15 +1,15 @@
-"""What sbatch says when it takes no job, in the words of Slurm 22.05; nothing runs here."""
+"""`refusals`, with complaints of sbatch recorded from Slurm 22.05."""
 
 from __future__ import annotations
 
 import pytest
 
-from deploykit.backends.slurm import sending
+from deploykit.backends.slurm import refusals
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence", "hint"),
+    ("text", "complaint", "hint"),
     [
         (
             (
@@ -36,7 +36,7 @@ from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
                 "available"
             ),
             "not available",
-            "ask for less per node",
+            "request less per node",
         ),
         (
             (
@@ -64,35 +64,22 @@ from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
         ("sbatch: error: Invalid --mail-type specification", "--mail-type", "slurm.mail_type"),
     ],
 )
-def test_refusals_name_what_to_change(said, sentence, hint):
-    error = sending.refusal(said)
+def test_a_refusal_names_the_key_to_change(text, complaint, hint):
+    error = refusals.error_for(text)
     assert isinstance(error, SubmitRefused)
-    assert sentence in str(error)
+    assert complaint in str(error)
     assert hint in error.hint
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "unsure"),
+    ("text", "kind", "is_uncertain"),
     [
         ("Unable to contact slurm controller (connect failure)", BackendUnavailable, False),
         ("Socket timed out on send/recv operation", TryAgain, True),
         ("Slurm temporarily unable to accept job, sleeping and retrying", TryAgain, False),
     ],
 )
-def test_passing_faults(said, kind, unsure):
-    said = f"sbatch: error: Batch job submission failed: {said}"
-    assert type(sending.refusal(said)) is kind
-    assert sending.unsure(said) is unsure
-
-
-def test_what_must_not_reach_sbatch():
-    environ = {
-        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
-        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
-        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
-        "DEPLOYKIT_NODE_RANK": "",
-    }
-    assert sending.unwanted(environ, "#SBATCH --partition=gpu\n") == [
-        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
-        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
-    ]
+def test_temporary_failures(text, kind, is_uncertain):
+    text = f"sbatch: error: Batch job submission failed: {text}"
+    assert type(refusals.error_for(text)) is kind
+    assert refusals.is_uncertain(text) is is_uncertain

@@ -1,4 +1,4 @@
-"""Two nodes of a real cluster, and another user who reaches the port at which they meet."""
+"""Two nodes of a real cluster, and another user who connects to their rendezvous store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import pytest
 from intruder import attack, stores
 from slurm_helpers import ended, folder_of, wait_for
-
-from deploykit.model import State
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 
@@ -30,20 +28,16 @@ os._exit(0)
 """
 
 
-def test_another_user_who_reaches_the_store_of_two_nodes_runs_no_code(
-    cluster, make_plan, send, tmp_path
-):
-    """The ranks are started again afterwards, which reads everything that was written."""
-    canary, folder = tmp_path / "it ran", folder_of("one-1", tmp_path)
+def test_another_user_cannot_run_code_through_the_store(cluster, make_plan, send, tmp_path):
+    """The ranks then restart, which reads everything that was written to the store."""
+    marker, folder = tmp_path / "it ran", folder_of("one-1", tmp_path)
     handle = send(make_plan(TRAIN, nodes=2, retries=1))
     logs = [folder / "logs" / f"node-{node}.log" for node in range(2)]
     wait_for(lambda: all(log.exists() and " met 2 0" in log.read_text() for log in logs))
-    said = attack(canary, stores(folder))
-    assert said.count("wrote to") == 2, said
+    report = attack(marker, stores(folder))
+    assert report.count("wrote to") == 2, report
     if os.getuid() == 0:
-        assert "as 65534" in said
+        assert "as 65534" in report
     (folder / "go on").touch()
-    status = ended(handle)
-    assert not canary.exists()
-    text = "".join(log.read_text() for log in logs)
-    assert status.state in (State.SUCCEEDED, State.FAILED), text
+    ended(handle)
+    assert not marker.exists()

@@ -1,4 +1,4 @@
-"""Site profiles from the text of Slurm's commands, of sites unlike the one that tests run on."""
+"""Site profiles parsed from the output of Slurm's commands on various sites, and their checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm import site, site_checks
 from deploykit.backends.slurm.options import Container
 from deploykit.errors import NotFound
 from deploykit.model import Entrypoint, JobSpec, Resources
@@ -50,21 +50,32 @@ def prod():
     return site.parse(config, PARTITIONS, NODES, "--container-image=IMAGE", "2026-11-21T00:00:00")
 
 
-def problems(found, *, options=None, **resources):
+def problems(profile, *, options=None, **resources):
     job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
     chosen = slurm.Options(**(options or {}))
-    return [(problem.path, problem.severity) for problem in fits.check(job, chosen, found)]
+    return [
+        (problem.path, problem.severity) for problem in site_checks.problems(job, chosen, profile)
+    ]
 
 
-def test_a_profile_says_what_the_commands_print(prod):
+def test_a_profile_has_what_the_commands_print(prod):
     assert (prod.cluster, prod.version, prod.accounting) == ("prod", "23.11.4", True)
-    assert (prod.gpu_style, prod.memory, prod.pyxis, prod.array) == ("gres", False, True, 1001)
+    assert (prod.gpu_style, prod.has_memory, prod.pyxis, prod.max_array_size) == (
+        "gres",
+        False,
+        True,
+        1001,
+    )
     cpu, gpu = prod.partitions
-    assert (cpu.default, cpu.seconds, cpu.most_nodes, cpu.accounts) == (True, 129600, None, None)
-    assert (gpu.seconds, gpu.most_nodes, gpu.least_nodes) == (14400, 8, 2)
+    assert (cpu.default, cpu.max_seconds, cpu.max_nodes, cpu.accounts) == (True, 129600, None, None)
+    assert (gpu.max_seconds, gpu.max_nodes, gpu.min_nodes) == (14400, 8, 2)
     assert gpu.accounts == ("vision", "speech")
-    assert [(s.count, s.usable, s.gpus) for s in prod.shapes] == [(2, 1, 0), (2, 2, 4), (1, 0, 8)]
-    assert prod.shapes[1].features == ("a100", "ib")
+    assert [(s.count, s.usable, s.gpus) for s in prod.node_groups] == [
+        (2, 1, 0),
+        (2, 2, 4),
+        (1, 0, 8),
+    ]
+    assert prod.node_groups[1].features == ("a100", "ib")
 
 
 GPU = {"partition": "gpu", "account": "vision", "gres_style": "gres"}
@@ -98,15 +109,15 @@ GPU = {"partition": "gpu", "account": "vision", "gres_style": "gres"}
         ),
     ],
 )
-def test_what_a_site_would_refuse(options, resources, paths, prod):
+def test_what_the_site_would_reject(options, resources, paths, prod):
     assert problems(prod, options=options, **resources) == paths
 
 
-def test_a_container_needs_pyxis(prod):
+def test_a_container_requires_pyxis(prod):
     job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
     options = slurm.Options(container=Container("ubuntu"))
-    assert list(fits.check(job, options, prod)) == []
-    (problem,) = fits.check(job, options, dataclasses.replace(prod, pyxis=False))
+    assert list(site_checks.problems(job, options, prod)) == []
+    (problem,) = site_checks.problems(job, options, dataclasses.replace(prod, pyxis=False))
     assert problem.path == "slurm.container.runtime"
 
 
@@ -126,7 +137,7 @@ def test_a_site_without_a_default_partition(prod):
         ("gpu:a100_3g.20gb:2(S:0)", 2),
     ],
 )
-def test_the_gpus_of_a_node(text, count):
+def test_the_number_of_gpus_of_a_node(text, count):
     assert site.gpus(text) == count
 
 
@@ -140,14 +151,14 @@ def test_time_limits(text, seconds):
 
 def test_a_profile_can_be_saved_and_loaded(prod, tmp_path):
     assert site.load(str(site.save(prod, tmp_path / "x.json"))) == prod
-    assert site.save(prod) == site.place("prod")
+    assert site.save(prod) == site.path_of("prod")
     assert site.load("prod") == prod
 
 
-def test_a_profile_that_is_not_there_or_broken_is_named(prod, tmp_path):
+def test_a_missing_or_malformed_profile_is_named(prod, tmp_path):
     with pytest.raises(NotFound, match=r"sites/nowhere\.json"):
         site.load("nowhere")
     path = site.save(prod, tmp_path / "x.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "array": "many"}))
-    with pytest.raises(NotFound, match="array expected a whole number"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_array_size": "many"}))
+    with pytest.raises(NotFound, match="max_array_size expected a whole number"):
         site.load(str(path))

@@ -1,4 +1,4 @@
-"""Slurm from a laptop: a real cluster behind a real sshd, with a user of its own."""
+"""Submitting from another machine: a real cluster behind a real sshd, with a user of its own."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def node(running_cluster):
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("not installed: openssh-server")
     for folder in (running_cluster, running_cluster / "munge"):
-        folder.chmod(0o755)  # another user must find slurm.conf and the socket of munge
-    with login_node(running_cluster / "slurm.conf") as found:
-        yield found
+        folder.chmod(0o755)  # the other user needs slurm.conf and the socket of munge
+    with login_node(running_cluster / "slurm.conf") as started:
+        yield started
 
 
 @pytest.fixture
 def laptop(cluster, node, tmp_path, monkeypatch):
-    """A project on a machine without Slurm, from where `ssh login1` works."""
+    """A project on a machine without Slurm, where `ssh login1` works."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text(TRAINER)
@@ -62,7 +62,7 @@ def laptop(cluster, node, tmp_path, monkeypatch):
 
 
 def run(*words):
-    """A command in a process of its own, where there is no cluster: exit code, output, errors."""
+    """Run a command in a process without a cluster: exit code, standard output and error."""
     env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
     argv = [sys.executable, "-m", "deploykit", *words]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
@@ -70,7 +70,7 @@ def run(*words):
 
 
 def submit(node, name, *words):
-    """The same for a submit, in this process: there are many."""
+    """Submit in this process, which is faster: exit code, standard output and error."""
     argv = ["submit", "--backend", "slurm", "--run", name, *node.settings, *words]
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as off_cluster:
@@ -80,60 +80,60 @@ def submit(node, name, *words):
     return code, out.getvalue(), err.getvalue()
 
 
-def there(node, name):
+def remote_folder(node, name):
     """The run's folder on the login node."""
     return Path(f"{node.folder}/home/runs of {node.user}/runs/{name}")
 
 
 def jobs_of(name):
-    shown = output("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i")
-    return shown.split()
+    ids = output("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i")
+    return ids.split()
 
 
 def test_the_life_of_a_run(laptop):
-    code, said, complaint = submit(laptop, "life")
-    assert code == 0, complaint
-    assert "slurm://login1/" in said
-    code, said, complaint = run("wait", "life")
-    assert code == 0, (said, complaint, run("logs", "life"))
-    code, said, _ = run("logs", "life", "--rank", "0")
-    assert (code, said) == (0, "[rank 0] hello it's $(id) é\n")
-    assert (there(laptop, "life") / "output/starts").read_text() == f"{laptop.user}\n"
-    (shown,) = json.loads(run("status", "life", "--json")[1])
-    assert shown["output"] == f"login1:{there(laptop, 'life')}/output"
+    code, out, err = submit(laptop, "life")
+    assert code == 0, err
+    assert "slurm://login1/" in out
+    code, out, err = run("wait", "life")
+    assert code == 0, (out, err, run("logs", "life"))
+    code, out, _ = run("logs", "life", "--rank", "0")
+    assert (code, out) == (0, "[rank 0] hello it's $(id) é\n")
+    assert (remote_folder(laptop, "life") / "output/starts").read_text() == f"{laptop.user}\n"
+    (row,) = json.loads(run("status", "life", "--json")[1])
+    assert row["output"] == f"login1:{remote_folder(laptop, 'life')}/output"
     assert len(jobs_of("life")) == 1
 
 
-def test_an_array_and_the_trainers_own_exit_code(laptop):
+def test_an_array_and_the_exit_code_of_the_trainer(laptop):
     assert submit(laptop, "seven", "--set", "env.CODE=7", "--set", "slurm.array=2")[0] == 0
     assert len(jobs_of("seven")) in (1, 2), "one job, or its tasks"
-    code, said, _ = run("wait", "seven")
+    code, out, _ = run("wait", "seven")
     assert code == 7
-    assert "of 2 tasks 2 failed; task 0: rank 0 ended with exit code 7" in said
-    code, said, _ = run("logs", "seven", "--task", "1", "--rank", "0")
-    assert (code, said) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
-    assert (there(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"
+    assert "2 tasks: 2 failed; task 0: rank 0 ended with exit code 7" in out
+    code, out, _ = run("logs", "seven", "--task", "1", "--rank", "0")
+    assert (code, out) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
+    assert (remote_folder(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"
 
 
 def test_a_refusal(laptop):
-    code, _, complaint = submit(laptop, "refused", "--set", "slurm.partition=nope")
+    code, _, err = submit(laptop, "refused", "--set", "slurm.partition=nope")
     assert code == 76
-    assert "error: Slurm refused the job: invalid partition specified: nope; Batch job" in complaint
-    assert "\n  set slurm.partition to one that" in complaint
-    assert len(complaint.splitlines()) == 2
+    assert "error: Slurm refused the job: invalid partition specified: nope; Batch job" in err
+    assert "\n  set slurm.partition to one that" in err
+    assert len(err.splitlines()) == 2
 
 
-def test_a_probe_from_afar(laptop):
-    code, said, complaint = run("backends", "slurm", "--probe", "--target", "login1")
-    assert code == 0, complaint
-    assert "4 of 4 nodes usable" in said
+def test_a_probe_of_the_host(laptop):
+    code, out, err = run("backends", "slurm", "--probe", "--target", "login1")
+    assert code == 0, err
+    assert "4 of 4 nodes usable" in out
     assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
 
 
-def test_a_host_that_is_not_there(laptop):
-    code, _, complaint = run("backends", "slurm", "--probe", "--target", "nowhere.invalid")
+def test_an_unknown_host(laptop):
+    code, _, err = run("backends", "slurm", "--probe", "--target", "nowhere.invalid")
     assert code == 69
-    assert "nowhere.invalid" in complaint
+    assert "nowhere.invalid" in err
 
 
 def test_logs_are_followed_and_a_run_is_cancelled(laptop):
@@ -148,7 +148,7 @@ def test_logs_are_followed_and_a_run_is_cancelled(laptop):
 
 def test_a_bundle_is_copied_once(laptop):
     def bundles():
-        folder = there(laptop, "held").parents[1] / "bundles"
+        folder = remote_folder(laptop, "held").parents[1] / "bundles"
         return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
     held = ("--set", "slurm.extra.hold=")
@@ -160,73 +160,72 @@ def test_a_bundle_is_copied_once(laptop):
     assert len(jobs_of("again")) == 1
 
 
-def test_an_archive_there_is_not_believed_by_its_name(laptop):
-    """Planted before a submit: one with another's program, and a torn one."""
+def test_an_archive_on_the_host_is_verified(laptop):
+    """A replaced archive and a truncated one are uploaded again."""
     Path("train.py").write_text("print('evil')")
     evil = sent_archive(laptop, "evil").read_bytes()
     Path("train.py").write_text(TRAINER)
     archive = sent_archive(laptop, "good")
     good = archive.read_bytes()
-    for name, planted in (("replaced", evil), ("torn", good[:-9])):
+    for name, planted in (("replaced", evil), ("truncated", good[:-9])):
         archive.write_bytes(planted)
         assert sent_archive(laptop, name).read_bytes() == good
-        assert (there(laptop, name) / "source/train.py").read_text() == TRAINER
+        assert (remote_folder(laptop, name) / "source/train.py").read_text() == TRAINER
 
 
 def sent_archive(node, name):
-    """The archive on the login node of a job that is sent, and held."""
+    """Submit a held job; the path of its archive on the login node."""
     assert submit(node, name, "--set", "slurm.extra.hold=")[0] == 0
     record = json.loads((paths.run_folder(name) / "source.json").read_text())
-    return there(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
+    return remote_folder(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
 
 
-def test_what_lies_there_is_the_users_alone(laptop):
-    """Whatever the umask there, which the program keeps; a folder that was wider is narrowed."""
-    home = there(laptop, "closed").parents[1]
+def test_files_on_the_host_are_private(laptop):
+    """Whatever the umask there, which only the trainer keeps; an open folder is closed."""
+    home = remote_folder(laptop, "closed").parents[1]
     with Path(f"{laptop.folder}/home/.bashrc").open("a") as file:
         print("umask 0", file=file)
     home.mkdir(exist_ok=True)
     if not os.getuid():
         shutil.chown(home, laptop.user)
     home.chmod(0o777)
-    code, _, complaint = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
-    assert code == 0, complaint
-    assert f"login1: {home}: it was open to other users, and now is yours alone" in complaint
+    code, _, err = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
+    assert code == 0, err
+    assert f"login1: {home}: it was accessible to other users; its mode is now 0700" in err
     assert run("wait", "closed")[0] == 0
     run("logs", "closed")
-    found = modes(home)
-    assert found["runs/closed/output/starts"] == 0o666
-    theirs = {path for path in found if path.endswith("/starts") or "__pycache__" in path}
-    new = {path: mode for path, mode in found.items() if "/" not in path or "closed" in path}
-    assert too_wide({path: mode for path, mode in new.items() if path not in theirs}) == {}
+    mode_by_path = modes(home)
+    assert mode_by_path["runs/closed/output/starts"] == 0o666
+    trainers = {path for path in mode_by_path if path.endswith("/starts") or "__pycache__" in path}
+    new = {path: mode for path, mode in mode_by_path.items() if "/" not in path or "closed" in path}
+    assert too_wide({path: mode for path, mode in new.items() if path not in trainers}) == {}
     assert too_wide(modes(paths.state())) == {}
-    sys.stdout.write("\n".join(f"{mode:04o}  {path}" for path, mode in new.items()) + "\n")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give a folder away")
-def test_a_folder_of_somebody_else_there_is_refused(laptop):
-    place = Path(f"{laptop.folder}/home/another's")
-    place.mkdir(mode=0o777)
-    place.chmod(0o777)
-    words = ["--set", f"slurm.folder={place}"]
-    code, _, complaint = submit(laptop, "refused-there", *words)
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can change the owner of a folder")
+def test_a_folder_of_another_user_is_refused(laptop):
+    folder = Path(f"{laptop.folder}/home/another's")
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    words = ["--set", f"slurm.folder={folder}"]
+    code, _, err = submit(laptop, "another-owner", *words)
     assert code == 73
-    assert f"login1: {place} belongs to another user" in complaint
-    assert list(place.iterdir()) == []
+    assert f"login1: {folder} belongs to another user" in err
+    assert list(folder.iterdir()) == []
 
 
-def test_a_broken_connection_loses_and_doubles_no_job(laptop):
-    """At ten points: five while the bundle is copied, and five where it is there already."""
+def test_a_broken_connection_neither_loses_nor_repeats_a_job(laptop):
+    """Broken at ten points: five while the bundle is copied, and five with the bundle in place."""
     whole = passed(laptop, "whole", fresh=True)
     short = passed(laptop, "short", fresh=False)
     cuts = [(whole * n // 6, True) for n in range(1, 6)]
     cuts += [(short * n // 11, False) for n in range(2, 11, 2)]
     ends = [cut(laptop, f"cut-{n}", *at) for n, at in enumerate(cuts)]
-    assert any(ends), "no submit noticed"
+    assert any(ends), "no submit failed"
 
 
 def passed(node, name, *, fresh):
-    """The bytes of an undisturbed submit, on a connection of its own."""
+    """The number of bytes of an undisturbed submit on a new connection."""
     before = node.proxy.passed
     assert send(node, name, fresh=fresh) == 0
     return node.proxy.passed - before
@@ -241,13 +240,13 @@ def send(node, name, *, fresh):
 
 
 def cut(node, name, after, fresh):
-    """A submit whose connection breaks after so many bytes, and another; the first's exit code."""
+    """Submit with a connection that breaks after `after` bytes, then again; the first exit code."""
     broken = node.proxy.broken
     node.proxy.left = after
     first = send(node, name, fresh=fresh)
-    assert node.proxy.broken == broken + 1, "the connection was to break"
-    code, said, complaint = submit(node, name, "--set", "slurm.extra.hold=")
-    assert code == 0, complaint
+    assert node.proxy.broken == broken + 1, "the connection did not break"
+    code, out, err = submit(node, name, "--set", "slurm.extra.hold=")
+    assert code == 0, err
     (job,) = jobs_of(name)
-    assert f"slurm://login1/{job}" in said
+    assert f"slurm://login1/{job}" in out
     return first

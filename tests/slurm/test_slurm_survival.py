@@ -1,7 +1,7 @@
-"""What a cluster does to jobs, done to real ones: each goes on, or ends, as it is meant to.
+"""Jobs that survive what a cluster does to them, or end as they should.
 
-The jobs are the reference trainer's. All run at the same time on one cluster; `happened` lets it
-all happen, and each test looks at what became of one of them.
+The jobs run the reference trainer, all at the same time on one cluster. The fixture `field`
+disturbs them, and each test checks one of them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ FIRST = {
     "alone": (),
     "steady": (),
 }
-"""Jobs whose fate takes its time."""
+"""Jobs whose disturbance takes long."""
 THEN = {
     "worker": (TWO, "retries=1"),
     "requeued": (),
     "preempted": (LOW,),
     "weary": (LOW, "slurm.restarts.preemption=0"),
     "cancelled": (),
-    "asked": ("slurm.restarts.error=1", runs.FAULTY),
+    "retried": ("slurm.restarts.error=1", runs.FAULTY),
     "faulty": ("resources.processes_per_node=2", runs.FAULTY),
     "hungry": (
         *("resources.memory=600MiB", "entrypoint.script=hungry.py"),
         "slurm.extra={acctg-freq: task=1}",
     ),
 }
-"""Those that begin meanwhile."""
+"""Jobs that start in the meantime."""
 
 HUNGRY = """
 import os, time
@@ -64,7 +64,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def field(needs_slurm, tmp_path_factory):
-    """All jobs by name, after everything has happened to them."""
+    """All jobs by name, after they have ended."""
     jobs = {}
     with contextlib.ExitStack() as stack:
         home = enter_home(stack, tmp_path_factory)
@@ -77,17 +77,17 @@ def field(needs_slurm, tmp_path_factory):
             for name in FIRST:
                 jobs[name].in_mid_run()
             stack.enter_context(runs.another_controller(box))
-            happen_first(jobs, box)
+            disturb_first(jobs, box)
             begin(THEN, jobs, stack)
             run_out_of_time(jobs["timed"])
-            happen_then(jobs)
+            disturb_then(jobs)
             for job in jobs.values():
                 job.ended()
         yield jobs
 
 
 def enter_home(stack, tmp_path_factory):
-    """A folder with a job file, and one for deploykit's runs."""
+    """A folder with a job file, and a state folder."""
     home = tmp_path_factory.mktemp("field")
     patch = stack.enter_context(pytest.MonkeyPatch.context())
     patch.setenv("DEPLOYKIT_HOME", str(home / "state"))
@@ -97,25 +97,25 @@ def enter_home(stack, tmp_path_factory):
 
 
 def begin(which, jobs, stack):
-    """Submit those, and wait for each with the command of that name."""
+    """Submit these jobs, and run `deploykit wait` for each."""
     for name, settings in which.items():
         job = runs.submit(name, *settings)
         stack.enter_context(runs.awaited([job]))
         jobs[name] = job
 
 
-def happen_first(jobs, box):
-    """To each what it is named after."""
+def disturb_first(jobs, box):
+    """Do to each job what its name says."""
     near_the_limit(jobs["timed"])
     make_way(jobs["graced"])
-    runs.strike(box, jobs["killed"].nodes[1], signal.SIGKILL)
-    runs.strike(box, jobs["alone"].nodes[0], signal.SIGKILL)
-    runs.strike(box, jobs["frozen"].nodes[1], signal.SIGSTOP)
+    runs.signal_node(box, jobs["killed"].nodes[1], signal.SIGKILL)
+    runs.signal_node(box, jobs["alone"].nodes[0], signal.SIGKILL)
+    runs.signal_node(box, jobs["frozen"].nodes[1], signal.SIGSTOP)
     output("scontrol", "update", f"nodename={jobs['downed'].nodes[1]}", "state=down", "reason=test")
     (jobs["steady"].folder / "output" / "go").touch()
 
 
-def happen_then(jobs):
+def disturb_then(jobs):
     for name in ("worker", "requeued", "preempted", "weary", "cancelled"):
         jobs[name].in_mid_run()
     os.kill(runs.trainer_of(jobs["worker"], 1), signal.SIGKILL)
@@ -126,20 +126,20 @@ def happen_then(jobs):
 
 
 def near_the_limit(job):
-    """Let the time limit come so near that notice is given, whatever the job has used of it."""
+    """Lower the time limit so that Slurm gives notice at once."""
     used = output("squeue", "--noheader", "--format=%M", f"--jobs={job.job}").split(":")
     minutes = 60 * int(used[-3]) if len(used) > 2 else 0
     output("scontrol", "update", f"jobid={job.job}", f"timelimit={minutes + int(used[-2]) + 2}")
 
 
 def run_out_of_time(job):
-    """Once only."""
+    """Raise the time limit again, so that this happens once."""
     wait_for(lambda: job.restarts, runs.PATIENCE)
     output("scontrol", "update", f"jobid={job.job}", "timelimit=120")
 
 
 def make_way(job, *chosen):
-    """Send a job of higher priority to the same nodes."""
+    """Submit a job of higher priority to the same nodes."""
     wanted = [f"--nodes={len(job.nodes)}", f"--nodelist={','.join(job.nodes)}"]
     options = ["--exclusive", "--output=/dev/null", *(chosen or ["--partition=high"])]
     output("sbatch", *options, *wanted, "--wrap", "sleep 1")
@@ -147,7 +147,7 @@ def make_way(job, *chosen):
 
 @pytest.fixture(scope="module")
 def outranked(needs_slurm, tmp_path_factory):
-    """A job that lost its node to one of a better quality of service, on a cluster of its own."""
+    """A job that was preempted by one with another QOS, on its own cluster."""
     programs = ("slurmdbd", "mariadbd")
     if None in {shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in programs}:
         pytest.skip("not installed: slurmdbd, mariadb-server")
@@ -169,126 +169,131 @@ def outranked(needs_slurm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """The loss of each step of a run that nothing happens to, on one rank."""
+    """The loss of each step of an undisturbed run on one rank."""
     folder = tmp_path_factory.mktemp("undisturbed")
     runs.source(folder)
     places = {f"DEPLOYKIT_{name}_DIR": str(folder / name) for name in ("OUTPUT", "CHECKPOINT")}
     argv = [sys.executable, "train.py", *runs.OPTIONS]
     env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **places}
     subprocess.run(argv, env=env, cwd=folder, check=True, capture_output=True)
-    found = trainer_losses.losses(folder / "OUTPUT")
-    assert list(found) == list(range(1, runs.STEPS + 1))
-    return found
+    loss_by_step = trainer_losses.losses(folder / "OUTPUT")
+    assert list(loss_by_step) == list(range(1, runs.STEPS + 1))
+    return loss_by_step
 
 
-def trained(job, losses, *, lost=0):
-    """The job did all steps with the right numbers, and `lost` of them twice."""
-    code, said = job.waited
-    assert code == 0, (said, job.log)
+def assert_trained(job, losses, *, lost=0):
+    """The job did all steps with the right losses, and repeated `lost` of them."""
+    code, out = job.waited
+    assert code == 0, (out, job.log)
     assert sorted({line["step"] for line in job.steps}) == list(losses), job.log
     assert job.losses == pytest.approx(losses, rel=0, abs=1e-6)
     assert job.lost == lost
     assert job.log.count("[rank 0] test accuracy") == 1
 
 
-def went_on(job, losses, why, *, lost=0, told=None):
-    """The job was started again for that reason, and that was told at each moment."""
-    trained(job, losses, lost=lost)
+def assert_restarted(job, losses, why, *, lost=0, pending_label=None):
+    """The job was restarted for the reason `why`, and its status said so throughout."""
+    assert_trained(job, losses, lost=lost)
     assert set(job.restarts) == {why}, job.log
     label, count = why.replace("_", " "), len(job.restarts)
-    waited = job.said("queued") + job.said("stopping")
-    assert f"restart 1 to come ({told or label} 1)" in waited, job.seen
-    assert f"restart {count} ({label} {count})" in job.said("running"), job.seen
-    assert job.seen[-1][0] == "succeeded"
-    assert f"({label} {count})" in job.seen[-1][1]
+    pending = job.reasons_in("queued") + job.reasons_in("stopping")
+    assert f"restart 1 to come ({pending_label or label} 1)" in pending, job.history
+    assert f"restart {count} ({label} {count})" in job.reasons_in("running"), job.history
+    assert job.history[-1][0] == "succeeded"
+    assert f"({label} {count})" in job.history[-1][1]
     before = set(job.states[:-1])
-    assert before <= {"queued", "running", "stopping"}, "what comes back has not ended"
+    assert before <= {"queued", "running", "stopping"}, "a job that restarts has not ended"
     assert len(before) > 1
     assert "resumed from " in job.log
 
 
 def test_the_time_limit(field, losses):
-    went_on(field["timed"], losses, "time_limit")
+    assert_restarted(field["timed"], losses, "time_limit")
     assert "told to stop by SIGUSR2, it saved step-" in field["timed"].log
 
 
 def test_a_preemption_without_grace(field, losses):
-    went_on(field["preempted"], losses, "preemption")
+    assert_restarted(field["preempted"], losses, "preemption")
 
 
 def test_a_preemption_with_grace(field, losses):
-    went_on(field["graced"], losses, "preemption")
+    assert_restarted(field["graced"], losses, "preemption")
     assert "put back into the queue: restart 1 (preemption 1)" in field["graced"].log
 
 
 def test_a_preemption_by_quality_of_service(outranked, losses):
-    went_on(outranked, losses, "preemption")
+    assert_restarted(outranked, losses, "preemption")
 
 
-def test_a_requeue_by_hand(field, losses):
-    went_on(field["requeued"], losses, "request")
+def test_a_manual_requeue(field, losses):
+    assert_restarted(field["requeued"], losses, "request")
 
 
 def test_a_node_that_is_set_down(field, losses):
-    went_on(field["downed"], losses, "node_failure")
+    assert_restarted(field["downed"], losses, "node_failure")
 
 
-def test_a_node_that_dies_under_the_others(field, losses):
-    went_on(field["killed"], losses, "node_failure", lost=runs.LOST)
-    # the launcher on the other node, or Slurm where torchrun took its time to end
-    noticed = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
-    assert any(words in field["killed"].log for words in noticed)
+def test_one_of_two_nodes_dies(field, losses):
+    assert_restarted(field["killed"], losses, "node_failure", lost=runs.LOST)
+    # by the launcher on the other node, or by Slurm if torchrun was slow to exit
+    messages = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
+    assert any(message in field["killed"].log for message in messages)
 
 
-def test_a_node_that_dies_with_the_batch_script(field, losses):
-    went_on(field["alone"], losses, "node_failure", lost=runs.LOST, told="not known yet")
+def test_the_node_of_the_batch_script_dies(field, losses):
+    assert_restarted(
+        field["alone"], losses, "node_failure", lost=runs.LOST, pending_label="not known yet"
+    )
 
 
-def test_a_node_that_freezes(field, losses):
-    went_on(field["frozen"], losses, "node_failure", lost=runs.LOST)
+def test_one_of_two_nodes_freezes(field, losses):
+    assert_restarted(field["frozen"], losses, "node_failure", lost=runs.LOST)
 
 
-def test_an_error_that_is_to_be_tried_again(field, losses):
-    went_on(field["asked"], losses, "error", lost=runs.LOST)
+def test_an_error_with_a_restart(field, losses):
+    assert_restarted(field["retried"], losses, "error", lost=runs.LOST)
 
 
-def test_a_worker_that_is_killed_is_started_again_by_torchrun(field, losses):
+def test_a_rank_that_is_killed_is_restarted_by_torchrun(field, losses):
     job = field["worker"]
-    trained(job, losses, lost=runs.LOST)
+    assert_trained(job, losses, lost=runs.LOST)
     assert job.restarts == []
     assert job.states[-1] == "succeeded"
 
 
-def test_a_controller_that_is_restarted(field, losses):
+def test_a_restart_of_the_controller(field, losses):
     job = field["steady"]
-    trained(job, losses)
+    assert_trained(job, losses)
     assert job.restarts == []
     assert set(job.states) <= {"queued", "running", "stopping", "succeeded"}
     assert job.states[-1] == "succeeded"
 
 
-def test_an_error_of_the_users_is_not_tried_again(field):
+def test_an_error_without_a_restart(field):
     job = field["faulty"]
     assert job.restarts == []
-    assert job.seen[-1] == ("failed", "rank 1 ended with exit code 1")
+    assert job.history[-1] == ("failed", "rank 1 ended with exit code 1")
     assert job.waited[0] == 1
 
 
-def test_out_of_memory_is_not_tried_again(field):
+def test_out_of_memory_is_not_restarted(field):
     job = field["hungry"]
     assert job.restarts == []
-    code, said = job.waited
+    code, out = job.waited
     assert code == 137
-    assert "more memory than Slurm gave it" in said
-    assert job.seen[-1] == ("failed", "all its processes were killed, and none could say why")
+    assert "more memory than Slurm gave it" in out
+    assert job.history[-1] == (
+        "failed",
+        "all its processes were killed before any of them recorded a reason",
+    )
 
 
 def test_restarts_that_are_used_up(field):
     job = field["weary"]
     assert job.restarts == ["preemption"]
-    assert job.seen[-1][0] == "failed"
-    assert "slurm.restarts.preemption allows no restarts" in job.seen[-1][1]
-    assert f"--set checkpoints={job.folder}/checkpoints" in job.seen[-1][1]
+    assert job.history[-1][0] == "failed"
+    assert "slurm.restarts.preemption allows no restarts" in job.history[-1][1]
+    assert f"--set checkpoints={job.folder}/checkpoints" in job.history[-1][1]
     assert job.waited[0] == 75
 
 
@@ -300,7 +305,7 @@ def test_a_cancelled_job_stays_cancelled(field):
 
 
 def test_a_log_is_followed_across_a_requeue(field):
-    """Every line of every rank once, the last one too."""
+    """It shows every line of every rank once, including the last one."""
     job = field["downed"]
     followed = (job.folder.parents[1] / "followed").read_text().splitlines()
     logs = "".join(path.read_text() for path in (job.folder / "logs").glob("node-*.log"))
@@ -325,19 +330,19 @@ ROWS = {
     "alone": ("its only node killed", "Slurm put the job back on another node"),
     "worker": ("one rank killed with SIGKILL, `retries: 1`", "torchrun started the ranks again"),
     "steady": ("the controller restarted", "nothing"),
-    "asked": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
+    "retried": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
     "faulty": ("an exception", "nothing"),
     "hungry": ("out of memory", "nothing"),
     "weary": ("preempted, `restarts: {preemption: 0}`", "Slurm put the job back; it ended at once"),
     "cancelled": ("`deploykit cancel`", "nothing"),
 }
-"""Jobs, and what the page says of each beside what was measured."""
+"""Jobs, and the first two columns of the table for each."""
 
 
-def test_the_page_shows_what_happened(field, outranked):
-    """Written anew, where it is not so, by this test run with DEPLOYKIT_WRITE=1."""
+def test_the_page_shows_the_measurements(field, outranked):
+    """DEPLOYKIT_WRITE=1 makes this test rewrite the page."""
     jobs = {**field, "outranked": outranked}
-    rows = [(*words, *measured(jobs[name])) for name, words in ROWS.items()]
+    rows = [(*columns, *measured(jobs[name])) for name, columns in ROWS.items()]
     lines = ["| " + " | ".join(row) + " |" for row in (HEADS, ("---",) * len(HEADS), *rows)]
     before, mark, rest = PAGE.read_text().partition("<!-- measured -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
@@ -348,18 +353,20 @@ def test_the_page_shows_what_happened(field, outranked):
 
 
 def measured(job):
-    """Steps lost, the reason counted, what `status` said in the end and before, and `wait`."""
-    state, reason = job.seen[-1]
-    told = re.search(r"restart 1 to come \(.*?\)", job.said("queued") + job.said("stopping"))
-    said = f"{told[0]}; {state}" if told else state
+    """Steps lost, the reason counted, `status` while pending and finally, exit code of `wait`."""
+    state, reason = job.history[-1]
+    pending = re.search(
+        r"restart 1 to come \(.*?\)", job.reasons_in("queued") + job.reasons_in("stopping")
+    )
+    status = f"{pending[0]}; {state}" if pending else state
     if state == "failed":
-        said += f": {reason.partition(';')[0]}"
+        status += f": {reason.partition(';')[0]}"
     lost = str(job.lost) if state == "succeeded" else ""
-    return lost, f"`{job.restarts[0]}`" if job.restarts else "", said, str(job.waited[0])
+    return lost, f"`{job.restarts[0]}`" if job.restarts else "", status, str(job.waited[0])
 
 
-def test_two_jobs_that_want_one_port(cluster, losses, tmp_path, monkeypatch):
-    """Two nodes each, all on this machine, and two ports alone to choose from."""
+def test_two_jobs_that_choose_from_two_ports(cluster, losses, tmp_path, monkeypatch):
+    """Each has two nodes on this machine; both choose from the same two ports."""
     monkeypatch.chdir(tmp_path)
     runs.source(tmp_path)
     low = free_pair()
@@ -367,7 +374,7 @@ def test_two_jobs_that_want_one_port(cluster, losses, tmp_path, monkeypatch):
     jobs = [runs.submit(name, *settings, runs.UNHARMED) for name in ("one", "other")]
     with runs.awaited(jobs):
         for job in jobs:
-            trained(job, losses)
+            assert_trained(job, losses)
     ports = [re.search(r"node 0 of 2 .* port (\d+)", job.log)[1] for job in jobs]
     assert sorted(map(int, ports)) == [low, low + 1]
 
@@ -381,4 +388,4 @@ def free_pair():
             except OSError:
                 continue
             return low
-    raise AssertionError("no two free ports side by side")
+    raise AssertionError("no two consecutive ports are free")

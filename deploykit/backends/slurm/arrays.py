@@ -1,4 +1,4 @@
-"""A job array: one run of many tasks, each with a folder of its own, and their common status."""
+"""Job arrays: the ids and folders of the tasks, and one status for all of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from pathlib import Path
 
 from deploykit.model import Handle, State, Status
 
-_WORDS = {
-    State.RUNNING: "run",
-    State.STOPPING: "stop",
-    State.QUEUED: "wait",
+_LABELS = {
+    State.RUNNING: "running",
+    State.STOPPING: "stopping",
+    State.QUEUED: "queued",
     State.UNKNOWN: "unknown",
     State.SUCCEEDED: "succeeded",
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
-MOST = 1_000_000
-"""Tasks that are written out, at most."""
-_LIVELIEST = (State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED)
-_WORST = (State.FAILED, State.CANCELLED, State.SUCCEEDED)
+MAX_TASKS = 1_000_000
+"""Most task ids that are expanded from one text."""
+_PRECEDENCE = (
+    *(State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED),
+    *(State.FAILED, State.CANCELLED, State.SUCCEEDED),
+)
+"""The state of an array is the first of these that any of its tasks has."""
 
 
-def tasks(job: str) -> Iterator[str]:
-    """``38_[5-7,9%2]`` as ``38_5``, ``38_6`` and so on; any other id as it is."""
+def task_ids(job: str) -> Iterator[str]:
+    """Expand ``38_[5-7,9%2]`` to ``38_5``, ``38_6`` and so on; yield any other id unchanged.
+
+    An array of more than `MAX_TASKS` tasks is not expanded.
+    """
     match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job)
     spans = [_span(part) for part in match[2].split(",")] if match else []
-    if match is None or sum(map(len, spans)) > MOST:
+    if match is None or sum(map(len, spans)) > MAX_TASKS:
         yield job
         return
     for span in spans:
@@ -36,13 +42,13 @@ def tasks(job: str) -> Iterator[str]:
 
 
 def _span(text: str) -> range:
-    """``5-7`` as 5, 6 and 7; nothing for what is no such text."""
+    """``5-7`` as 5, 6 and 7; empty for text of another form."""
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
     return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
-def handles(array: Handle, count: int) -> list[Handle]:
-    """A handle for each task."""
+def task_handles(array: Handle, count: int) -> list[Handle]:
+    """A handle for each of the `count` tasks; task N has the folder ``tasks/N`` of the run."""
     folder = Path(array.folder, "tasks")
     return [
         Handle(array.backend, array.target, f"{array.id}_{n}", array.run, str(folder / str(n)))
@@ -50,16 +56,20 @@ def handles(array: Handle, count: int) -> list[Handle]:
     ]
 
 
-def status(found: Sequence[Status]) -> Status:
-    """The status of an array from those of its tasks: it has ended when all have."""
-    counted = Counter(one.state for one in found)
-    state = next(one for one in (*_LIVELIEST, *_WORST) if counted[one])
-    told = [f"{counted[one]} {word}" for one, word in _WORDS.items() if counted[one]]
-    number, first = next((n, one) for n, one in enumerate(found) if one.state is state)
-    reason = f"of {len(found)} tasks {', '.join(told)}"
+def combined_status(statuses: Sequence[Status]) -> Status:
+    """The status of an array from those of its tasks, in order; final once all tasks are."""
+    count_by_state = Counter(status.state for status in statuses)
+    state = next(state for state in _PRECEDENCE if count_by_state[state])
+    counts = [
+        f"{count_by_state[state]} {label}"
+        for state, label in _LABELS.items()
+        if count_by_state[state]
+    ]
+    number, first = next((n, status) for n, status in enumerate(statuses) if status.state is state)
+    reason = f"{len(statuses)} tasks: {', '.join(counts)}"
     if first.reason and state is not State.SUCCEEDED:
         reason += f"; task {number}: {first.reason}"
-    started = min((one.started for one in found if one.started), default=None)
-    ended = max((one.finished for one in found if one.finished), default=None)
-    finished = ended if state.final else None
+    started = min((status.started for status in statuses if status.started), default=None)
+    last = max((status.finished for status in statuses if status.finished), default=None)
+    finished = last if state.final else None
     return Status(state, first.native, reason, first.exit_code, started, finished)

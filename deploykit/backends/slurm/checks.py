@@ -1,22 +1,24 @@
-"""What can be seen to be wrong with a job for Slurm, without asking the cluster."""
+"""Problems of a job for Slurm that can be found without contacting the cluster."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from deploykit import contract, paths, quoting
-from deploykit.backends.slurm import sent
+from deploykit.backends.slurm import run_record
 from deploykit.backends.slurm.options import Options
+from deploykit.errors import NotFound
 from deploykit.model import JobSpec, Problem
 
-_STATE = "echo ~/.local/state/deploykit"
-_LEAST_MEMORY = 1024**2
+_SHOW_STATE_FOLDER = "echo ~/.local/state/deploykit"
+_MIN_MEMORY = 1024**2
+_NOT_SUPPORTED = "not supported"
 
-_OWN = {
-    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), "deploykit's own"),
+_RESERVED = {
+    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), _NOT_SUPPORTED),
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "`resources.nodes`"),
     "cpus-per-task": "`resources.cpus_per_node`",
     "mem": "`resources.memory`",
@@ -24,26 +26,22 @@ _OWN = {
     "time": "`resources.time_limit`",
     "signal": "`slurm.signal_seconds`",
     **dict.fromkeys(("requeue", "no-requeue"), "`slurm.restarts`"),
-    **{
-        name: f"`slurm.{name}`"
-        for name in (
-            *("partition", "account", "qos", "constraint", "reservation"),
-            *("nodelist", "exclude", "exclusive", "licenses"),
-        )
-    },
     "array": "`slurm.array`",
     "mail-type": "`slurm.mail_type`",
     "mail-user": "`slurm.mail_user`",
     "kill-on-invalid-dep": "`slurm.after`",
-    **dict.fromkeys(
-        ("clusters", "help", "parsable", "quiet", "test-only", "usage", "version"),
-        "not possible",
-    ),
-    **dict.fromkeys(("wait", "wrap"), "not possible"),
+    **dict.fromkeys(("clusters", "help", "parsable", "quiet", "test-only"), _NOT_SUPPORTED),
+    **dict.fromkeys(("usage", "version", "wait", "wrap"), _NOT_SUPPORTED),
 }
-"""Options of sbatch that `extra` may not name, and what stands for them."""
+"""Options of sbatch that `slurm.extra` may not set, and what sets them instead."""
 
-_WITH_VALUE = (
+_SAME_KEY = (
+    *("partition", "account", "qos", "constraint", "reservation"),
+    *("nodelist", "exclude", "exclusive", "licenses"),
+)
+"""More such options, which have a key of the same name in the `slurm` section."""
+
+_REQUIRE_VALUE = (
     *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
     *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
     *("delay-boot", "dependency", "distribution", "export", "export-file", "extra"),
@@ -54,12 +52,12 @@ _WITH_VALUE = (
     *("switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind"),
     *("tres-per-task", "uid", "wait-all-nodes", "wckey"),
 )
-"""Options that need a value: without one they take the next line for it (sbatch 22.05).
+"""Options that require a value: without one, sbatch 22.05 reads the next line as the value.
 
 https://slurm.schedmd.com/sbatch.html
 """
 
-_BASH_OWN = frozenset(
+_BASH_VARIABLES = frozenset(
     {
         *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
         *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS"),
@@ -67,81 +65,85 @@ _BASH_OWN = frozenset(
         *("SHLVL", "SRANDOM", "UID", "_"),
     }
 )
-"""Variables that bash gives a value of its own, whatever a script exports."""
+"""Variables whose values bash sets itself, whatever a script exports."""
 
-_UNFIT = re.compile(r"[%\\]")
-"""In a path, Slurm replaces these by something else."""
+_REPLACED = re.compile(r"[%\\]")
+"""Characters that Slurm replaces in a path."""
 
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """Every problem that can be seen without asking the cluster."""
+    """Yield every problem that can be found without the cluster; reads a site profile if named."""
     yield from _check_home(options)
-    yield from _check_places(job)
+    yield from _check_locations(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
-    yield from _check_after(options)
-    yield from _check_array(options)
+    yield from _check_dependencies(options)
     yield from _check_container(job, options)
     yield from _check_numbers(job, options)
-    for name in sorted(_BASH_OWN.intersection(job.env)):
-        yield Problem(f"env.{name}", "bash keeps this variable for itself", "choose another name")
+    for name in sorted(_BASH_VARIABLES.intersection(job.env)):
+        yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
+    if options.site is not None:
+        yield from _check_site(job, options, options.site)
 
 
 def _check_home(options: Options) -> Iterator[Problem]:
-    folder, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
-    if _controls(folder) or _UNFIT.search(folder):
+    home, name = str(options.home), "slurm.folder" if options.host else "DEPLOYKIT_HOME"
+    if _has_control_character(home) or _REPLACED.search(home):
         yield Problem(
             "slurm.folder" if options.host else "",
-            f"deploykit's folder {folder!r} holds a control character, % or \\, which Slurm "
-            "cannot have in a path",
-            f"set {name} to a plain folder that every node sees",
+            f"deploykit's folder {home!r} contains a control character, % or \\, which Slurm does "
+            "not accept in a path",
+            f"set {name} to a folder with a plain name on a file system shared with the nodes",
         )
     if options.host is None:
         if options.folder is not None:
-            yield Problem("slurm.folder", "is for a host", "set slurm.host, or DEPLOYKIT_HOME")
+            yield Problem(
+                "slurm.folder", "requires slurm.host", "set slurm.host, or use DEPLOYKIT_HOME"
+            )
         return
     if options.host.startswith("-"):
-        yield Problem("slurm.host", "begins with a hyphen, like an option of ssh")
+        yield Problem("slurm.host", "starts with a hyphen, like an option of ssh")
     if options.folder is None or not options.folder.startswith("/"):
         yield Problem(
             "slurm.folder",
-            f"must be a whole path on {options.host}, for runs and bundles",
-            f"for example what `{quoting.command('ssh', '--', options.host, _STATE)}` prints",
+            f"an absolute path on {options.host} is required, for runs and bundles",
+            "for example the output of "
+            f"`{quoting.command('ssh', '--', options.host, _SHOW_STATE_FOLDER)}`",
         )
 
 
-def _check_places(job: JobSpec) -> Iterator[Problem]:
-    for path, place in contract.locations(job).items():
-        if "://" in place:
+def _check_locations(job: JobSpec) -> Iterator[Problem]:
+    for path, location in contract.locations(job).items():
+        if "://" in location:
             yield Problem(
                 path,
-                f"a Slurm node cannot use the address {place} as a folder",
-                "copy it to a folder that every node sees, and name that, "
-                f"for example with --set {path}=FOLDER",
+                f"a Slurm node cannot use {location} as a folder",
+                f"copy it to a shared folder, and set that with --set {path}=FOLDER",
             )
 
 
 def _check_values(options: Options) -> Iterator[Problem]:
-    """Values that would leave their #SBATCH line, or that say nothing."""
+    """Values that are empty, or that would break out of their #SBATCH line."""
     for path, value in _texts(options):
-        if _controls(value):
+        if _has_control_character(value):
             yield Problem(
                 path,
-                f"{value!r} holds a line end or another control character, and would leave "
-                "its #SBATCH line",
+                f"{value!r} contains a line break or another control character, and would break "
+                "out of its #SBATCH line",
                 "remove it",
             )
         elif not value.strip(" ,") and not path.startswith("slurm.extra."):
-            yield Problem(path, "is empty", "leave it out for the site's default")
+            yield Problem(path, "is empty", "omit the key to use the site's default")
     for number, line in enumerate(options.setup):
         if "\r" in line:
             path = f"slurm.setup[{number}]"
-            yield Problem(path, "holds a carriage return", "save it with Unix line ends")
+            yield Problem(path, "contains a carriage return", "use Unix line endings")
     if (options.python or "").startswith("-"):
-        yield Problem("slurm.python", "begins with a hyphen, like an option of srun")
+        yield Problem("slurm.python", "starts with a hyphen, like an option of srun")
 
 
 def _texts(options: Options) -> Iterator[tuple[str, str]]:
+    """The text values of the section, each with its path."""
     for item in fields(options):
         value = getattr(options, item.name)
         if isinstance(value, str):
@@ -155,52 +157,54 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
 
 
 def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
-    own = dict(_OWN)
+    reserved = _RESERVED | {name: f"`slurm.{name}`" for name in _SAME_KEY}
     if options.gres_style == "gres" and job.resources.gpus_per_node:
-        own["gres"] = "`resources.gpus_per_node`"
+        reserved["gres"] = "`resources.gpus_per_node`"
     if options.after:
-        own["dependency"] = "`slurm.after`"
+        reserved["dependency"] = "`slurm.after`"
     for name, value in options.extra.items():
-        if not value and (longer := next((o for o in _WITH_VALUE if o.startswith(name)), None)):
-            what = f"sbatch's --{longer} needs a value, or it would take the next option for one"
-            yield Problem(f"slurm.extra.{name}", what, "give it a value, or leave it out")
-        # sbatch takes the beginning of an option's name for the option
-        taken = name if name in own else next((o for o in own if o.startswith(name)), None)
-        if taken is not None:
-            instead = own[taken]
-            hint = f"use {instead}" if instead.startswith("`") else "remove it"
-            what = f"sbatch's --{taken} is set by deploykit and cannot be chosen here"
-            yield Problem(f"slurm.extra.{name}", what, hint)
+        path = f"slurm.extra.{name}"
+        if not value and (option := _option(name, _REQUIRE_VALUE)):
+            message = f"sbatch's --{option} requires a value"
+            yield Problem(path, message, "add a value, or remove the option")
+        option = name if name in reserved else _option(name, reserved)
+        if option is not None:
+            instead = reserved[option]
+            message = f"sbatch's --{option} cannot be set in slurm.extra"
+            hint = "remove it" if instead == _NOT_SUPPORTED else f"use {instead}"
+            yield Problem(path, message, hint)
 
 
-def _check_after(options: Options) -> Iterator[Problem]:
+def _option(prefix: str, options: Iterable[str]) -> str | None:
+    """The first option that starts with `prefix`, as sbatch accepts abbreviations."""
+    return next((option for option in options if option.startswith(prefix)), None)
+
+
+def _check_dependencies(options: Options) -> Iterator[Problem]:
     for run in options.after:
-        if sent.job(paths.run_folder(run)) is None:
+        if run_record.job_id(paths.run_folder(run)) is None:
             yield Problem(
                 f"slurm.after.{run}",
-                "no run of that id was sent to Slurm from here",
+                "no run with this id was submitted to Slurm from this machine",
                 "`deploykit list` shows the runs",
             )
-
-
-def _check_array(options: Options) -> Iterator[Problem]:
     if options.array is None and options.at_once is not None:
-        yield Problem("slurm.at_once", "is for an array", "set slurm.array")
+        yield Problem("slurm.at_once", "requires slurm.array", "set slurm.array")
 
 
 def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
-    """A comma or a colon in a folder would be read as the end of it."""
+    """Both runtimes read a comma or a colon in a mount as the end of a path."""
     if options.container is None:
         return
     if options.container.image.startswith("-"):
-        yield Problem("slurm.container.image", "begins with a hyphen, like an option")
+        yield Problem("slurm.container.image", "starts with a hyphen, like an option")
     for number, mount in enumerate(options.container.mounts):
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
-    for path, place in {"": str(options.home), **contract.locations(job)}.items():
-        if re.search("[,:]", place) and "://" not in place:
-            message = f"a container cannot be given the folder {place}, with a comma or a colon"
+    for path, location in {"": str(options.home), **contract.locations(job)}.items():
+        if re.search("[,:]", location) and "://" not in location:
+            message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
             yield Problem(path, message, "choose another folder")
 
 
@@ -209,13 +213,22 @@ def _check_numbers(job: JobSpec, options: Options) -> Iterator[Problem]:
     if notice is not None and notice >= limit:
         yield Problem(
             "slurm.signal_seconds",
-            f"a notice of {notice} s does not fit into a time limit of {limit} s",
+            f"{notice} s is not less than the time limit of {limit} s",
             "lower it, or raise resources.time_limit",
         )
     memory = job.resources.memory
-    if memory is not None and memory < _LEAST_MEMORY:
+    if memory is not None and memory < _MIN_MEMORY:
         yield Problem("resources.memory", "must be at least 1MiB on Slurm")
 
 
-def _controls(text: str) -> bool:
+def _check_site(job: JobSpec, options: Options, name: str) -> Iterator[Problem]:
+    from deploykit.backends.slurm import site, site_checks  # few jobs name a site profile
+
+    try:
+        yield from site_checks.problems(job, options, site.load(name))
+    except NotFound as error:
+        yield Problem("slurm.site", str(error), error.hint)
+
+
+def _has_control_character(text: str) -> bool:
     return any(unicodedata.category(character) == "Cc" for character in text)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploykit import paths
-from deploykit.backends.slurm import fits, site
+from deploykit.backends.slurm import site, site_checks
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
 from deploykit.doctor import slurm
@@ -27,8 +27,8 @@ def examine(
         profile, runs = site.read(), slurm.folder(paths.state(), site.hosts())
     if save:
         site.save(profile, save / _FACTS)
-    problems = fits.check(job, options, profile)
-    yield from slurm.check(profile, profile.of(options.partition), problems, runs)
+    problems = site_checks.problems(job, options, profile)
+    yield from slurm.check(profile, profile.partition(options.partition), problems, runs)
 
 
 def probe(host: str | None) -> Profile:
@@ -41,6 +41,7 @@ def probe(host: str | None) -> Profile:
 
 def _line(profile: Site, partition: Partition) -> str:
     """One partition, its time limit and its nodes."""
-    limit = "no time limit" if partition.seconds is None else f"at most {partition.seconds} s"
+    seconds = partition.max_seconds
+    limit = "no time limit" if seconds is None else f"at most {seconds} s"
     mark = " (default)" if partition.default else ""
-    return f"{partition.name}{mark}: {limit}; {site.names(profile.nodes(partition.name))}"
+    return f"{partition.name}{mark}: {limit}; {site.describe(profile.nodes(partition.name))}"

@@ -1,7 +1,7 @@
-"""submitit's executor with a job file's resources and options: Python functions as Slurm jobs.
+"""submitit's executor for Python functions, with a job file's resources and options.
 
-None of submitit's own defaults is left in: no wckey, no limit of five minutes, no throttle of
-arrays or of submits, and squeue in the place of sacct, which not every site has.
+submitit's own defaults are removed: its wckey, its time limit of five minutes, and its throttling
+of arrays and submits. States come from squeue instead of sacct, which not every site has.
 """
 
 from __future__ import annotations
@@ -16,45 +16,48 @@ from submitit.core import core, utils
 from submitit.slurm import slurm
 
 from deploykit import paths
-from deploykit.backends.slurm import script, sending, states
+from deploykit.backends.slurm import script, states, submission
 from deploykit.backends.slurm.options import Options
 from deploykit.model import JobSpec
 
 
-class Watcher(slurm.SlurmInfoWatcher):
-    """States of all jobs by one squeue, which also knows those that have ended of late."""
+class SqueueWatcher(slurm.SlurmInfoWatcher):
+    """The states of all jobs from one squeue, which includes jobs that ended recently."""
 
     def _make_command(self) -> list[str] | None:
         if not self._registered - self._finished:
             return None
-        chosen = ["--me", "--array", "--states=all", "--noheader"]
-        return ["squeue", *chosen, "--format=%i|%T"]
+        options = ["--me", "--array", "--states=all", "--noheader"]
+        return ["squeue", *options, "--format=%i|%T"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
+        """Read the output of squeue into submitit's record of each registered job.
+
+        submitit treats a state that it does not know as final, so that every other state is given
+        as RUNNING, and a job that squeue does not list as NO_RECORD.
+        """
         text = string.decode() if isinstance(string, bytes) else string
-        found = {}
+        records = {job: {"JobID": job, "State": "NO_RECORD"} for job in self._registered}
         for line in text.splitlines():
             job, _, native = line.partition("|")
-            # submitit takes any word that it does not know for an end
-            final = states.is_final(native)
-            found[job] = {"JobID": job, "State": native if final else "RUNNING"}
-        gone = self._registered.difference(found)
-        return {**{job: {"JobID": job, "State": "FORGOTTEN"} for job in gone}, **found}
+            state = native if states.is_final(native) else "RUNNING"
+            records[job] = {"JobID": job, "State": state}
+        return records
 
 
 class FunctionJob(slurm.SlurmJob[Any]):
-    """A function that was sent, and its result."""
+    """A function that was submitted, and its result."""
 
-    watcher = Watcher(delay_s=15)
+    watcher = SqueueWatcher(delay_s=15)
 
 
-class Functions(slurm.SlurmExecutor):
-    """Sends functions. An array is one call of sbatch, whatever its length."""
+class FunctionExecutor(slurm.SlurmExecutor):
+    """Submits functions. An array costs one sbatch, whatever its length."""
 
     job_class = FunctionJob
 
     def __init__(self, folder: Path, job: JobSpec, options: Options) -> None:
-        paths.private_folder(folder)  # a pickle in it that was exchanged would run as the user
+        paths.private_folder(folder)  # replacing a pickle in it means running code as the user
         super().__init__(folder, python=shlex.quote(options.python) if options.python else None)
         self._throttling = 0.0
         self.update_parameters(**script.function_parameters(job, options))
@@ -62,33 +65,32 @@ class Functions(slurm.SlurmExecutor):
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         paths.make_private(submission_file_path)
         text = submission_file_path.read_text()
-        drop = sending.unwanted(os.environ, text)
         argv = super()._make_submission_command(submission_file_path)
-        return ["env", *(word for name in drop for word in ("-u", name)), *argv]
+        return [*submission.clean_environment(text), *argv]
 
     def _internal_process_submissions(
         self, delayed_submissions: list[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        """As submitit does it, without a plain executor in the place of this one for an array."""
+        """As in submitit, which would use a plain SlurmExecutor for an array."""
         if len(delayed_submissions) == 1:
             jobs = super()._internal_process_submissions(delayed_submissions)
             paths.make_private(jobs[0].paths.submitted_pickle)
             return jobs
         folder = Path(self.folder)
-        waiting = folder / uuid.uuid4().hex
+        prefix = folder / uuid.uuid4().hex
         for number, delayed in enumerate(delayed_submissions):
             delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
-            delayed.dump(f"{waiting}-{number}.pkl")
-            paths.make_private(Path(f"{waiting}-{number}.pkl"))
-        array = self._send_array(len(delayed_submissions))
+            delayed.dump(f"{prefix}-{number}.pkl")
+            paths.make_private(Path(f"{prefix}-{number}.pkl"))
+        array = self._submit_array(len(delayed_submissions))
         jobs = []
         for number in range(len(delayed_submissions)):
             name = f"{array.job_id}_{number}"
-            os.rename(f"{waiting}-{number}.pkl", f"{folder}/{name}_submitted.pkl")  # noqa: PTH104
+            os.rename(f"{prefix}-{number}.pkl", f"{folder}/{name}_submitted.pkl")  # noqa: PTH104
             jobs.append(FunctionJob(folder, name, range(self._num_tasks())))
         return jobs
 
-    def _send_array(self, count: int) -> core.Job[Any]:
+    def _submit_array(self, count: int) -> core.Job[Any]:
         array = {"map_count": count, "array_parallelism": count}
         self.parameters.update(array)
         try:

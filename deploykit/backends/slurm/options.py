@@ -12,42 +12,44 @@ from deploykit.fields import NOT_EMPTY, Bounds, Help, Pattern
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "the id of a run")
+SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
+"""Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the job file sets them."""
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often the job may be started again, by reason; the counts are kept apart."""
+    """How often the job may be restarted, counted separately for each reason."""
 
     time_limit: Annotated[
-        int, Help("After its time limit, if the attempt has left a checkpoint."), Bounds(0, 10_000)
+        int, Help("After the time limit, if the attempt saved a checkpoint."), Bounds(0, 10_000)
     ] = 100
     preemption: Annotated[int, Help("After a preemption."), Bounds(0, 10_000)] = 100
-    node_failure: Annotated[int, Help("After the loss of a node."), Bounds(0, 10_000)] = 10
+    node_failure: Annotated[int, Help("After a node failure."), Bounds(0, 10_000)] = 10
     error: Annotated[
         int,
-        Help("After a rank has failed and torchrun's `retries` are used up."),
+        Help("After a rank failed and torchrun has used up `retries`."),
         Bounds(0, 10_000),
     ] = 0
 
 
 @dataclass(frozen=True)
 class Container:
-    """The image in which the launcher and the trainer run."""
+    """The container in which the launcher and the trainer run."""
 
     image: Annotated[
         str,
-        Help("Image: a file that the nodes see, or an address that the runtime understands."),
+        Help("Image: a file that every node can read, or an address that the runtime accepts."),
         NOT_EMPTY,
     ]
     runtime: Annotated[
         Literal["pyxis", "apptainer"],
-        Help("What starts it: Pyxis with enroot, by options of srun; or Apptainer."),
+        Help("Container runtime: Pyxis with enroot, through options of srun, or Apptainer."),
     ] = "pyxis"
     mounts: Annotated[
         tuple[str, ...],
         Help(
-            "More folders to be seen inside, `FOLDER` or `FOLDER:INSIDE`. Those of the run and "
-            "of the job file are seen anyway.",
+            "More folders to mount, as `FOLDER` or `FOLDER:INSIDE`. The folders of the run and of "
+            "the job file are always mounted.",
             "[/scratch]",
         ),
     ] = ()
@@ -60,19 +62,19 @@ class Options:
     host: Annotated[
         str | None,
         Help(
-            "Login node to work from over OpenSSH, as `ssh` knows it. Default: this machine.",
+            "Login node to submit from, as a host name or alias of `ssh`. Default: this machine.",
             example="login1",
         ),
     ] = None
     folder: Annotated[
         str | None,
         Help(
-            "With `host`: folder there for runs and bundles, which every node sees.",
+            "With `host`: the folder on it for runs and bundles, which every node can read.",
             example="/shared/ada/deploykit",
         ),
     ] = None
     partition: Annotated[str | None, Help("Partition. Default: the site's.", example="gpu")] = None
-    account: Annotated[str | None, Help("Account that pays. Default: yours.")] = None
+    account: Annotated[str | None, Help("Account to charge. Default: yours.")] = None
     qos: Annotated[str | None, Help("Quality of service. Default: the site's.")] = None
     constraint: Annotated[
         str | None, Help("Features that the nodes must have.", example='"a100&nvlink"')
@@ -80,42 +82,42 @@ class Options:
     reservation: Annotated[str | None, Help("Reservation to run in.")] = None
     nodelist: Annotated[str | None, Help("Nodes that must be used.", example="node[01-02]")] = None
     exclude: Annotated[str | None, Help("Nodes that must not be used.", example="node07")] = None
-    exclusive: Annotated[bool, Help("Share the nodes with no other job.")] = False
+    exclusive: Annotated[bool, Help("Do not share the nodes with other jobs.")] = False
     gres_style: Annotated[
         Literal["gpus-per-node", "gres"],
-        Help("How this site wants GPUs asked for: `--gpus-per-node=N` or `--gres=gpu:N`."),
+        Help("How the site expects GPU requests: `--gpus-per-node=N` or `--gres=gpu:N`."),
     ] = "gpus-per-node"
     licenses: Annotated[
-        str | None, Help("Licences to hold, as the site names them.", example="matlab:2")
+        str | None, Help("Licences that the job needs, as the site names them.", example="matlab:2")
     ] = None
     mail_type: Annotated[
-        str | None, Help("Events that Slurm sends mail about.", example='"END,FAIL"')
+        str | None, Help("Events for which Slurm sends mail.", example='"END,FAIL"')
     ] = None
-    mail_user: Annotated[str | None, Help("Who gets that mail. Default: you.")] = None
+    mail_user: Annotated[str | None, Help("Recipient of the mail. Default: you.")] = None
     after: Annotated[
         Mapping[Annotated[str, RUN], Literal["succeeded", "failed", "ended"]],
         Help(
-            "Runs that must have ended before this one starts, by run id, and how. A run that "
-            "ends otherwise cancels this one.",
+            "Runs that must end before this one starts, by run id, and how each must end. If one "
+            "ends differently, Slurm cancels this run.",
             example="{prepare-1: succeeded}",
         ),
     ] = field(default_factory=dict)
     array: Annotated[
         int | None,
         Help(
-            "Tasks of a job array, all sent by one call. Each has its number in "
-            "`SLURM_ARRAY_TASK_ID`, from 0, and a folder of that name below output and checkpoints."
+            "Number of tasks of a job array. Each task reads its number, from 0, from "
+            "`SLURM_ARRAY_TASK_ID`, and has a folder of that name in output and checkpoints."
         ),
         Bounds(1, 1_000_000),
     ] = None
     at_once: Annotated[
-        int | None, Help("Tasks of the array that may run at a time."), Bounds(1)
+        int | None, Help("Tasks of the array that may run at the same time."), Bounds(1)
     ] = None
     python: Annotated[
         str | None,
         Help(
-            "Python on the nodes that runs the trainer. Default: the one that runs deploykit; "
-            "with `host` or in a container `python3`.",
+            "Python on the nodes that runs the trainer. Default: the one that runs deploykit, or "
+            "`python3` with `host` or in a container.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -126,25 +128,23 @@ class Options:
         tuple[str, ...],
         Help("Shell lines that the batch script runs before srun.", "[ulimit -c 0]"),
     ] = ()
-    container: Annotated[
-        Container | None, Help("Image to run in. Default: none, the nodes as they are.")
-    ] = None
+    container: Annotated[Container | None, Help("Container to run in. Default: none.")] = None
     signal_seconds: Annotated[
         int | None,
         Help(
-            "Notice before the time limit, as SIGUSR2, in seconds; Slurm may give it up to 60 s "
-            "early. Default: 90, or half of a short time limit."
+            "Seconds before the time limit at which the job gets SIGUSR2. Slurm may send it up to "
+            "60 s early. Default: 90, or half of a short time limit."
         ),
         Bounds(1, 65535),
     ] = None
     restarts: Annotated[
-        Restarts, Help("How often Slurm may start the job again, by reason. All 0: never.")
+        Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
     ] = field(default_factory=Restarts)
     site: Annotated[
         str | None,
         Help(
-            "Site profile to check against: a cluster's name or a file. On the cluster, "
-            "`deploykit backends slurm --probe` writes one.",
+            "Site profile to check against: a cluster's name or a file. "
+            "`deploykit backends slurm --probe` writes one on the cluster.",
             example="prod",
         ),
         NOT_EMPTY,
@@ -152,16 +152,16 @@ class Options:
     extra: Annotated[
         Mapping[Annotated[str, OPTION], str],
         Help(
-            "Any other options of sbatch; an empty value gives an option that takes none.",
+            "Other options of sbatch, by their long names; use an empty value for a flag.",
             example='{nice: "100", contiguous: ""}',
         ),
     ] = field(default_factory=dict)
 
     def run_folder(self, run: str) -> Path:
-        """The run's folder, as the nodes see it."""
+        """The path of a run's folder on the nodes."""
         return self.home / "runs" / run
 
     @property
     def home(self) -> Path:
-        """The folder of all runs, as the nodes see it."""
+        """The path of deploykit's folder on the nodes: `folder` with a host, else `paths.state`."""
         return Path(self.folder) if self.host and self.folder else paths.state()

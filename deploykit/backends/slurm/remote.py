@@ -1,7 +1,7 @@
-"""A run sent from a login node: what goes there, and what comes back.
+"""A run on a login node: copy it there, submit it there, and fetch its exit records and logs.
 
-Every step can be done again, and a broken connection leaves a step done or not done. Who sends
-the job holds a lock there, so that whoever asks after a broken connection waits for the answer.
+Every step can be repeated, and a broken connection leaves a step either done or not done. The
+script that calls sbatch holds a lock on the login node, so that a later query waits for its answer.
 """
 
 from __future__ import annotations
@@ -17,110 +17,128 @@ from pathlib import Path
 
 from deploykit import bundle as bundles
 from deploykit import contract, paths
-from deploykit.backends.slurm import machine
-from deploykit.backends.slurm.sent import Place
+from deploykit.backends.slurm import ssh
+from deploykit.backends.slurm.options import SITE_DEFAULTS
+from deploykit.backends.slurm.run_record import RemoteFolder
 from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
-SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
-"""Options that a site sets by variables (SBATCH_ACCOUNT) where a job file leaves them open."""
 LOGS = ("logs/*.log", "tasks/*/logs/*.log")
-"""In the run's folder; the second ones are those of an array."""
+"""Patterns of log files in a run's folder; the second matches those of a job array."""
 _SCRIPT = "plan.sh"
-_MOST = 1 << 23
-"""Bytes of one log that are fetched at once."""
-_MOST_AT_ONCE = 1 << 26
-"""Bytes of all logs that are fetched at once."""
+_MAX_LOG = 1 << 23
+"""Bytes of one log that one call fetches."""
+_MAX_LOGS = 1 << 26
+"""Bytes of all logs that one call fetches."""
 _LOG = re.compile(r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log")
-_END = re.compile(r"(tasks/[0-9]{1,9}/)?ends/[\w-][\w.-]{0,200}", re.ASCII)
-"""Files that a login node may have written here, by their names."""
-_BUSY = 75
+_EXIT_RECORD = re.compile(r"(tasks/[0-9]{1,9}/)?ends/[\w-][\w.-]{0,200}", re.ASCII)
+"""The only file names that an answer of a login node may create on this machine."""
 _SHA256 = "sha256sum | cut -c1-64"
-_NOT_MINE = 73
-_NARROWED = "it was open to other users, and now is yours alone"
+_BUSY = 75
+_FOREIGN_OWNER = 73
+"""Exit codes of our own scripts: the lock is held, the folder belongs to another user."""
+_NARROWED = "it was accessible to other users; its mode is now 0700"
 _ENTER = (
-    "umask 077; mkdir -p {place} && cd {place} && {{ [ -O . ] || exit 73; }} && "
+    "umask 077; mkdir -p {folder} && cd {folder} && {{ [ -O . ] || exit 73; }} && "
     f'case "$(stat -c %a .)" in *00) ;; *) chmod go= . && echo "{_NARROWED}" >&2;; esac'
 )
-"""What deploykit makes there is for its user alone, and so is the folder itself."""
+"""Creates and enters deploykit's folder on the login node, which is private to its user."""
 
 
-def deliver(plan: Plan, place: Place) -> None:
-    """The bundle, unless one of its hash is there, unpacked for the run; and the batch script."""
+def deliver(plan: Plan, remote: RemoteFolder) -> None:
+    """Copy the bundle, unless it is there already, unpack it for the run, and copy the script.
+
+    Raises BackendUnavailable, CannotWrite, NotPermitted or TryAgain when a step fails.
+    """
     home = plan.options.home
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
-    folder = _relative(place, home)
+    folder = _relative(remote, home)
     folders = " ".join(shlex.quote(f"{folder}/{name}") for name in contract.FOLDERS)
-    # a name proves nothing; the hash is that of the archive before compression
+    # the name proves nothing: the hash is that of the uncompressed archive
     same = f'[ "$(gzip -dc {archive} | {_SHA256})" = {plan.bundle.hash} ]'
     good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"
-    have = _do(place.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
-    if not have:
-        _upload(place.host, home, archive, bundles.store(plan.bundle).read_bytes())
-    # a folder that is there is whole: it gets its name last
+    is_there = _do(remote.host, home, f"mkdir -p bundles {folders}; if {good}; then echo yes; fi")
+    if not is_there:
+        _upload(remote.host, home, archive, bundles.store(plan.bundle).read_bytes())
+    # `source` gets its name last, so one that exists is complete
     tar = f"tar --no-same-permissions -xzf {archive} -C {folder}/new"
     unpack = f"{tar} && mv {folder}/new {folder}/source"
     fresh = f"rm -rf {folder}/new; mkdir {folder}/new && {unpack}"
-    # one that exists shows its changes at once
-    more = (
+    # other nodes see changes of a file at once if the file exists already
+    then = (
         f"touch {folder}/rendezvous.json {folder}/sending; [ -d {folder}/source ] || {{ {fresh}; }}"
     )
-    _upload(place.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), more)
+    _upload(remote.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), then)
 
 
-def sbatch(plan: Plan, place: Place) -> list[str]:
-    """The command that sends the script, once: done again, it gives the same answer."""
-    left = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
-    kept = "|".join(f"SBATCH_{name.upper()}" for name in left)
+def sbatch(plan: Plan, remote: RemoteFolder) -> tuple[int, bytes, str]:
+    """Submit the script there; a repeated call returns the answer of the first that succeeded.
+
+    Returns the exit code, standard output and standard error. Raises BackendUnavailable when the
+    connection fails, in which case the job may be queued.
+    """
+    open_options = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
+    kept = "|".join(f"SBATCH_{name.upper()}" for name in open_options)
     names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{kept}'"
-    # the job gets the umask of sbatch, which is the user's own
+    # the job inherits the umask of sbatch, which must be the user's own
     fresh = f"(umask 077; : > job.new); sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
     once = f"[ -s job ] || {{ {fresh}; }}; cat job"
     script = (
-        f"cd {shlex.quote(place.folder)} && unset $({names}); "
+        f"cd {shlex.quote(remote.folder)} && unset $({names}); "
         f"flock -w 60 sending sh -c {shlex.quote(once)}"
     )
-    return machine.argv(place.host, script)
+    return ssh.run(remote.host, script)
 
 
-def job(place: Place) -> str | None:
-    """The id of the job that was sent or has claimed the run, as the files there tell."""
+def find_job(remote: RemoteFolder) -> str | None:
+    """The id of the job that was submitted there, or that has started the run; None without one.
+
+    Raises BackendUnavailable when the connection fails or a submit holds the lock.
+    """
     script = (
-        f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; exec 9>sending; "
+        f"cd {shlex.quote(remote.folder)} 2>/dev/null || exit 0; exec 9>sending; "
         f"flock -w 60 9 || exit {_BUSY}; cat job 2>/dev/null || readlink claim; exit 0"
     )
-    code, out, err = machine.run(place.host, script)
+    code, out, err = ssh.run(remote.host, script)
     if code:
-        raise BackendUnavailable(f"{place.host}: {err.strip() or 'a submit is at work there'}")
+        raise BackendUnavailable(f"{remote.host}: {err.strip() or 'a submit is in progress there'}")
+    return job_id(out)
+
+
+def job_id(out: bytes) -> str | None:
+    """The id in what sbatch printed (``Submitted batch job 42``) or in a claim (``42``)."""
     match = re.search(rb"(?<![0-9])[0-9]{1,18}(?![0-9])", out)
     return match[0].decode() if match else None
 
 
-def fetch_ends(host: str, runs: Sequence[tuple[Handle, Place]]) -> None:
-    """Bring what the nodes have left in the folders of these runs and their tasks, in one call."""
-    files = "ends/*.json tasks/*/ends/*.json"  # of one line each
-    loop = (
+def fetch_exit_records(host: str, runs: Sequence[tuple[Handle, RemoteFolder]]) -> None:
+    """Copy the exit records and claims of these runs and their tasks to this machine, in one call.
+
+    Raises BackendUnavailable when the connection fails.
+    """
+    patterns = "ends/*.json tasks/*/ends/*.json"  # files of one line each
+    show = (
         'cd "$1" 2>/dev/null && { printf "\\t%s\\n" "$1"; '
-        f"grep -sH '' {files}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
+        f"grep -sH '' {patterns}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
     )
-    folders = " ".join(shlex.quote(place.folder) for _, place in runs)
-    script = f'show() {{ {loop}; }}; for one in {folders}; do (show "$one"); done; exit 0'
-    local = {place.folder: Path(handle.folder) for handle, place in runs}
-    found: dict[str, dict[str, str]] = {there: {} for there in local}
-    there = ""
-    for line in _run(host, script).decode(errors="replace").splitlines():
+    folders = " ".join(shlex.quote(remote.folder) for _, remote in runs)
+    script = f'show() {{ {show}; }}; for run in {folders}; do (show "$run"); done; exit 0'
+    local_by_remote = {remote.folder: Path(handle.folder) for handle, remote in runs}
+    files: dict[str, dict[str, str]] = {folder: {} for folder in local_by_remote}
+    current = ""
+    for line in _run_long(host, script).decode(errors="replace").splitlines():
         if line.startswith("\t"):
-            there = line[1:]
+            current = line[1:]
         else:
             name, _, text = line.partition(":")
-            found.setdefault(there, {})[name] = text
-    for folder, path in local.items():
-        _mirror(path, found[folder])
+            files.setdefault(current, {})[name] = text
+    for folder, local in local_by_remote.items():
+        _mirror(local, files[folder])
 
 
 def _mirror(folder: Path, files: dict[str, str]) -> None:
-    """Make `ends/` of a run and its tasks, and the claim, here what they are there."""
+    """Make the exit records and the claim in `folder` the same as on the login node."""
     for path in (*folder.glob("ends/*.json"), *folder.glob("tasks/*/ends/*.json")):
         if str(path.relative_to(folder)) not in files:
             path.unlink()
@@ -129,83 +147,91 @@ def _mirror(folder: Path, files: dict[str, str]) -> None:
             if whole(text) is not None:
                 with contextlib.suppress(FileExistsError):
                     (folder / "claim").symlink_to(text)
-        elif _END.fullmatch(name):
+        elif _EXIT_RECORD.fullmatch(name):
             path = folder / name
             paths.make_folder(path.parent)
             paths.write(path, text + "\n")
 
 
-def fetch_logs(place: Place, folder: Path) -> None:
-    """Append to the logs here what has been written there since the last call."""
-    while _fetch_some(place, folder):
+def fetch_logs(remote: RemoteFolder, folder: Path) -> None:
+    """Append to the logs in `folder` what was written on the login node since the last call.
+
+    Raises BackendUnavailable when the connection fails or the answer is not understood.
+    """
+    while _fetch_part(remote, folder):
         pass
 
 
-def _fetch_some(place: Place, folder: Path) -> bool:
-    """One call; whether there may be more. A file that has not grown costs no process there."""
-    have = "".join(
+def _fetch_part(remote: RemoteFolder, folder: Path) -> bool:
+    """Fetch at most `_MAX_LOGS` bytes; return whether there may be more."""
+    sizes = "".join(
         f"{shlex.quote(str(path.relative_to(folder)))}) at={path.stat().st_size};; "
         for pattern in LOGS
         for path in folder.glob(pattern)
     )
+    # stat shows which files have grown, so that no process starts for the others
     script = (
-        f"cd {shlex.quote(place.folder)} 2>/dev/null || exit 0; "
+        f"cd {shlex.quote(remote.folder)} 2>/dev/null || exit 0; "
         f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | {{ t=0; while read -r n f; do "
-        '[ -f "$f" ] || continue; '  # half a name that holds a line end
-        f'case "$f" in {have}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
-        f'[ "$n" -le {_MOST} ] || n={_MOST}; '
-        f't=$((t + n)); [ "$t" -le {_MOST_AT_ONCE} ] || break; printf "%s %s\\n" "$f" "$n"; '
+        '[ -f "$f" ] || continue; '  # part of a name with a line break
+        f'case "$f" in {sizes}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
+        f'[ "$n" -le {_MAX_LOG} ] || n={_MAX_LOG}; '
+        f't=$((t + n)); [ "$t" -le {_MAX_LOGS} ] || break; printf "%s %s\\n" "$f" "$n"; '
         'tail -c "+$((at + 1))" "$f" | head -c "$n"; done; }; exit 0'
     )
-    out = _run(place.host, script)
-    more = len(out) > _MOST_AT_ONCE - _MOST
+    return _append_logs(remote.host, folder, _run_long(remote.host, script))
+
+
+def _append_logs(host: str, folder: Path, out: bytes) -> bool:
+    """Append the parts in `out`, each after a line with its name and size."""
+    more = len(out) > _MAX_LOGS - _MAX_LOG
     stream = io.BytesIO(out)
     while head := stream.readline():
         name, _, count = head.decode(errors="replace").rstrip("\n").rpartition(" ")
         size = whole(count)
         if size is None:
-            raise BackendUnavailable(f"{place.host} does not send logs, but {name[:80]!r}")
-        text = stream.read(size)
+            raise BackendUnavailable(f"{host} sent {name[:80]!r} instead of a log")
+        part = stream.read(size)
         if _LOG.fullmatch(name) and name.isprintable():
             paths.make_folder((folder / name).parent)
             with open(folder / name, "ab", opener=paths.private_opener) as file:
-                file.write(text)
-        more = more or size == _MOST
+                file.write(part)
+        more = more or size == _MAX_LOG
     return more
 
 
-def _run(host: str, script: str) -> bytes:
-    """What a script printed that may be longer than a word on a command line can be."""
-    _, out, _ = machine.run(host, "exec sh", script.encode())
+def _run_long(host: str, script: str) -> bytes:
+    """The output of a script that may exceed the length of a command line's argument."""
+    _, out, _ = ssh.run(host, "exec sh", script.encode())
     return out
 
 
-def _relative(place: Place, home: Path) -> str:
-    """The run's folder below deploykit's; a run id needs no quotes."""
-    return str(Path(place.folder).relative_to(home))
+def _relative(remote: RemoteFolder, home: Path) -> str:
+    """The run's folder, relative to deploykit's; a run id needs no quotes."""
+    return str(Path(remote.folder).relative_to(home))
 
 
 def _upload(host: str, home: Path, path: str, content: bytes, then: str = "true") -> None:
-    """Write a file there, whole or not at all; where it is whole, run more of the script."""
+    """Write a complete file or none, and run the script `then` once the file is complete."""
     digest = hashlib.sha256(content).hexdigest()
     check = f'[ "$(cat {path}.$$ | {_SHA256})" = {digest} ]'
     _do(host, home, f"cat > {path}.$$ && {check} && mv {path}.$$ {path} && {{ {then}; }}", content)
 
 
 def _do(host: str, home: Path, script: str, data: bytes | None = None) -> bytes:
-    """Run a script in deploykit's folder there, which is the user's alone; what it printed."""
-    enter = _ENTER.format(place=shlex.quote(str(home)))
-    code, out, err = machine.run(host, f"{enter} && {script}", data)
+    """Run a script in deploykit's folder on `host`; return its output."""
+    enter = _ENTER.format(folder=shlex.quote(str(home)))
+    code, out, err = ssh.run(host, f"{enter} && {script}", data)
     if _NARROWED in err:
         logging.getLogger(__name__).warning("warning: %s: %s: %s", host, home, _NARROWED)
     if code == 0:
         return out
-    if code == _NOT_MINE:
+    if code == _FOREIGN_OWNER:
         raise CannotWrite(
             f"{host}: {home} belongs to another user, who could change what runs as you",
-            hint="choose a slurm.folder of your own",
+            hint="set slurm.folder to a folder of your own",
         )
-    said = f"{host}: {err.strip() or f'a step of the submit ended with exit code {code}'}"
+    message = f"{host}: {err.strip() or f'a step of the submit failed with exit code {code}'}"
     if "denied" in err:
-        raise NotPermitted(said, hint="choose a slurm.folder that you may write to")
-    raise TryAgain(said, hint="submit again; if that does not help, look at slurm.folder there")
+        raise NotPermitted(message, hint="set slurm.folder to a folder that you may write to")
+    raise TryAgain(message, hint=f"submit again; if that fails too, check slurm.folder on {host}")

@@ -1,6 +1,7 @@
-"""A site profile: what a Slurm cluster has and allows, asked once and usable off-cluster.
+"""Site profiles: the partitions, nodes and limits of a Slurm cluster, for checks elsewhere.
 
-`read` asks scontrol and srun, and changes nothing. The file is JSON, named by the cluster.
+`read` queries scontrol and srun, and changes nothing. A profile is a JSON file with the name of the
+cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from deploykit import parsing, paths
-from deploykit.backends.slurm import watching
+from deploykit.backends.slurm import commands
 from deploykit.decode import decode, whole
 from deploykit.errors import BackendUnavailable, NotFound
 
@@ -25,32 +26,34 @@ _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NONE", "(null)", "N/A", "ALL", 
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Nodes that are alike."""
+class NodeGroup:
+    """Nodes of the same partitions with the same resources."""
 
     partitions: tuple[str, ...]
     count: int
     usable: int
-    """Those of them that are neither down nor drained."""
+    """How many of them are neither down nor drained."""
     cpus: int
+    """CPUs of each node."""
     memory: int
-    """MiB; 1 where the site does not say."""
+    """MiB of each node; 1 where the site does not configure it."""
     gpus: int
+    """GPUs of each node."""
     features: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition and its limits; None where there is none."""
+    """A partition and its limits; None for no limit."""
 
     name: str
     default: bool
     state: str
-    """UP; jobs wait in one that is DOWN, and cannot be sent to one that is INACTIVE or DRAIN."""
+    """UP; DOWN, where jobs stay pending; INACTIVE or DRAIN, which accept no jobs."""
     nodes: int
-    seconds: int | None
-    most_nodes: int | None
-    least_nodes: int
+    max_seconds: int | None
+    max_nodes: int | None
+    min_nodes: int
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
     preemption: str
@@ -58,59 +61,68 @@ class Partition:
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, as it was when it was asked."""
+    """The profile of a cluster."""
 
     cluster: str
     version: str
-    asked: str
-    """When, in UTC, ISO 8601."""
+    created: str
+    """The time of the query, in UTC, ISO 8601."""
     accounting: bool
     gpu_style: Literal["gpus-per-node", "gres", "none"]
-    memory: bool
-    """Whether nodes say how much they have, so that jobs can ask for it."""
+    has_memory: bool
+    """Whether the site configures the memory of nodes, so that jobs can request it."""
     pyxis: bool
     requeue: bool
     preemption: str
     """PreemptType and PreemptMode."""
-    array: int
-    """Largest array, plus one."""
+    max_array_size: int
+    """MaxArraySize, which is one more than the largest array."""
     partitions: tuple[Partition, ...]
-    shapes: tuple[Shape, ...]
+    node_groups: tuple[NodeGroup, ...]
 
-    def of(self, name: str | None) -> Partition | None:
-        """The partition `name`, or the default one."""
-        found = (
-            one for one in self.partitions if (one.default if name is None else one.name == name)
+    def partition(self, name: str | None) -> Partition | None:
+        """The partition `name`, or for None the default partition; None if it does not exist."""
+        return next(
+            (
+                partition
+                for partition in self.partitions
+                if (partition.default if name is None else partition.name == name)
+            ),
+            None,
         )
-        return next(found, None)
 
-    def nodes(self, partition: str) -> list[Shape]:
-        return [shape for shape in self.shapes if partition in shape.partitions]
+    def nodes(self, partition: str) -> list[NodeGroup]:
+        """The nodes of a partition."""
+        return [group for group in self.node_groups if partition in group.partitions]
 
 
 def read(host: str | None = None) -> Site:
-    """Ask the cluster that the commands here, or on `host`, talk to. Raises BackendUnavailable."""
-    config = watching.asked(["scontrol", "show", "config"], host)
-    partitions = watching.asked(["scontrol", "show", "partition", "--oneliner"], host)
-    nodes = watching.asked(["scontrol", "show", "node", "--oneliner"], host)
+    """Query the cluster that commands on this machine, or on the login node `host`, talk to.
+
+    Raises BackendUnavailable when it does not answer.
+    """
+    config = commands.output(["scontrol", "show", "config"], host)
+    partitions = commands.output(["scontrol", "show", "partition", "--oneliner"], host)
+    nodes = commands.output(["scontrol", "show", "node", "--oneliner"], host)
     try:
-        helped = watching.asked(["srun", "--help"], host)
+        srun_help = commands.output(["srun", "--help"], host)
     except BackendUnavailable:
-        helped = ""
-    return parse(config, partitions, nodes, helped, datetime.now(UTC).isoformat(timespec="seconds"))
+        srun_help = ""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return parse(config, partitions, nodes, srun_help, now)
 
 
 def hosts() -> set[str]:
-    """The machines that the nodes run on. Raises BackendUnavailable."""
-    nodes = watching.asked(["scontrol", "show", "node", "--oneliner"])
+    """The host names of the nodes. Raises BackendUnavailable when the cluster does not answer."""
+    nodes = commands.output(["scontrol", "show", "node", "--oneliner"])
     return {_fields(line).get("NodeHostName", "").split(".")[0] for line in _lines(nodes)}
 
 
 def save(site: Site, path: Path | None = None) -> Path:
-    """Write the profile, by default where `load` finds it by the cluster's name."""
+    """Write the profile, by default where `load` finds it by name, and return its path."""
     text = json.dumps(dataclasses.asdict(site), indent=1) + "\n"
     if path is None:
-        path = place(site.cluster)
+        path = path_of(site.cluster)
         paths.private_folder(path.parent)
         paths.write(path, text)
         return path
@@ -120,13 +132,13 @@ def save(site: Site, path: Path | None = None) -> Path:
 
 
 def load(name: str) -> Site:
-    """The profile of a cluster, by its name or by a path. Raises NotFound."""
-    path = place(name)
-    hint = "on the cluster, `deploykit backends slurm --probe` writes it; copy it here"
+    """Read a profile, given the cluster's name or a path. Raises NotFound when it is not usable."""
+    path = path_of(name)
+    hint = "run `deploykit backends slurm --probe` on the cluster, and copy the profile here"
     try:
         data = parsing.json_of(path)
     except (OSError, ValueError) as error:
-        raise NotFound(f"no site profile in {path}", hint=hint) from error
+        raise NotFound(f"{path} is not a site profile, or cannot be read", hint=hint) from error
     site, problems = decode(Site, data)
     if site is None:
         problem = problems[0]
@@ -134,34 +146,34 @@ def load(name: str) -> Site:
     return site
 
 
-def place(name: str) -> Path:
-    """Where the profile `name` is: a path as it stands, a cluster's name in the state folder."""
+def path_of(name: str) -> Path:
+    """The file of a profile: `name` itself if it is a path, else in the state folder."""
     if "/" in name or name.endswith(".json"):
         return Path(name).expanduser()
     return paths.state() / "sites" / f"{name}.json"
 
 
-def parse(config: str, partitions: str, nodes: str, helped: str, asked: str) -> Site:
-    """The profile from what Slurm's commands print."""
+def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str) -> Site:
+    """The profile from the output of Slurm's commands."""
     settings = dict(_setting(line) for line in _lines(config))
-    shapes = tuple(_shapes(map(_fields, _lines(nodes))))
+    node_groups = tuple(_node_groups(map(_fields, _lines(nodes))))
     return Site(
         cluster=settings.get("ClusterName", ""),
         version=settings.get("SLURM_VERSION", ""),
-        asked=asked,
+        created=created,
         accounting=not settings.get("AccountingStorageType", "").endswith("/none"),
         gpu_style=_gpu_style(settings),
-        memory=any(shape.memory > 1 for shape in shapes),
-        pyxis="--container-image" in helped,
+        has_memory=any(group.memory > 1 for group in node_groups),
+        pyxis="--container-image" in srun_help,
         requeue=settings.get("JobRequeue") == "1",
         preemption=f"{settings.get('PreemptType', '')} {settings.get('PreemptMode', '')}".strip(),
-        array=whole(settings.get("MaxArraySize", "")) or 0,
+        max_array_size=whole(settings.get("MaxArraySize", "")) or 0,
         partitions=tuple(
             _partition(fields)
             for fields in map(_fields, _lines(partitions))
             if "PartitionName" in fields
         ),
-        shapes=shapes,
+        node_groups=node_groups,
     )
 
 
@@ -176,21 +188,21 @@ def _setting(line: str) -> tuple[str, str]:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """``Name=value`` pairs; a value may hold blanks (``OS=Linux 6.1``), a name may not."""
-    found: dict[str, str] = {}
+    """``Name=value`` pairs; a value may contain blanks (``OS=Linux 6.1``), a name may not."""
+    value_by_name: dict[str, str] = {}
     last = ""
     for word in line.split():
         name, mark, value = word.partition("=")
         if mark and re.fullmatch(r"\w+", name):
             last = name
-            found[last] = value
+            value_by_name[last] = value
         elif last:
-            found[last] += f" {word}"
-    return found
+            value_by_name[last] += f" {word}"
+    return value_by_name
 
 
 def _gpu_style(settings: Mapping[str, str]) -> Literal["gpus-per-node", "gres", "none"]:
-    """--gpus-per-node is known to select/cons_tres only: https://slurm.schedmd.com/gres.html."""
+    """--gpus-per-node requires select/cons_tres: https://slurm.schedmd.com/gres.html."""
     if "gpu" not in settings.get("GresTypes", "").split(","):
         return "none"
     return "gpus-per-node" if "cons_tres" in settings.get("SelectType", "") else "gres"
@@ -202,9 +214,9 @@ def _partition(fields: Mapping[str, str]) -> Partition:
         default=fields.get("Default") == "YES",
         state=fields.get("State", "UP"),
         nodes=whole(fields.get("TotalNodes", "")) or 0,
-        seconds=seconds(fields.get("MaxTime", "")),
-        most_nodes=whole(fields.get("MaxNodes", "")),
-        least_nodes=whole(fields.get("MinNodes", "")) or 0,
+        max_seconds=seconds(fields.get("MaxTime", "")),
+        max_nodes=whole(fields.get("MaxNodes", "")),
+        min_nodes=whole(fields.get("MinNodes", "")) or 0,
         accounts=_names(fields.get("AllowAccounts", "")),
         qos=_names(fields.get("AllowQos", "")),
         preemption=fields.get("PreemptMode", ""),
@@ -216,7 +228,7 @@ def _names(text: str) -> tuple[str, ...] | None:
 
 
 def seconds(text: str) -> int | None:
-    """Slurm's time (``1-12:00:00``, ``12:00:00``, ``30:00``) in seconds; None without a limit."""
+    """A time of Slurm's (``1-12:00:00``, ``12:00:00``, ``30:00``) in seconds; None for no limit."""
     match = re.fullmatch(r"(?:(\d{1,6})-)?(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9})", text)
     if match is None:
         return None
@@ -224,10 +236,14 @@ def seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
-def _shapes(nodes: Iterable[Mapping[str, str]]) -> Iterator[Shape]:
-    """Nodes grouped by what a job can ask for: a large site has few kinds."""
-    total: Counter[tuple[tuple[str, ...], int, int, int, tuple[str, ...]]] = Counter()
-    usable: Counter[tuple[tuple[str, ...], int, int, int, tuple[str, ...]]] = Counter()
+_Key = tuple[tuple[str, ...], int, int, int, tuple[str, ...]]
+"""Partitions, CPUs, memory in MiB, GPUs, features."""
+
+
+def _node_groups(nodes: Iterable[Mapping[str, str]]) -> Iterator[NodeGroup]:
+    """Group the nodes by what a job can request; even large sites have few groups."""
+    total: Counter[_Key] = Counter()
+    usable: Counter[_Key] = Counter()
     for fields in nodes:
         key = (
             _names(fields.get("Partitions", "")) or (),
@@ -237,22 +253,22 @@ def _shapes(nodes: Iterable[Mapping[str, str]]) -> Iterator[Shape]:
             _names(fields.get("AvailableFeatures", "")) or (),
         )
         total[key] += 1
-        usable[key] += not any(word in fields.get("State", "") for word in _UNUSABLE)
+        usable[key] += not any(state in fields.get("State", "") for state in _UNUSABLE)
     for key, count in total.items():
-        partitions, cpus, memory, cards, features = key
-        yield Shape(partitions, count, usable[key], cpus, memory, cards, features)
+        partitions, cpus, memory, gpu_count, features = key
+        yield NodeGroup(partitions, count, usable[key], cpus, memory, gpu_count, features)
 
 
 def gpus(gres: str) -> int:
-    """The GPUs in a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` has 4."""
-    found = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d{1,9})(?=[(,]|$)", gres)
-    return sum(map(int, found))
+    """The number of GPUs in a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` has 4."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d{1,9})(?=[(,]|$)", gres)
+    return sum(map(int, counts))
 
 
-def names(shapes: Sequence[Shape]) -> str:
-    """Nodes in words, for evidence."""
+def describe(groups: Sequence[NodeGroup]) -> str:
+    """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``, for each group."""
     return "; ".join(
-        f"{shape.usable} of {shape.count} nodes usable, each {shape.cpus} CPUs, "
-        f"{shape.memory} MiB, {shape.gpus} GPUs"
-        for shape in shapes
+        f"{group.usable} of {group.count} nodes usable, each {group.cpus} CPUs, "
+        f"{group.memory} MiB, {group.gpus} GPUs"
+        for group in groups
     )

@@ -1,10 +1,13 @@
-"""What Slurm says about jobs, read: commands out, text in. Asks nobody."""
+"""The commands that ask Slurm about jobs, the parsers of their output, and Slurm's states.
+
+Pure functions: nothing here runs a command.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,7 +19,7 @@ from deploykit.model import State, Status
 
 @dataclass(frozen=True)
 class Row:
-    """One job as Slurm described it."""
+    """One job as squeue, scontrol or sacct describes it."""
 
     id: str
     name: str
@@ -25,18 +28,18 @@ class Row:
     started: datetime | None = None
     finished: datetime | None = None
     code: str = ""
-    """Exit code and signal, ``1:0``."""
+    """Exit code and signal: ``1:0``."""
     folder: str = ""
-    """Its working folder, where squeue was asked."""
+    """Its working directory; only squeue gives it."""
     nodes: str = ""
-    """How many it wants, as squeue prints it."""
+    """The number of nodes, as squeue prints it."""
     partition: str = ""
-    """Its partition, or the ones that it may run in, with commas between."""
+    """Its partition, or several separated by commas while it is pending."""
     priority: int = 0
-    turn: str = ""
-    """What is known of its turn, where it waits for that alone."""
+    queue_position: str = ""
+    """A sentence about its position in the queue, where `queue_position.has_position`."""
     requeued: bool = False
-    """Whether Slurm starts it again by itself after a preemption or a failed node."""
+    """Whether Slurm requeues it after a preemption or a node failure."""
 
 
 _STATES = {
@@ -67,73 +70,83 @@ _STATES = {
     "LAUNCH_FAILED": State.FAILED,
     "RECONFIG_FAIL": State.FAILED,
 }
-"""Slurm's states in deploykit's words; one that is not here is UNKNOWN."""
+"""Slurm's states and deploykit's; any other is UNKNOWN.
 
-_RETURNING = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
-"""States that are an end only where Slurm does not requeue the job."""
+https://slurm.schedmd.com/job_state_codes.html
+"""
 
-_WORDS = {
-    "CONFIGURING": "its nodes are being made ready",
-    "REQUEUED": "it was put back into the queue",
-    "REQUEUE_HOLD": "it was put back into the queue and is held; `scontrol release` lets it go",
-    "SPECIAL_EXIT": "it was put back into the queue and is held; `scontrol release` lets it go",
-    "SUSPENDED": "suspended by Slurm; its processes stand still",
+_REQUEUEABLE = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
+"""States that are final only where Slurm does not requeue the job."""
+
+_STATE_REASONS = {
+    "CONFIGURING": "its nodes are starting up",
+    "REQUEUED": "requeued",
+    "REQUEUE_HOLD": "requeued and held; `scontrol release` releases it",
+    "SPECIAL_EXIT": "requeued and held; `scontrol release` releases it",
+    "SUSPENDED": "suspended by Slurm; its processes are stopped",
     "CANCELLED": "cancelled",
     "REVOKED": "moved to another cluster",
     "TIMEOUT": "stopped at its time limit; raise resources.time_limit",
-    "DEADLINE": "it could not have ended before its deadline",
-    "OUT_OF_MEMORY": "a node ran out of the memory asked for; raise resources.memory",
+    "DEADLINE": "could not have finished before its deadline",
+    "OUT_OF_MEMORY": "a node ran out of the requested memory; raise resources.memory",
     "NODE_FAIL": "a node failed",
     "PREEMPTED": "preempted by a job of higher priority",
     "BOOT_FAIL": "a node did not boot",
-    "LAUNCH_FAILED": "a node could not start it",
+    "LAUNCH_FAILED": "a node could not launch it",
 }
-"""A sentence for a state that the trainer did not choose."""
+"""Reasons for states that the trainer did not cause."""
 
 _EXIT_CODES = {"TIMEOUT": 124, "OUT_OF_MEMORY": 137}
-"""Where Slurm's own is no exit code of a program."""
+"""Exit codes for states in which Slurm reports none of a program."""
 
 _REASONS = {
     "None": "",
-    "Resources": "waits for nodes to become free",
-    "Priority": "other jobs of the partition go first",
-    "Dependency": "waits for the job that it depends on",
-    "DependencyNeverSatisfied": "the job that it depends on ended otherwise; this one never starts",
-    "BeginTime": "its start time has not come, or it waits after a requeue",
-    "JobHeldUser": "held by its owner; `scontrol release` lets it go",
+    "Resources": "waiting for free nodes",
+    "Priority": "waiting for jobs of higher priority",
+    "Dependency": "waiting for the job that it depends on",
+    "DependencyNeverSatisfied": (
+        "the job that it depends on did not end as required, so it can never start"
+    ),
+    "BeginTime": "waiting for its start time, or delayed after a requeue",
+    "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held after too many requeues",
-    "Licenses": "waits for a licence",
-    "Reservation": "waits for its reservation to begin",
-    "ReqNodeNotAvail": "nodes that it must have are down, drained or reserved",
-    "NodeDown": "a node that it must have is down",
+    "Licenses": "waiting for a licence",
+    "Reservation": "waiting for its reservation to begin",
+    "ReqNodeNotAvail": "nodes that it requires are down, drained or reserved",
+    "NodeDown": "a node that it requires is down",
     "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition takes no jobs now",
-    "PartitionConfig": "the partition can never give it what it asks for",
-    "PartitionNodeLimit": "asks for more nodes than the partition allows; it never starts",
-    "PartitionTimeLimit": "its time limit is longer than the partition allows; it never starts",
-    "BadConstraints": "no node has what it asks for; it never starts",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionConfig": "its partition can never provide what it requests",
+    "PartitionNodeLimit": "requests more nodes than the partition allows, so it can never start",
+    "PartitionTimeLimit": "its time limit exceeds the partition's, so it can never start",
+    "BadConstraints": "no node satisfies its constraints, so it can never start",
     "AccountNotAllowed": "its account may not use the partition",
     "InvalidAccount": "its account does not exist",
     "InvalidQOS": "its quality of service does not exist",
-    "QOSNotAllowed": "its quality of service is not allowed here",
+    "QOSNotAllowed": "its quality of service is not allowed in the partition",
     "FrontEndDown": "no node can run its batch script now",
     "Cleaning": "its last attempt is being cleaned up",
-    "Prolog": "its nodes are being made ready",
-    "JobArrayTaskLimit": "as many tasks of its array run as may",
-    "JobLaunchFailure": "a node could not start it: are the run's folder and its logs seen there?",
-    "launch failed requeued held": "a node could not start it, and it is held",
-    "RaisedSignal": "ended by a signal",
-    "OutOfMemory": "a node ran out of the memory asked for",
+    "Prolog": "its nodes are being prepared",
+    "JobArrayTaskLimit": "as many tasks of its array are running as are allowed at once",
+    "JobLaunchFailure": (
+        "a node could not launch it; check that the node can see the run's folder and its logs"
+    ),
+    "launch failed requeued held": "a node could not launch it, and it is held",
+    "RaisedSignal": "terminated by a signal",
+    "OutOfMemory": "a node ran out of the requested memory",
 }
-"""Sentences for Slurm's reasons; one that is not here is shown as it is."""
+"""Sentences for Slurm's reasons; any other is shown as Slurm gives it.
+
+https://slurm.schedmd.com/job_reason_codes.html
+"""
 
 _LIMITS = (
     ("QOS", "a limit of its quality of service is reached"),
     ("Assoc", "a limit of its account is reached"),
     ("MaxNodePerAccount", "a limit of its account is reached"),
 )
-_QUIET = {"", "None", "NonZeroExitCode"}
+_NO_REASON = {"", "None", "NonZeroExitCode"}
 
 _LAST_SIGNAL = 31
 _LAST_CODE = 255
@@ -147,27 +160,29 @@ _SCONTROL = re.compile(
     r"(?>.*? ExitCode=)(?P<code>\d+:\d+)(?>.*? StartTime=)(?P<started>\S+)"
     r" EndTime=(?P<finished>\S+) "
 )
-"""Each name where it stands first, and nowhere else: without `?>`, a job whose comment repeats
-them would be tried in every combination."""
+"""Matches the first occurrence of each name only. Without the atomic groups (``?>``), the match
+would try every combination for a comment that repeats the names."""
+
 _SACCT = "JobID,State,ExitCode,Start,End,JobName"
 
 
 def squeue_argv(name: str | None = None) -> list[str]:
-    """Your jobs that have not ended; with `name`, those of that name, ended ones too."""
+    """The command that lists the user's active jobs, or with `name` all jobs of that name."""
     chosen = [f"--name={name}", "--states=all"] if name else []
     return ["squeue", "--me", "--noheader", *chosen, f"--format={_SQUEUE}"]
 
 
 def parse_squeue(text: str) -> Iterator[Row]:
-    return islice(_queued(text), arrays.MOST)
+    """The jobs and array tasks in the output of `squeue_argv`, at most `arrays.MAX_TASKS`."""
+    return islice(_squeue_rows(text), arrays.MAX_TASKS)
 
 
-def _queued(text: str) -> Iterator[Row]:
+def _squeue_rows(text: str) -> Iterator[Row]:
     count = _SQUEUE.count("|")
     for line in text.splitlines():
         parts = line.split("|", count)
         if len(parts) > count:
-            job, native, started, finished, nodes, where, priority, reason, name, folder = parts
+            job, native, started, finished, nodes, partition, priority, reason, name, folder = parts
             row = Row(
                 job,
                 name,
@@ -177,108 +192,113 @@ def _queued(text: str) -> Iterator[Row]:
                 _time(finished),
                 folder=folder,
                 nodes=nodes,
-                partition=where,
+                partition=partition,
                 priority=whole(priority) or 0,
             )
-            yield from (replace(row, id=task) for task in arrays.tasks(job))
+            yield from (replace(row, id=task) for task in arrays.task_ids(job))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
-    """What the controller remembers, for some minutes after a job's end too.
+    """The command that shows jobs the controller knows, which includes those that ended recently.
 
-    It takes one id or none, and none means all.
+    scontrol takes a single id; for several, the command shows all jobs.
     """
     return ["scontrol", "--oneliner", "show", "job", *(ids if len(ids) == 1 else ())]
 
 
 def parse_scontrol(text: str) -> Iterator[Row]:
+    """The jobs in the output of `scontrol_argv`; lines of another form are skipped."""
     for line in text.splitlines():
-        found = _SCONTROL.match(line)
-        if found is not None:
+        match = _SCONTROL.match(line)
+        if match is not None:
             yield Row(
-                f"{found['array']}_{found['task']}" if found["array"] else found["id"],
-                found["name"],
-                found["native"],
-                found["reason"],
-                _time(found["started"]),
-                _time(found["finished"]),
-                found["code"],
-                requeued=found["requeue"] == "1",
+                f"{match['array']}_{match['task']}" if match["array"] else match["id"],
+                match["name"],
+                match["native"],
+                match["reason"],
+                _time(match["started"]),
+                _time(match["finished"]),
+                match["code"],
+                requeued=match["requeue"] == "1",
             )
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
-    """What the accounting database keeps, where the site has one."""
+    """The command that shows jobs in the accounting database, where the site has one."""
     chosen = f"--jobs={','.join(ids)}"
     return ["sacct", "--allocations", "--noheader", "--parsable2", chosen, f"--format={_SACCT}"]
 
 
 def parse_sacct(text: str) -> Iterator[Row]:
+    """The jobs in the output of `sacct_argv`; lines of another form are skipped."""
     for line in text.splitlines():
         parts = line.split("|", 5)
         if len(parts) == len(_SACCT.split(",")):
             job, native, code, started, finished, name = parts
-            word = (native.split() or [""])[0]  # it also says "CANCELLED by 1000"
-            yield Row(job, name, word, "", _time(started), _time(finished), code)
+            state = (native.split() or [""])[0]  # sacct prints "CANCELLED by 1000"
+            yield Row(job, name, state, "", _time(started), _time(finished), code)
 
 
 def is_final(native: str) -> bool:
-    """Whether a job in that state has ended."""
+    """Whether a job in this state of Slurm's has ended."""
     return _STATES.get(native, State.UNKNOWN).final
 
 
 def status(row: Row) -> Status:
-    """A job's status in deploykit's words."""
+    """The status of a job, from what Slurm alone knows."""
     state = _STATES.get(row.native, State.UNKNOWN)
-    if row.native in _RETURNING and row.requeued:
-        return Status(State.QUEUED, row.native, f"{_WORDS[row.native]}; Slurm starts it again")
-    reason = row.turn or _why_cancelled(row) or _WORDS.get(row.native) or _sentence(row.reason)
+    if row.native in _REQUEUEABLE and row.requeued:
+        reason = f"{_STATE_REASONS[row.native]}; Slurm requeues it"
+        return Status(State.QUEUED, row.native, reason)
     if state is State.UNKNOWN:
-        return Status(state, row.native, f"Slurm calls it {row.native}")
+        return Status(state, row.native, f"unknown Slurm state {row.native}")
+    reason = _reason(row)
     if not state.final:
-        # the start of a job that waits is only Slurm's guess
+        # the start time of a pending job is only an estimate
         started = None if state is State.QUEUED else row.started
         return Status(state, row.native, reason, started=started)
     code = _EXIT_CODES.get(row.native, _exit_code(row.code))
     if (code == 0) is not (state is State.SUCCEEDED) or state is State.CANCELLED:
-        code = None  # Slurm's own doing, and no word of the trainer's
+        code = None  # it is Slurm's own, not the trainer's
     return Status(state, row.native, reason, code, row.started, row.finished)
 
 
+def _reason(row: Row) -> str:
+    if row.queue_position:
+        return row.queue_position
+    if row.native == "CANCELLED" and row.reason.startswith("Depend"):
+        return _REASONS["DependencyNeverSatisfied"]  # Slurm itself cancels such a job
+    return _STATE_REASONS.get(row.native) or _sentence(row.reason)
+
+
 def restarted(reasons: Sequence[str], state: State) -> str:
-    """``restart 3 (time limit 2, preemption 1)``, and whether that is to come or was the last."""
+    """``restart 3 (time limit 2, preemption 1)``, in the tense that `state` calls for."""
     if not reasons:
         return ""
-    counted = Counter(reason.replace("_", " ") for reason in reasons)
-    listed = ", ".join(f"{reason} {count}" for reason, count in counted.items())
+    count_by_reason = Counter(reason.replace("_", " ") for reason in reasons)
+    listed = ", ".join(f"{reason} {count}" for reason, count in count_by_reason.items())
     number = len(reasons)
     if state.final:
         return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
     return f"restart {number}{'' if state is State.RUNNING else ' to come'} ({listed})"
 
 
-def _why_cancelled(row: Row) -> str:
-    """Slurm itself cancels a job that can never start."""
-    never = row.native == "CANCELLED" and row.reason.startswith("Depend")
-    return _REASONS["DependencyNeverSatisfied"] if never else ""
-
-
 def _sentence(reason: str) -> str:
-    if reason in _QUIET:
+    if reason in _NO_REASON:
         return ""
-    # a reason may go on after a comma: ReqNodeNotAvail, UnavailableNodes:n1
-    word, _, rest = reason.strip("()").replace("_", " ").partition(",")
-    known = _REASONS.get(word)
-    if known is None:
-        known = next((text for start, text in _LIMITS if word.startswith(start)), None)
-        rest = rest if known is None else f" {word}{rest}"
-    if known is None:
-        return f"Slurm says: {reason}"
-    return f"{known} ({rest.strip()})" if rest.strip() else known
+    # some reasons have details after a comma: ReqNodeNotAvail, UnavailableNodes:n1
+    code, _, details = reason.strip("()").replace("_", " ").partition(",")
+    sentence = _REASONS.get(code)
+    if sentence is None:
+        sentence = next((text for prefix, text in _LIMITS if code.startswith(prefix)), None)
+        details = f"{code}{details}"
+    if sentence is None:
+        return f"Slurm gives the reason {reason}"
+    return f"{sentence} ({details.strip()})" if details.strip() else sentence
 
 
 def _exit_code(text: str) -> int | None:
-    """``7:0`` is 7, ``0:9`` is 137; Slurm's own codes (``0:53``) are none of a program."""
+    """``7:0`` is 7, ``0:9`` is 137; None for Slurm's own codes (``0:53``)."""
     match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
     if match is None:
         return None
@@ -289,18 +309,8 @@ def _exit_code(text: str) -> int | None:
 
 
 def _time(text: str) -> datetime | None:
-    """Slurm's time; it was asked to speak UTC."""
+    """A time of Slurm's, which `commands.environment` makes UTC; None for ``N/A`` and the like."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         return None
-
-
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own filters and formats (SQUEUE_STATES, ...), and with times in UTC.
-
-    The tasks of an array are written out (https://slurm.schedmd.com/squeue.html).
-    """
-    own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
-    kept = {name: value for name, value in environ.items() if not name.startswith(own)}
-    return {**kept, "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}

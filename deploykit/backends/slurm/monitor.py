@@ -1,0 +1,301 @@
+"""Find, query, follow and cancel jobs that were submitted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deploykit import exit_records, logfiles
+from deploykit.backends.slurm import arrays, commands, queue_position, remote, run_record, states
+from deploykit.backends.slurm.queue_position import PendingJob
+from deploykit.backends.slurm.run_record import RemoteFolder
+from deploykit.backends.slurm.states import Row
+from deploykit.decode import whole
+from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.model import Handle, LogLine, State, Status
+
+_POLL = (1.0, 15.0)
+"""Seconds between two queries while a log is followed: the first and the longest pause."""
+
+_QUEUE_MAX_AGE = 60
+"""Seconds for which the list of all pending jobs is reused: it may be long."""
+
+_NO_RECORD, _EXIT_RECORD = "no record", "exit record"
+"""Native states of a job that Slurm no longer knows, without and with an exit record."""
+
+
+def find(run: str, folder: Path, target: str) -> Handle | None:
+    """Find the run's job: the one that started first, else the one with the lowest id.
+
+    Returns None where no job was queued, which includes a job that Slurm no longer knows and that
+    never started. Raises BackendUnavailable when this cannot be determined.
+    """
+    remote_folder = run_record.remote_folder(folder)
+    if remote_folder is None and target != commands.LOCALHOST:
+        if not folder.exists():
+            raise BackendUnavailable(f"{folder}, which recorded the login node, was deleted")
+        return None  # the submit was interrupted before anything was copied
+    if (problem := _wrong_cluster(folder)) is not None:
+        raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
+    if remote_folder is None:
+        job = run_record.claimed_by(folder) or run_record.job_id(folder)
+        job = job or _find_by_name(run, None, str(folder))
+    else:
+        job = remote.find_job(remote_folder)
+        job = job or _find_by_name(run, remote_folder.host, remote_folder.folder)
+    return None if job is None else Handle("slurm", target, job, run, str(folder))
+
+
+def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
+    """The lowest id of the jobs with the run's name and folder, as squeue lists them."""
+    rows = states.parse_squeue(commands.output(states.squeue_argv(run), host))
+    ids = (row.id for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
+    numbers = [whole(job.partition("_")[0]) for job in ids]
+    first = min((number for number in numbers if number is not None), default=None)
+    return None if first is None else str(first)
+
+
+def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+    """Query the status of many runs.
+
+    Each host costs one squeue; one scontrol, and one sacct, where a job has left the queue; and
+    once a minute another squeue where a job is pending. Where Slurm does not answer, the status is
+    UNKNOWN with the reason.
+    """
+    sizes = {handle: run_record.array_size(Path(handle.folder)) for handle in handles}
+    tasks_by_array = {handle: arrays.task_handles(handle, n) for handle, n in sizes.items() if n}
+    runs_by_host: dict[str | None, list[Handle]] = defaultdict(list)
+    for handle in handles:
+        runs_by_host[_host(handle)].append(handle)
+    status_by_handle: dict[Handle, Status] = {}
+    for host, runs in runs_by_host.items():
+        jobs = [job for run in runs for job in tasks_by_array.get(run, [run])]
+        status_by_handle |= _status_on(host, runs, jobs)
+    for array, tasks in tasks_by_array.items():
+        status_by_handle[array] = _array_status(array, [status_by_handle[task] for task in tasks])
+    return {handle: status_by_handle[handle] for handle in handles}
+
+
+def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
+    if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
+        problem = _wrong_cluster(Path(array.folder))
+        if problem is not None:
+            return Status(State.UNKNOWN, "", problem)
+    return arrays.combined_status(statuses)
+
+
+def _status_on(
+    host: str | None, runs: Sequence[Handle], jobs: Sequence[Handle]
+) -> Mapping[Handle, Status]:
+    """The status of `jobs`: the runs themselves, or the tasks of those that are arrays."""
+    try:
+        rows = _add_queue_positions(_rows({job.id: job for job in jobs}, host), host)
+        if host is not None:
+            pairs = ((run, run_record.remote_folder(Path(run.folder))) for run in runs)
+            remote.fetch_exit_records(host, [(run, folder) for run, folder in pairs if folder])
+        problem = None
+    except BackendUnavailable as error:
+        rows, problem = {}, str(error)
+    return {job: _status(job, rows.get(job.id), problem) for job in jobs}
+
+
+def _host(handle: Handle) -> str | None:
+    """The login node that commands run on; None for this machine."""
+    return None if handle.target == commands.LOCALHOST else handle.target
+
+
+def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+    """Read the logs of all nodes; with `follow`, until the job has ended.
+
+    Raises NotFound when the run's folder was deleted, BackendUnavailable when a login node does not
+    answer.
+    """
+    folder, ended = logfiles.whole(handle), _ended(handle)
+    if _host(handle) is not None:
+        ended = _fetching_logs(handle, ended)
+        ended()
+    return logfiles.read(folder, follow=follow, ended=ended, patterns=remote.LOGS)
+
+
+def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:
+    """`ended`, which also fetches the logs: once a second, and after the job has ended."""
+    due = 0.0
+
+    def fetch_and_ask() -> bool:
+        nonlocal due
+        over = ended()
+        if over or time.monotonic() >= due:
+            remote.fetch_logs(_remote_folder(handle), Path(handle.folder))
+            due = time.monotonic() + _POLL[0]
+        return over
+
+    return fetch_and_ask
+
+
+def _remote_folder(handle: Handle) -> RemoteFolder:
+    remote_folder = run_record.remote_folder(Path(handle.folder))
+    if remote_folder is None:
+        raise BackendUnavailable(f"{handle.folder} has no record of the run's folder on its host")
+    return remote_folder
+
+
+def cancel(handle: Handle) -> None:
+    """Cancel the job if its name is the run's: Slurm may have given the id to another job.
+
+    A job that Slurm no longer knows is no error. Raises NotPermitted or TryAgain.
+    """
+    result = commands.run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
+    if result.code == 0 or commands.names_unknown_job(result.err):
+        return
+    complaint = commands.complaint(result.err)
+    if "denied" in result.err or "not permitted" in result.err:
+        raise NotPermitted(f"permission denied by Slurm to cancel {handle}: {complaint}")
+    raise TryAgain(f"scancel: {complaint}", hint="try again")
+
+
+def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
+    """What Slurm knows of the jobs, by id. Each source is asked for what the previous lacks."""
+    row_by_job: dict[str, Row] = {}
+    for query in (_squeue, _scontrol, _sacct):
+        missing = {job: run.run for job, run in handle_by_job.items() if job not in row_by_job}
+        if missing:
+            rows = query(list(missing), host)
+            row_by_job |= {row.id: row for row in rows if missing.get(row.id) == row.name}
+    return row_by_job
+
+
+def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_squeue(commands.output(states.squeue_argv(), host))
+
+
+def _scontrol(ids: Sequence[str], host: str | None) -> Iterable[Row]:
+    return states.parse_scontrol(commands.output(states.scontrol_argv(ids), host))
+
+
+def _sacct(ids: Sequence[str], host: str | None) -> Iterable[Row]:
+    with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
+        return states.parse_sacct(commands.output(states.sacct_argv(ids), host))
+    return ()
+
+
+def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Row]:
+    """The rows; those of pending jobs with their position in the queue."""
+    if not any(map(queue_position.has_position, rows.values())):
+        return rows
+    period = int(time.monotonic() / _QUEUE_MAX_AGE)
+    pending = _pending(period, host, os.environ.get("SLURM_CONF"))
+    return {
+        job: replace(row, queue_position=queue_position.describe(row, pending))
+        if queue_position.has_position(row)
+        else row
+        for job, row in rows.items()
+    }
+
+
+@functools.lru_cache(1)
+def _pending(_period: int, host: str | None, _conf: str | None) -> list[PendingJob]:
+    """The pending jobs of all users; the arguments are the key of the cache."""
+    output = commands.output(queue_position.pending_argv(), host)
+    return list(queue_position.parse_pending(output))
+
+
+def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
+    """The status of a job from `row`, or without one from its exit records."""
+    folder = Path(job.folder)
+    if row is None:
+        current = _recorded_status(folder, problem)
+    else:
+        current = _with_exit_record(folder, states.status(row))
+    if current.state is State.UNKNOWN:
+        return current
+    restarts = states.restarted(_restarts(folder, current.state), current.state)
+    reason = "; ".join(part for part in (current.reason, restarts) if part)
+    return replace(current, reason=reason)
+
+
+def _restarts(folder: Path, state: State) -> list[str]:
+    """The reasons of the restarts, including one that the job is waiting for."""
+    attempt = exit_records.attempt(folder)
+    if attempt is None:
+        return []
+    reasons = exit_records.restarts(folder, upto=attempt if state.final else None)
+    is_pending = state is State.QUEUED and len(reasons) == attempt
+    return [*reasons, "not known yet"] if is_pending else reasons
+
+
+def _with_exit_record(folder: Path, status: Status) -> Status:
+    """A failed status with the trainer's exit code and the launcher's reason."""
+    if status.state is not State.FAILED:
+        return status
+    end = _last_exit_record(folder)
+    if end is None and not status.reason:
+        reason = "all its processes were killed before any of them recorded a reason"
+        return replace(status, reason=reason)
+    if end is None or end.exit_code == 0:
+        return status
+    if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
+        return replace(status, exit_code=end.exit_code, reason=end.reason)
+    return status
+
+
+def _recorded_status(folder: Path, problem: str | None) -> Status:
+    """The status of a job that Slurm has no record of, or is not reachable for (`problem`)."""
+    problem = problem or _wrong_cluster(folder)
+    if problem is not None:
+        return Status(State.UNKNOWN, "", problem)
+    end = _last_exit_record(folder)
+    if end is None:
+        reason = (
+            "Slurm has no record of the job, and no exit record was written: "
+            "it was cancelled, killed or never started"
+        )
+        return Status(State.FAILED, _NO_RECORD, reason)
+    state = State.SUCCEEDED if end.exit_code == 0 else State.FAILED
+    return Status(state, _EXIT_RECORD, end.reason, end.exit_code, finished=end.finished)
+
+
+def _last_exit_record(folder: Path) -> exit_records.End | None:
+    """The record of the last attempt: the first failure, else the first node that finished."""
+    ends = exit_records.read(folder)
+    last = max((end.attempt for end in ends), default=0)
+    return next((end for end in ends if end.attempt == last), None)
+
+
+def _wrong_cluster(folder: Path) -> str | None:
+    """A sentence if commands talk to another cluster than the run's, or to none; else None."""
+    expected = run_record.cluster(folder)
+    if expected is None:
+        return None
+    remote_folder = run_record.remote_folder(folder)
+    try:
+        actual = commands.cluster_name(remote_folder.host if remote_folder else None)
+    except BackendUnavailable as error:
+        return str(error)
+    if expected == actual:
+        return None
+    return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
+
+
+def _ended(handle: Handle) -> Callable[[], bool]:
+    """Whether the job has ended. Queries Slurm less and less often, and after each exit record."""
+    final, due, known = False, 0.0, 0
+    pause, longest = _POLL
+
+    def ask() -> bool:
+        nonlocal final, due, known, pause
+        count, now = len(exit_records.read(Path(handle.folder))), time.monotonic()
+        if count > known:
+            pause = _POLL[0]
+        if not final and (now >= due or count > known):
+            final = status([handle])[handle].state.final
+            pause = min(pause * 1.3, longest)
+            due, known = now + pause, count
+        return final
+
+    return ask

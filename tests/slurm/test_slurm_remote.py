@@ -1,0 +1,45 @@
+"""`remote.fetch_logs` with odd names of logs, which the job chooses."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from deploykit import logfiles
+from deploykit.backends.slurm import remote
+from deploykit.backends.slurm.run_record import RemoteFolder
+from deploykit.errors import BackendUnavailable
+
+SSH = '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n'
+"""A stand-in for ssh that runs the command on this machine."""
+
+
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(SSH)
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "remote/logs").mkdir(parents=True)
+    return tmp_path / "remote"
+
+
+@pytest.mark.parametrize("name", ["x\ny.log", "x\n9 logs/node-0.log", "\n.log", "a 1\nb 2.log"])
+def test_a_line_break_in_a_name_leaves_the_other_logs_complete(run_folder, tmp_path, name):
+    (run_folder / "logs/node-0.log").write_text("one\n")
+    (run_folder / "logs/node-1.log").write_text("two\n")
+    path = run_folder / "logs" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("evil\n")
+    local = tmp_path / "local"
+    for _ in range(2):
+        remote.fetch_logs(RemoteFolder("host", str(run_folder)), local)
+    lines = [line.text for line in logfiles.read(local / "logs", follow=False, ended=bool)]
+    assert lines == ["one", "two"]
+
+
+def test_an_answer_that_is_not_understood_is_reported(run_folder, tmp_path):
+    (run_folder.parent / "bin/ssh").write_text("#!/bin/sh\necho deploykit begins; echo nonsense\n")
+    with pytest.raises(BackendUnavailable, match=r"host sent .* instead of a log"):
+        remote.fetch_logs(RemoteFolder("host", str(run_folder)), tmp_path / "local")

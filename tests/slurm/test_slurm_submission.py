@@ -1,0 +1,133 @@
+"""`submission`, with stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from types import SimpleNamespace
+
+import pytest
+from slurm_helpers import folder_of
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options, run_record, submission
+from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+
+SBATCH = """\
+import json, os, sys
+with open(sys.argv[1], newline="") as file:
+    record = {{"text": file.read(), "environ": dict(os.environ)}}
+record["mode"] = os.stat(sys.argv[1]).st_mode & 0o777
+json.dump(record, open({record!r}, "w"))
+sys.stderr.write({err!r})
+print("Submitted batch job 4242") if not {err!r} else sys.exit(1)
+"""
+TIMEOUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """A function that installs stand-ins: what sbatch complains of, and what squeue prints."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=lambda _: None))
+
+    def install(err="", squeue=""):
+        (tmp_path / "sbatch.py").write_text(SBATCH.format(record=f"{tmp_path}/record", err=err))
+        lines = {
+            "sbatch": shlex.join([sys.executable, f"{tmp_path}/sbatch.py"]) + ' "$@"',
+            "squeue": squeue,
+            "scontrol": "echo ClusterName = box",
+            "srun": "false",
+        }
+        for name, line in lines.items():
+            (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / name).chmod(0o755)
+        return lambda: json.loads((tmp_path / "record").read_text())
+
+    return install
+
+
+def test_sbatch_gets_the_planned_script_in_a_clean_environment(
+    commands, make_plan, send, tmp_path, monkeypatch
+):
+    record = commands()
+    for name in ("SLURM_JOB_ID", "RANK", "SBATCH_TIMELIMIT"):
+        monkeypatch.setenv(name, "5")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
+    plan = make_plan("", args=("é\r\n",))
+    handle = send(plan)
+    assert (handle.id, handle.target) == ("4242", "localhost")
+    assert record()["text"] == plan.text
+    assert record()["mode"] == 0o600
+    environ = record()["environ"]
+    assert not {"SLURM_JOB_ID", "RANK", "SBATCH_TIMELIMIT"} & set(environ)
+    assert environ["SBATCH_ACCOUNT"] == "lab"
+
+
+def test_a_submit_records_the_job_the_cluster_and_the_size_of_the_array(
+    commands, make_plan, send, tmp_path
+):
+    commands()
+    send(make_plan("", options=Options(array=3)))
+    folder = folder_of("one-1", tmp_path)
+    assert run_record.job_id(folder) == "4242"
+    assert run_record.cluster(folder) == "box"
+    assert run_record.array_size(folder) == 3
+
+
+def test_a_refused_job(commands, make_plan, send, capfd):
+    commands(err="sbatch: error: invalid partition specified: nope\n")
+    with pytest.raises(SubmitRefused, match=r"^Slurm refused the job: invalid partition") as caught:
+        send(make_plan(""))
+    assert "slurm.partition" in caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_job_that_was_queued_although_sbatch_timed_out(commands, make_plan, send, tmp_path):
+    row = f"77|PENDING|N/A|N/A|1|main|9|None|one-1|{folder_of('one-1', tmp_path)}/source"
+    commands(err=TIMEOUT, squeue=f"echo {shlex.quote(row)}")
+    assert send(make_plan("")).id == "77"
+
+
+def test_a_job_that_was_not_queued_when_sbatch_timed_out(commands, make_plan, send):
+    commands(err=TIMEOUT)
+    with pytest.raises(TryAgain, match="Socket timed out"):
+        send(make_plan(""))
+
+
+def test_a_controller_that_stays_silent_leaves_it_open(commands, make_plan, send):
+    commands(err=TIMEOUT, squeue="exit 1")
+    with pytest.raises(TryAgain, match="may or may not be queued") as caught:
+        send(make_plan(""))
+    assert "deploykit submit --run one-1" in caught.value.hint
+
+
+def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
+    plan = make_plan("")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendUnavailable, match="'sbatch' is not on PATH"):
+        send(plan)
+
+
+def test_a_second_import_does_not_replace_the_functions_of_the_backend(commands, make_plan, send):
+    """A submodule with the name of a function would do so."""
+    commands()
+    send(make_plan(""))
+    assert all(callable(getattr(slurm, name)) for name in ("check", "plan", "submit", "status"))
+
+
+def test_variables_of_launchers_and_other_jobs_are_unset():
+    environ = {
+        **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "RANK")),
+        **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
+        "DEPLOYKIT_NODE_RANK": "",
+    }
+    assert submission.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+        *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
+        *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
+    ]
