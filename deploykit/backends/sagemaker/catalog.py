@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 VERSIONS = {
     "2.0.0": "py310",
@@ -210,13 +211,27 @@ def has_gpu(instance_type: str) -> bool:
     return instance_type.startswith(("ml.g", "ml.p"))
 
 
-def has_neuron(instance_type: str) -> bool:
-    """Whether the instance family is Trainium or Inferentia."""
-    return instance_type.startswith(("ml.trn", "ml.inf"))
+class Accelerators(NamedTuple):
+    """What an instance type is known to have."""
+
+    gpus: int | None
+    """GPUs of one instance; None if the number is unknown."""
+    has_gpu: bool
+    has_neuron: bool
+    has_efa: bool
 
 
-def gpus(instance_type: str) -> int | None:
-    """GPUs of one instance, 0 if it has none; None if the number is unknown."""
+def accelerators(instance_type: str) -> Accelerators:
+    """The GPUs, Neuron devices and Elastic Fabric Adapter of an instance type."""
+    return Accelerators(
+        _gpus(instance_type),
+        has_gpu(instance_type),
+        instance_type.startswith(("ml.trn", "ml.inf")),
+        _EFA.fullmatch(instance_type) is not None,
+    )
+
+
+def _gpus(instance_type: str) -> int | None:
     if not has_gpu(instance_type):
         return 0
     for count, types in _GPUS:
@@ -232,11 +247,6 @@ def has_nvme(instance_type: str) -> bool:
     """
     family = instance_type.split(".")[1]
     return "d" in family or family.startswith(("g5", "g6", "p5", "trn1"))
-
-
-def has_efa(instance_type: str) -> bool:
-    """Whether the type is known to have an Elastic Fabric Adapter."""
-    return _EFA.fullmatch(instance_type) is not None
 
 
 def _domain(region: str) -> str:

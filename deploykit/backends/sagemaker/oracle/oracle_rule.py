@@ -61,11 +61,12 @@ class Case:
             self.types = [group.instance_type for group in options.instance_groups]
             named = [g for g in options.instance_groups if g.name == options.distribution_group]
             self.group = named[0] if named else None
-        self.gpus = catalog.gpus(self.instance_type) if self.instance_type else None
+        accelerators = catalog.accelerators(self.instance_type)
+        self.gpus = accelerators.gpus if self.instance_type else None
         """GPUs of each node that trains; None if unknown."""
-        self.has_gpu = catalog.has_gpu(self.instance_type)
-        self.has_neuron = catalog.has_neuron(self.instance_type)
-        self.has_efa = catalog.has_efa(self.instance_type)
+        self.has_gpu = accelerators.has_gpu
+        self.has_neuron = accelerators.has_neuron
+        self.has_efa = accelerators.has_efa
 
     def _read_image(self, options: Options) -> None:
         named = options.image_uri
