@@ -42,7 +42,7 @@ ARGUMENT = "deploykit_argv_"
 _CHUNK = 2000
 _LONGEST_VALUE = 2500
 """The service's limit for a hyperparameter. The JSON of a chunk is longer than the chunk."""
-_PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 """The toolkit reads it for torchrun and SMDDP too, in spite of its name."""
 _SMDDP_ENABLED = "sagemaker_distributed_dataparallel_enabled"
 _TORCHRUN_ENABLED = "sagemaker_torch_distributed_enabled"
@@ -129,7 +129,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
     """The hyperparameters that a user of the SDK would pass to the estimator."""
-    return {**argument_vector(contract.command(job)), _PROCESSES: job.resources.processes}
+    return {**argument_vector(contract.command(job)), PROCESSES: job.resources.processes}
 
 
 def argument_vector(argv: list[str]) -> dict[str, str]:
@@ -191,7 +191,7 @@ def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
 def _mpi(job: JobSpec, options: Options) -> dict[str, Any]:
     return {
         "sagemaker_mpi_enabled": True,
-        _PROCESSES: job.resources.processes,
+        PROCESSES: job.resources.processes,
         "sagemaker_mpi_custom_mpi_options": options.mpi_options or "",
     }
 
