@@ -45,9 +45,9 @@ SLURM = points(
     ("after", "submitit.core.utils:CommandFunction.__call__", True),
 )
 SAGEMAKER = points(
-    ("before", "deploykit.backends.sagemaker.uploading:upload", False),
-    ("after", "deploykit.backends.sagemaker.uploading:upload", False),
-    ("before", "deploykit.backends.sagemaker.watching:handle", True),
+    ("before", "deploykit.backends.sagemaker.submission:upload", False),
+    ("after", "deploykit.backends.sagemaker.submission:upload", False),
+    ("after", "deploykit.backends.sagemaker:submit", True),
 )
 
 

@@ -1,6 +1,6 @@
-"""The whole life of a job through the command line, over HTTP to a moto server.
+"""A job from submit to end through the command line, over HTTP to a moto server.
 
-moto cannot stop a job, and ends each at once: what it says of that comes from `aws.answers`.
+moto cannot stop a job, and ends each at once; `aws.answers` replaces its responses.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ HOSTS, LINES = 4, 10_000
 
 
 @pytest.fixture
-def tell(project, tmp_path):
-    """Run a verb as a user does, on one machine or another; its answer as JSON."""
+def deploykit(project, tmp_path):
+    """Run a command on one of two computers, each with its own state folder; returns its JSON."""
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION)
 
-    def run(*words, machine="one", code=0):
+    def run(*argv, computer="one", code=0):
         done = subprocess.run(
-            [sys.executable, "-m", "deploykit", *words, "--json"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "DEPLOYKIT_HOME": str(tmp_path / machine)},
+            [sys.executable, "-m", "deploykit", *argv, "--json"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "DEPLOYKIT_HOME": str(tmp_path / computer)},
             capture_output=True,
             text=True,
             check=False,
@@ -44,31 +44,31 @@ def tell(project, tmp_path):
     return run
 
 
-def test_a_life(aws, tell, streams):
-    sent = json.loads(tell("submit", "--backend", "sagemaker", "--run", "digits-1"))
+def test_a_job_from_submit_to_end(aws, deploykit, streams):
+    sent = json.loads(deploykit("submit", "--backend", "sagemaker", "--run", "digits-1"))
     assert sent["handle"] == "sagemaker://us-east-1/digits-1"
-    tell("attach", "digits-1", "--region", "us-east-1", machine="other")
+    deploykit("attach", "digits-1", "--region", "us-east-1", computer="other")
 
     for host in range(1, HOSTS + 1):
         events = [(number // 100, f"{host}:{number}") for number in range(LINES)]
         streams(f"digits-1/algo-{host}-1", events)
-    said = tell("logs", "digits-1", "-f", machine="other")
-    logs = [json.loads(line) for line in said.splitlines()]
+    printed = deploykit("logs", "digits-1", "-f", computer="other")
+    logs = [json.loads(line) for line in printed.splitlines()]
     assert len(logs) == HOSTS * LINES
     for host in range(HOSTS):
-        mine = [line["text"] for line in logs if line["node"] == host]
-        assert mine == [f"{host + 1}:{number}" for number in range(LINES)]
+        texts = [line["text"] for line in logs if line["node"] == host]
+        assert texts == [f"{host + 1}:{number}" for number in range(LINES)]
     assert [line["time"] for line in logs] == sorted(line["time"] for line in logs)
 
-    for machine in ("one", "other"):
-        (status,) = json.loads(tell("status", "digits-1", machine=machine))
+    for computer in ("one", "other"):
+        (status,) = json.loads(deploykit("status", "digits-1", computer=computer))
         assert (status["state"], status["native"]) == ("succeeded", "Completed/Completed")
         assert status["output"] == "s3://my-bucket/deploykit/runs/digits-1/output/output.tar.gz"
-        assert json.loads(tell("wait", "digits-1", machine=machine))["exit_code"] == 0
+        assert json.loads(deploykit("wait", "digits-1", computer=computer))["exit_code"] == 0
 
 
-def test_a_job_that_is_stopped_from_another_machine(aws, tell):
-    tell("submit", "--backend", "sagemaker", "--run", "digits-1")
+def test_a_job_is_cancelled_from_another_computer(aws, deploykit):
+    deploykit("submit", "--backend", "sagemaker", "--run", "digits-1")
     state = ["InProgress", "Training"]
 
     def stop(body):
@@ -80,81 +80,87 @@ def test_a_job_that_is_stopped_from_another_machine(aws, tell):
         return {**body, "TrainingJobStatus": state[0], "SecondaryStatus": state[1]}
 
     aws.answers |= {"StopTrainingJob": stop, "DescribeTrainingJob": describe}
-    taken = json.loads(tell("attach", "digits-1", "--region", "us-east-1", machine="other"))
-    assert (taken["state"], taken["reason"]) == ("running", "training")
-    assert json.loads(tell("cancel", "digits-1", machine="other"))["state"] == "cancelled"
-    assert json.loads(tell("wait", "digits-1", code=143))["state"] == "cancelled"
+    attached = json.loads(
+        deploykit("attach", "digits-1", "--region", "us-east-1", computer="other")
+    )
+    assert (attached["state"], attached["reason"]) == ("running", "training")
+    assert json.loads(deploykit("cancel", "digits-1", computer="other"))["state"] == "cancelled"
+    assert json.loads(deploykit("wait", "digits-1", code=143))["state"] == "cancelled"
 
 
-def test_every_request_to_s3_names_the_account_that_must_own_the_bucket(aws, tell, streams):
-    """Through every verb that asks AWS. moto lets anybody's bucket pass, so the requests count."""
-    tell("submit", "--backend", "sagemaker", "--run", "digits-1")
-    tell("submit", "--backend", "sagemaker", "--run", "digits-2")
+def test_every_request_to_s3_names_the_expected_bucket_owner(aws, deploykit, streams):
+    """For every command that calls AWS. moto ignores the owner, so the requests are compared."""
+    deploykit("submit", "--backend", "sagemaker", "--run", "digits-1")
+    deploykit("submit", "--backend", "sagemaker", "--run", "digits-2")
     aws.answers |= {"StopTrainingJob": lambda _: {}, "ListServiceQuotas": lambda _: {"Quotas": []}}
-    tell("attach", "digits-1", "--region", "us-east-1", machine="other")
+    deploykit("attach", "digits-1", "--region", "us-east-1", computer="other")
     for verb in ("status", "logs", "cancel", "wait"):
-        tell(verb, "digits-1")
-    tell("doctor", "--backend", "sagemaker", "--set", "data.train=s3://data-1/a", code=80)
-    stored = [one for one in aws.seen if "/s3/aws4_request" in one.headers["authorization"]]
-    assert [one.method for one in stored] == ["HEAD", "PUT", "HEAD", "GET", "GET"]
-    assert {one.headers.get("x-amz-expected-bucket-owner") for one in stored} == {"123456789012"}
+        deploykit(verb, "digits-1")
+    deploykit("doctor", "--backend", "sagemaker", "--set", "data.train=s3://data-1/a", code=80)
+    s3_requests = [
+        one for one in aws.requests if "/s3/aws4_request" in one.headers["authorization"]
+    ]
+    assert [one.method for one in s3_requests] == ["HEAD", "PUT", "HEAD", "GET", "GET"]
+    assert {one.headers.get("x-amz-expected-bucket-owner") for one in s3_requests} == {
+        "123456789012"
+    }
 
 
-def test_there_is_no_such_job_to_take_up(aws, tell):
-    said = json.loads(tell("attach", "digits-9", "--region", "us-east-1", code=66))
-    assert said["error"]["message"] == "sagemaker has no job digits-9 in us-east-1"
+def test_attach_reports_a_missing_job(aws, deploykit):
+    answer = json.loads(deploykit("attach", "digits-9", "--region", "us-east-1", code=66))
+    assert answer["error"]["message"] == "sagemaker has no job digits-9 in us-east-1"
     assert (
-        json.loads(tell("attach", "digits-9", code=64))["error"]["hint"]
+        json.loads(deploykit("attach", "digits-9", code=64))["error"]["hint"]
         == "--region, or AWS_REGION"
     )
 
 
 JOBS = 100
-BUSY = "throttled"
-FAULTS = (BUSY, "broken before", "broken after")
+THROTTLED = "throttled"
+FAULTS = (THROTTLED, "failed before", "failed after")
 
 
-class Moody:
-    """5% of all answers are bad: throttled, or broken before or after the request took effect."""
+class Unreliable:
+    """5% of the responses are errors: throttled, or failed before or after taking effect."""
 
     def __init__(self):
-        self.chance, self.count, self.names = Random(11), dict.fromkeys(FAULTS, 0), []
+        self.random, self.count, self.names = Random(11), dict.fromkeys(FAULTS, 0), []
 
     def __call__(self, one, forward):
-        fault = self.chance.choice(FAULTS) if self.chance.random() < 0.05 else None
+        fault = self.random.choice(FAULTS) if self.random.random() < 0.05 else None
         if fault is None:
             return self._create(one, forward)
         self.count[fault] += 1
-        if fault == "broken after":
+        if fault == "failed after":
             self._create(one, forward)
         if one.method != "POST":
             return 503, [], b""
-        if fault == BUSY:
+        if fault == THROTTLED:
             return as_json(400, {"__type": "ThrottlingException", "message": "Rate exceeded"})
-        return as_json(500, {"__type": "InternalFailure", "message": "broken"})
+        return as_json(500, {"__type": "InternalFailure", "message": "failed"})
 
     def _create(self, one, forward):
-        """moto takes a name twice; the service does not."""
+        """Refuse a name that exists, as the service does and moto does not."""
         if one.action != "CreateTrainingJob":
             return forward()
         name = json.loads(one.body)["TrainingJobName"]
         if name in self.names:
-            return as_json(400, {"__type": "ResourceInUse", "message": f"{name} is there already"})
+            return as_json(400, {"__type": "ResourceInUse", "message": f"{name} already exists"})
         self.names.append(name)
         return forward()
 
 
-def test_every_job_is_sent_exactly_once(aws, tmp_path, monkeypatch, source):
-    """Whatever the answers: each submit has worked, and nothing was started twice."""
+def test_every_job_is_created_exactly_once(aws, tmp_path, monkeypatch, source):
+    """In spite of errors, each submit succeeds and creates one job."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _: None)
-    aws.mood = Moody()
+    aws.respond = Unreliable()
     job, options = vary(sender="boto3")
     names = [f"digits-{number}" for number in range(JOBS)]
     for name in names:
-        (source / "train.py").write_text(f"print('{name}')\n")  # so that each is uploaded
+        (source / "train.py").write_text(f"print('{name}')\n")  # so that each run uploads
         plan = sagemaker.plan(job, options, run=name, bundle=bundles.scan(source, 10**6))
         handle = sagemaker.submit(plan, tmp_path)
         assert handle.id == name
-    assert aws.mood.names == names
-    assert all(aws.mood.count.values())
+    assert aws.respond.names == names
+    assert all(aws.respond.count.values())
     assert len(sent_requests(aws)) > JOBS
