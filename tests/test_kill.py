@@ -111,5 +111,5 @@ def test_sagemaker(project, aws, capsys, when, where, sent):
     assert cli.main(submit) == 0
     assert cli.main(["wait", "one"]) == 0
     assert len(sent_requests(aws)) == 1
-    uploads = [one for one in aws.seen if one.method == "PUT" and one.action == "gz"]
+    uploads = [one for one in aws.requests if one.method == "PUT" and one.action == "gz"]
     assert len(uploads) == 1
