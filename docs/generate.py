@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import sagemaker_oracle
 import words
 
 from deploykit import backend, cli, contract, errors, schema, source_tree
-from deploykit.backends.sagemaker import images as sagemaker_images
 from deploykit.backends.sagemaker import oracle, request
-from deploykit.backends.sagemaker.oracle import rows
 from deploykit.commands import diagnose, doctor, wait
 from deploykit.decode import hints, split
 from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
@@ -46,7 +45,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "exit-codes.md": exit_codes(),
         "node.md": node(),
-        "sagemaker-oracle.md": sagemaker_oracle(),
+        "sagemaker-oracle.md": oracle_page(),
         "infra.md": infra(),
     }
 
@@ -183,44 +182,14 @@ def infra() -> str:
 # What SageMaker does with a job
 
 
-def sagemaker_oracle() -> str:
+def oracle_page() -> str:
+    headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
     parts = [words.ORACLE]
     for heading, rules in oracle.RULES.items():
-        parts += [f"## {heading}", oracle_table(rules)]
-    parts += ["## Images and their patches", words.PATCHES, patches(), words.ORACLE_END]
+        parts += [f"## {heading}", table(headings, sagemaker_oracle.rows(rules, words.TODAY))]
+    patches = table(["PyTorch", "patches until", "chosen by"], sagemaker_oracle.patches())
+    parts += ["## Images and their patches", words.PATCHES, patches, words.ORACLE_END]
     return page("What SageMaker does with a job", *parts)
-
-
-def oracle_table(rules: Sequence[oracle.Rule]) -> str:
-    headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
-    shown = ((rule, row) for rule in rules for row in rule.rows)
-    return table(headings, (verdict(rule, row) for rule, row in shown))
-
-
-def verdict(rule: oracle.Rule, row: oracle.Row) -> list[str]:
-    """A row of the oracle's tables, in the words that `check` would use."""
-    job, options, problems = rows.job(row.given)
-    reason, nearest = rule.reason, rule.nearest
-    if job is not None and options is not None and not problems:
-        found = oracle.ask(job, options, words.TODAY)
-        finding = next(one for one in found if one.rule is rule)
-        reason, nearest = f"`{finding.path}`: {finding.reason}", finding.nearest
-    given = "<br>".join(f"`{line}`" for line in rows.shown(row)) or "nothing special"
-    why = f"{reason} ([source]({rule.source}))"
-    return [given, row.sdk.value, f"**{rule.verdict.value}**", why, nearest or ""]
-
-
-def patches() -> str:
-    found = sagemaker_images.PATCHED_UNTIL.items()
-    headings = ["PyTorch", "patches until", "reached by"]
-    return table(headings, ([minor, str(end), how(minor)] for minor, end in found))
-
-
-def how(minor: str) -> str:
-    full = [full for full in sagemaker_images.VERSIONS if sagemaker_images.minor(full) == minor]
-    if full:
-        return ", ".join(f"`framework_version: {one}`" for one in full)
-    return f"`image_uri: {sagemaker_images.later(minor, None, 'ml.g5.xlarge')}`"
 
 
 # The commands

@@ -269,26 +269,25 @@ made there is as wide as the folder around it and your umask allow.
 """
 
 ORACLE = """\
-Some settings do not do what they say: the SageMaker SDK takes a misspelt distribution, and the job
-trains on one process. `deploykit check` and `submit` consult these rules before anything is
-uploaded. **refused** is an error, and nothing is sent; **runs as something else** and **cannot
+Some settings do not do what they say: the SageMaker SDK accepts a misspelt distribution, and the
+job trains on one process. `deploykit check` and `submit` apply these rules before they upload
+anything. **refused** is an error, and nothing is sent. **runs as something else** and **cannot
 know** are warnings, and so is the end of an image's patches.
 
 Each row is a job: two `ml.g5.12xlarge` with four ranks each in AWS's image of PyTorch 2.10, changed
-as the first column says (keys without a section are those of `sagemaker:`, but for `nodes` and the
-like, which stand with theirs). The second column says what the SDK itself does with it; a test asks
-the real one for every row, and for every row with the last column's advice. Nothing here was tried
-on the real service.
+as the first column says. Keys without a section are those of `sagemaker:`. The second column says
+what the SDK itself does with the job. A test asks the real SDK about every row, and about every row
+with the setting of the last column. None of this was tried on the real service.
 """
 
 PATCHES = """\
-The service runs an image whose patches have ended; `check` warns. These are AWS's own dates.
+The service still runs an image after the end of its patches; `check` warns. The dates are AWS's.
 """
 
 ORACLE_END = """\
-The SDK's own list of versions ends at 2.8.0, so PyTorch 2.9 and later need `image_uri`. Of an image
-that is not AWS's own, nothing is known: the oracle then says that it cannot know, and not that all
-is well.
+The SDK's list of versions ends at 2.8.0, so PyTorch 2.9 and later require `image_uri`. The contents
+of an image that is not AWS's are not known: the oracle then says *cannot know*, and not that the
+job is fine.
 """
 
 INFRA = """\

@@ -1,4 +1,4 @@
-"""Fixtures: a real moto server behind a proxy that keeps what passes."""
+"""Fixtures: a real moto server behind a proxy that records the requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sagemaker:
   framework_version: 2.8.0
   sender: boto3
 """
-"""For a job file: a job that the server takes."""
+"""Section of a job file, for a job that the server accepts."""
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def moto():
 
 @contextlib.contextmanager
 def moto_server(**environment):
-    """The port of a moto server. A missing server is a failure, never a skip."""
+    """Run a moto server; yields its port. Fails, and never skips, without moto."""
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
@@ -56,9 +56,9 @@ def moto_server(**environment):
 
 @pytest.fixture
 def aws(moto, monkeypatch, tmp_path):
-    """The moto server, emptied, as the AWS of this test; `.seen` holds each request.
+    """The moto server without data, as the AWS of this test; `.requests` holds each request.
 
-    `.answers` takes a function from a request's body to an answer, by action, where moto has none.
+    `.answers` maps an action that moto lacks to a function from the request's body to the response.
     """
     _ask(moto, "POST", "/moto-api/reset")
     for name in [name for name in os.environ if name.startswith(("AWS_", "SAGEMAKER_"))]:
@@ -74,14 +74,14 @@ def aws(moto, monkeypatch, tmp_path):
 
 @pytest.fixture
 def enforced(moto):
-    """Switch IAM on, from the next request on; off again at the end."""
+    """A function that enables IAM for all further requests; disabled again at the end."""
     yield lambda: _ask(moto, "POST", "/moto-api/reset-auth", body=b"0")
     _ask(moto, "POST", "/moto-api/reset-auth", body=b"inf")
 
 
 @contextlib.contextmanager
 def recorder(port, address="127.0.0.1"):
-    """What comes to `endpoint`, at `address`, is kept and goes on to a local port."""
+    """A proxy at `endpoint`, at `address`, that records requests and forwards them to a port."""
     proxy = _Recorder(port, address)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
@@ -92,34 +92,34 @@ def recorder(port, address="127.0.0.1"):
 
 
 class _Recorder(ThreadingHTTPServer):
-    """Passes requests on to a local port, and keeps them.
+    """Records requests and forwards them to a local port.
 
-    `mood` may answer in the place of that port: it gets the request and a function that passes it
-    on, and returns status, headers and content.
+    `respond` may answer instead: it takes the request and a function that forwards it, and returns
+    status, headers and content.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # many ask at once
+    request_queue_size = 128  # many clients at once
 
     def __init__(self, target, address):
-        super().__init__((address, 0), _Passing)
-        self.target, self.seen, self.answers = target, [], {}
+        super().__init__((address, 0), _Forwarding)
+        self.target, self.requests, self.answers = target, [], {}
         self.port, self.endpoint = self.server_port, f"http://{address}:{self.server_port}"
-        self.mood = lambda _, forward: forward()
+        self.respond = lambda _, forward: forward()
 
 
-class _Passing(BaseHTTPRequestHandler):
+class _Forwarding(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else the body waits for the headers' acknowledgement, 40 ms
 
-    def _pass(self):
+    def _handle(self):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         action = self.headers.get("X-Amz-Target", self.path).rsplit(".", 1)[-1]
         headers = {name.lower(): value for name, value in self.headers.items()}
         one = SimpleNamespace(method=self.command, action=action, body=body, headers=headers)
-        self.server.seen.append(one)
-        status, headers, content = self.server.mood(one, lambda: self._forward(one))
+        self.server.requests.append(one)
+        status, headers, content = self.server.respond(one, lambda: self._forward(one))
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
@@ -137,20 +137,20 @@ class _Passing(BaseHTTPRequestHandler):
             answer = moto.getresponse()
             return answer.status, answer.getheaders(), answer.read()
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass  # noqa: N815
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _handle  # noqa: N815
 
     def log_message(self, *_):
         pass
 
 
 def as_json(status, data):
-    """An answer of the services that speak JSON: status, headers and content."""
+    """A response of a service with a JSON protocol: status, headers and content."""
     return status, [("Content-Type", "application/x-amz-json-1.1")], json.dumps(data).encode()
 
 
 def sent_requests(aws):
-    """The bodies of every CreateTrainingJob that arrived."""
-    return [json.loads(one.body) for one in aws.seen if one.action == "CreateTrainingJob"]
+    """The body of every CreateTrainingJob request that arrived."""
+    return [json.loads(one.body) for one in aws.requests if one.action == "CreateTrainingJob"]
 
 
 def _ask(port, method, path, headers=None, body=None):
@@ -163,9 +163,9 @@ def _ask(port, method, path, headers=None, body=None):
 
 def _wait_for(port, server):
     for _ in range(600):
-        assert server.poll() is None, "the moto server ended: is moto[server] installed?"
+        assert server.poll() is None, "the moto server exited: is moto[server] installed?"
         with socket.socket() as asking:
             if asking.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
-    pytest.fail("the moto server does not answer")
+    pytest.fail("the moto server did not answer within 60 s")

@@ -129,7 +129,7 @@ def test_on_a_slurm_cluster(cluster, deploykit):
     fails(deploykit, "slurm", *two)
     is_cancelled(deploykit, "slurm", *two)
     deploykit("doctor", "--backend", "slurm", "--json")
-    assert deploykit("backends", "--probe", "slurm")
+    assert deploykit("backends", "slurm", "--probe")
 
 
 @pytest.mark.aws
@@ -153,7 +153,9 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
         },
     }
     monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "another machine"))
-    attached = deploykit("attach", "good", "--region", "us-east-1", "--json")
+    attached = deploykit(
+        "attach", "good", "--backend", "sagemaker", "--target", "us-east-1", "--json"
+    )
     assert attached["state"] == "running"
     assert deploykit("cancel", "good", "--json")["state"] == "cancelled"
     (row,) = deploykit("status", "good", "--json")

@@ -45,9 +45,9 @@ SLURM = points(
     ("after", "submitit.core.utils:CommandFunction.__call__", True),
 )
 SAGEMAKER = points(
-    ("before", "deploykit.backends.sagemaker.uploading:upload", False),
-    ("after", "deploykit.backends.sagemaker.uploading:upload", False),
-    ("before", "deploykit.backends.sagemaker.watching:handle", True),
+    ("before", "deploykit.backends.sagemaker.submission:upload", False),
+    ("after", "deploykit.backends.sagemaker.submission:upload", False),
+    ("after", "deploykit.backends.sagemaker:submit", True),
 )
 
 
@@ -111,5 +111,5 @@ def test_sagemaker(project, aws, capsys, when, where, sent):
     assert cli.main(submit) == 0
     assert cli.main(["wait", "one"]) == 0
     assert len(sent_requests(aws)) == 1
-    uploads = [one for one in aws.seen if one.method == "PUT" and one.action == "gz"]
+    uploads = [one for one in aws.requests if one.method == "PUT" and one.action == "gz"]
     assert len(uploads) == 1

@@ -84,7 +84,7 @@ def test_a_secret_reaches_the_program_and_nothing_else(project, told, fail):
 def test_no_secret_goes_to_sagemaker_or_stays_behind(aws, project, told, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     boto3.client("secretsmanager", "us-east-1").create_secret(Name="token", SecretString=VALUE)
-    del aws.seen[:]
+    del aws.requests[:]
     section = yaml.safe_load(SECTION)["sagemaker"]
     write_job(project, env={"TOKEN": "secret:secretsmanager:token"}, sagemaker=section)
     told("submit", "--backend", "sagemaker", "--dry-run")
@@ -95,7 +95,7 @@ def test_no_secret_goes_to_sagemaker_or_stays_behind(aws, project, told, monkeyp
     assert request["Environment"]["DEPLOYKIT_SECRETS"] == json.dumps(
         {"TOKEN": "secret:secretsmanager:token"}
     )
-    found = everything(told) | {f"request {n}": one.body for n, one in enumerate(aws.seen)}
+    found = everything(told) | {f"request {n}": one.body for n, one in enumerate(aws.requests)}
     assert holding(found, VALUE) == []
     assert holding(found, KEY) == []
     assert holding(found, "secret:secretsmanager:token") != []

@@ -142,7 +142,7 @@ def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
             return forward()
         return 403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
 
-    aws.mood = deny
+    aws.respond = deny
     assert doctor(place.settings).code == 0
     foreign = place.settings | {"sagemaker.bucket_owner": '"666666666666"'}
     (finding,) = doctor(foreign).findings

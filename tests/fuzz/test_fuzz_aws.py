@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from foreign import anything, files, given, made, outcome, spoiled, unlike
 
-from deploykit.backends.sagemaker import doctor, watching
+from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site, site_checks
 from deploykit.decode import decode
@@ -225,7 +225,7 @@ JOB = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=2, 
 
 
 def job(chance):
-    """DescribeTrainingJob's answer with times, some of its fields of another kind or missing."""
+    """A response of DescribeTrainingJob with fields of another type or missing."""
     answer = {**TRAINING_JOB, "TrainingStartTime": NOW, "TrainingEndTime": NOW}
     for name in chance.sample(sorted(answer), chance.randrange(4)):
         answer[name] = anything(chance)
@@ -237,9 +237,9 @@ def job(chance):
 
 
 @given(answer=made(job), reason=spoiled(TRAINING_JOB["FailureReason"]))
-def test_a_training_job_has_a_status(answer, reason):
-    for one in (answer, {**TRAINING_JOB, "FailureReason": reason}):
-        status = watching._status(one)
+def test_any_training_job_has_a_status(answer, reason):
+    for job_description in (answer, {**TRAINING_JOB, "FailureReason": reason}):
+        status = monitor._status(job_description)
         assert isinstance(status, Status)
         assert isinstance(status.state, State)
         texts = (status.native, status.reason, status.output)
@@ -265,20 +265,20 @@ def test_a_training_job_has_a_status(answer, reason):
     ],
     ids=str,
 )
-def test_an_answer_with_a_field_of_another_kind_has_a_status(change):
-    """Before, each but the last ended `status` with exit code 70."""
-    assert isinstance(watching._status({**TRAINING_JOB, **change}), Status)
+def test_a_training_job_with_a_field_of_another_type_has_a_status(change):
+    """Each but the last once ended `status` with exit code 70."""
+    assert isinstance(monitor._status({**TRAINING_JOB, **change}), Status)
 
 
 @given(event=unlike(EVENT), stream=spoiled("one-1/algo-1-1795224368"))
-def test_an_event_of_a_log_is_a_line(event, stream):
+def test_any_log_event_is_a_line(event, stream):
     client = _Logs([event] if isinstance(event, dict) else [])
-    found = list(watching._new_lines(client, stream, {}))
-    for order, line in found:
+    lines = list(monitor._new_lines(client, stream, {}))
+    for order, line in lines:
         assert isinstance(order[0], int)
         assert (type(line), type(line.text)) == (LogLine, str)
         assert line.time is not None
-    assert sorted(found, key=lambda pair: pair[0]) is not None
+    assert len(sorted(lines, key=lambda pair: pair[0])) == isinstance(event, dict)
 
 
 class _Logs:

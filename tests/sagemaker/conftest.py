@@ -1,4 +1,4 @@
-"""A job for SageMaker to vary, and logs of one."""
+"""Fixtures: variations of a job for SageMaker, its plan, and its log streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import watching
+from deploykit.backends.sagemaker import monitor
 
 
 @pytest.fixture(name="vary")
@@ -35,7 +35,7 @@ def bundle(source):
 
 @pytest.fixture
 def planned(bundle):
-    """Plan a varied job; the run's name is `digits-1` unless given."""
+    """Plan a varied job that `check` accepts; the run is `digits-1` unless given."""
 
     def plan(run="digits-1", **changes):
         job, options = vary(**changes)
@@ -46,21 +46,19 @@ def planned(bundle):
 
 @pytest.fixture
 def streams(aws):
-    """Write events into the job's log stream of a machine."""
+    """Write events, (milliseconds, text), to a log stream; returns the time that they start at."""
     logs = boto3.client("logs", "us-east-1")
-    logs.create_log_group(logGroupName=watching.LOG_GROUP)
+    logs.create_log_group(logGroupName=monitor.LOG_GROUP)
     now = int(datetime.now(UTC).timestamp() * 1000) - 60_000
 
     def write(stream, events):
-        logs.create_log_stream(logGroupName=watching.LOG_GROUP, logStreamName=stream)
-        for at in range(0, len(events), 1000):
+        logs.create_log_stream(logGroupName=monitor.LOG_GROUP, logStreamName=stream)
+        entries = [{"timestamp": now + offset, "message": text} for offset, text in events]
+        for at in range(0, len(entries), 1000):
             logs.put_log_events(
-                logGroupName=watching.LOG_GROUP,
+                logGroupName=monitor.LOG_GROUP,
                 logStreamName=stream,
-                logEvents=[
-                    {"timestamp": now + moment, "message": text}
-                    for moment, text in events[at : at + 1000]
-                ],
+                logEvents=entries[at : at + 1000],
             )
         return now
 

@@ -1,4 +1,4 @@
-"""A job for SageMaker that has no problem, and how to change it."""
+"""A valid job for SageMaker, and variations of it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RESOURCES = ("time_limit", "nodes", "processes_per_node", "gpus_per_node", "memo
 
 
 def vary(**changes):
-    """The job and its options with some fields changed, wherever they belong."""
+    """The job and its options with some fields changed: of resources, options or the job."""
     resources = {name: changes.pop(name) for name in RESOURCES if name in changes}
-    ours = {name: changes.pop(name) for name in list(changes) if hasattr(OPTIONS, name)}
+    options = {name: changes.pop(name) for name in list(changes) if hasattr(OPTIONS, name)}
     if "args" in changes:
         changes["entrypoint"] = Entrypoint(script="train.py", args=tuple(changes.pop("args")))
     job = replace(JOB, resources=replace(JOB.resources, **resources), **changes)
-    return job, replace(OPTIONS, **ours)
+    return job, replace(OPTIONS, **options)

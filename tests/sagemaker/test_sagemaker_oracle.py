@@ -1,26 +1,42 @@
-"""Each row of the oracle's tables: what deploykit says of it, what the real SDK does with it."""
+"""Each example of the oracle: what deploykit reports for it, and what the real SDK does with it."""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import re
+import sys
+from pathlib import Path
 
 import pytest
-import sdk_child
+from sdk_requests import sdk_requests
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import oracle, sdk_terms
-from deploykit.backends.sagemaker.oracle import Sdk, Verdict, rows
+from deploykit.backends.sagemaker import estimator_args, oracle
+from deploykit.backends.sagemaker.oracle import Verdict
 
+SOURCE = Path(__file__).parents[2] / "docs/sagemaker_oracle.py"
 TODAY = dt.date(2026, 11, 21)
 HASH = "0123456789abcdef" * 4
-RULES = [rule for rules in oracle.RULES.values() for rule in rules]
-ROWS = {
-    f"{rule.path} {at}.{number}": (rule, row)
-    for at, rule in enumerate(RULES)
-    for number, row in enumerate(rule.rows)
+
+
+def load_examples():
+    """The module of docs/ that reads the examples; docs/ is not on the import path."""
+    spec = importlib.util.spec_from_file_location("sagemaker_oracle", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+docs = load_examples()
+RULES = {rule.id: rule for rules in oracle.RULES.values() for rule in rules}
+EXAMPLES = {
+    f"{name}-{number}": (name, example)
+    for name, examples in docs.examples().items()
+    for number, example in enumerate(examples)
 }
-each_row = pytest.mark.parametrize(("rule", "row"), ROWS.values(), ids=ROWS)
+each_example = pytest.mark.parametrize("name", EXAMPLES)
 
 
 @pytest.fixture(autouse=True)
@@ -29,99 +45,108 @@ def _no_region(monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
 
 
-def applied(job, options):
-    return [finding.rule for finding in oracle.ask(job, options, TODAY)]
+def rule_and_example(name):
+    rule, example = EXAMPLES[name]
+    return RULES[rule], example
 
 
-def refused(job, options):
+def errors(job, options):
     return [str(p) for p in sagemaker.check(job, options) if p.severity == "error"]
 
 
-@each_row
-def test_what_is_said_of_it(rule, row):
-    job, options, problems = rows.job(row.given)
+@each_example
+def test_the_rule_reports_its_example(name):
+    rule, example = rule_and_example(name)
+    job, options, problems = docs.job(example.change)
     if rule.when is None:
         assert [problem.path for problem in problems] == [rule.path]
         return
     assert problems == []
-    (finding, *_) = [one for one in oracle.ask(job, options, TODAY) if one.rule == rule]
-    assert "{" not in f"{finding.path}{finding.reason}{finding.nearest or ''}"
-    reported = finding.problem()
+    (consequence, *_) = [
+        one for one in oracle.consequences(job, options, TODAY) if one.rule is rule
+    ]
+    text = f"{consequence.path}{consequence.reason}{consequence.nearest or ''}"
+    assert "{" not in text
+    problem = consequence.problem()
     if rule.severity is None:
-        assert reported is None
+        assert problem is None
     else:
-        assert reported in list(sagemaker.check(job, options))
-        assert (reported.severity, reported.source) == (rule.severity, rule.source)
+        assert problem in list(sagemaker.check(job, options))
+        assert (problem.severity, problem.source) == (rule.severity, rule.source)
 
 
-@each_row
-def test_the_nearest_setting_works(rule, row):
-    if row.cure is None:
-        assert rule.severity is None, "a warning or an error needs a cure"
+@each_example
+def test_the_fixed_example_has_no_errors(name):
+    rule, example = rule_and_example(name)
+    if example.fixed is None:
+        assert rule.severity is None, "an example of a warning or an error needs `fixed`"
         return
-    job, options, problems = rows.job(row.given, row.cure)
+    job, options, problems = docs.job(example.change, example.fixed)
     assert problems == []
-    assert rule not in applied(job, options)
-    assert refused(job, options) == []
+    assert rule not in [one.rule for one in oracle.consequences(job, options, TODAY)]
+    assert errors(job, options) == []
 
 
-def test_what_is_not_refused_is_planned():
-    for rule, row in ROWS.values():
-        job, options, problems = rows.job(row.given)
-        if rule.verdict is not Verdict.REFUSED:
-            assert problems == []
-            assert refused(job, options) == []
+@each_example
+def test_exactly_the_refused_examples_have_errors(name):
+    rule, example = rule_and_example(name)
+    job, options, problems = docs.job(example.change)
+    refused = rule.verdict is Verdict.REFUSED
+    assert bool(problems or errors(job, options)) == refused
 
 
-def test_every_rule_has_a_row_and_a_source():
-    without = [rule.path for rule in RULES if not rule.rows]
-    assert without == ["sagemaker.region"]  # of the environment; see test_sagemaker_plan.py
-    for rule in RULES:
+def test_every_rule_has_an_example_and_a_source():
+    without = set(RULES) - {name for name, _ in EXAMPLES.values()}
+    assert without == {"invalid-region"}  # of the environment; see test_sagemaker_request.py
+    for rule in RULES.values():
         assert rule.source.startswith("https://")
         assert rule.nearest or rule.severity is None
 
 
-def question(*changes, raw=None):
-    """What the SDK is asked; where the decoder refuses it, the plain job with raw arguments."""
-    job, options, problems = rows.job(*changes)
+def test_ids_are_unique():
+    assert len(RULES) == sum(map(len, oracle.RULES.values()))
+
+
+def estimator_arguments(*changes, replaced=None):
+    """The SDK's arguments; those of the plain job, `replaced`, where no job file can express it."""
+    job, options, problems = docs.job(*changes)
     if problems:
-        job, options, problems = rows.job()
-    asked = sdk_terms.arguments(job, options, run="digits-1", bundle=HASH)
-    asked["estimator"] |= raw or {}
-    return asked
+        job, options, problems = docs.job()
+    arguments = estimator_args.estimator_arguments(job, options, run="digits-1", bundle=HASH)
+    arguments["estimator"] |= replaced or {}
+    return arguments
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """The SDK's answer to each row, and to each cured one, from one process."""
+    """The SDK's answer to each example, and to each fixed one, from one process."""
     asked = {}
-    for name, (_, row) in ROWS.items():
-        if row.sdk is not Sdk.UNASKED:
-            asked[name] = question(row.given, raw=row.raw)
-        if row.cure is not None:
-            asked[f"cured {name}"] = question(row.given, row.cure)
-    found = sdk_child.ask(tmp_path_factory.mktemp("oracle"), list(asked.values()))
-    return dict(zip(asked, found["requests"], strict=True))
+    for name, (_, example) in EXAMPLES.items():
+        if example.sdk != "not asked":
+            asked[name] = estimator_arguments(example.change, replaced=example.arguments)
+        if example.fixed is not None:
+            asked[f"fixed {name}"] = estimator_arguments(example.change, example.fixed)
+    answered = sdk_requests(tmp_path_factory.mktemp("oracle"), list(asked.values()))
+    return dict(zip(asked, answered["requests"], strict=True))
 
 
-@each_row
-def test_what_the_sdk_does(rule, row, answers):
-    """The living proof of what the SDK takes silently."""
-    name = next(name for name, pair in ROWS.items() if pair == (rule, row))
-    if row.sdk is Sdk.UNASKED:
+@each_example
+def test_the_sdk_does_what_the_example_says(name, answers):
+    _, example = rule_and_example(name)
+    if example.sdk == "not asked":
         assert name not in answers
         return
     answer = answers[name]
-    assert ("refused" in answer) == (row.sdk is Sdk.REFUSES), answer
-    if row.sdk is Sdk.REFUSES:
-        assert row.says
-        assert re.search(re.escape(row.says), answer["refused"]), answer
-    for key, value in row.sends.items():
+    assert ("refused" in answer) == (example.sdk == "refuses"), answer
+    if example.sdk == "refuses":
+        assert example.refusal
+        assert re.search(re.escape(example.refusal), answer["refused"]), answer
+    for key, value in example.sends.items():
         assert answer["HyperParameters"].get(key) == value
 
 
-@each_row
-def test_the_sdk_takes_the_nearest_setting(rule, row, answers):
-    if row.cure is not None:
-        name = next(name for name, pair in ROWS.items() if pair == (rule, row))
-        assert "refused" not in answers[f"cured {name}"], answers[f"cured {name}"]
+@each_example
+def test_the_sdk_accepts_the_fixed_example(name, answers):
+    _, example = rule_and_example(name)
+    if example.fixed is not None:
+        assert "refused" not in answers[f"fixed {name}"], answers[f"fixed {name}"]

@@ -1,95 +1,81 @@
-"""SageMaker training jobs: an artifact that is the CreateTrainingJob request itself."""
+"""SageMaker training jobs. The text of a plan is the CreateTrainingJob request itself."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploykit import contract
-from deploykit.backends.sagemaker import checks
-from deploykit.backends.sagemaker import request as rendering
-from deploykit.backends.sagemaker.options import Options as Options
+from deploykit.backends.sagemaker import oracle, request, service_model
+from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
+from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.options import region as region_of
+from deploykit.backends.sagemaker.submission import submit
 from deploykit.doctor.finding import Finding
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
-
-if TYPE_CHECKING:
-    from deploykit.model import Bundle
+from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()
 MODULES = ("boto3",)
 PREFLIGHT = contract.PREFLIGHT
+_ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
+"""As long as a run id and a hash can be: a request that is valid with these is valid with any."""
 
-check = checks.check
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Every problem of a job: the oracle's, then those of the request that would be sent.
+
+    Pure, except that the date decides which images still receive patches. Raises
+    BackendUnavailable if botocore is not installed.
+    """
+    errors = False
+    for consequence in oracle.consequences(job, options):
+        problem = consequence.problem()
+        if problem is not None:
+            errors |= problem.severity == "error"
+            yield problem
+    if not errors:
+        rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+        yield from service_model.problems(rendered)
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
-    """The request, validated. Raises JobFileError with everything the service would refuse."""
-    problems = [p for p in checks.check(job, options) if p.severity == "error"]
-    problems += checks.bundled(options, bundle)
-    if not problems:
-        request = rendering.render(job, options, run=run, bundle=bundle.hash)
-        problems = list(checks.described(request))
-    if problems:
-        raise JobFileError("the job for SageMaker", problems)
+    """Render the request. The job must have passed `check`, which is not repeated here.
+
+    Raises JobFileError if the container would install the source instead of running it.
+    """
+    if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
+        raise JobFileError("the job for SageMaker", [_SETUP_PY])
+    rendered = request.render(job, options, run=run, bundle=bundle.hash)
     return Plan(
         backend="sagemaker",
         target=region_of(options) or "",
         run=run,
-        text=json.dumps(request, indent=2) + "\n",
+        text=json.dumps(rendered, indent=2) + "\n",
         language="json",
         job=job,
         options=options,
         bundle=bundle,
-        output=rendering.results(request),
+        output=request.results(rendered),
     )
 
 
-def submit(plan: Plan, folder: Path) -> Handle:
-    """Upload the source unless it is there, compare with the SDK, send exactly `plan.text`."""
-    from deploykit.backends.sagemaker.sending import submit as send
-
-    return send(plan, folder)
-
-
-def find(run: str, folder: Path, target: str) -> Handle | None:
-    """The training job named `run`; None where the service says that there is none."""
-    from deploykit.backends.sagemaker.watching import find as ask
-
-    return ask(run, folder, target)
-
-
-def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """The status of many runs: one request each, over one connection a region.
-
-    The service lists jobs only by one common part of their names, so there is no single call.
-    """
-    from deploykit.backends.sagemaker.watching import status as ask
-
-    return ask(handles)
-
-
-def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    """The job's lines in CloudWatch, from all machines, by time."""
-    from deploykit.backends.sagemaker.watching import logs as ask
-
-    return ask(handle, follow=follow)
-
-
-def cancel(handle: Handle) -> None:
-    """Stop the training job. One that has ended is left as it is."""
-    from deploykit.backends.sagemaker.watching import cancel as ask
-
-    ask(handle)
+_SETUP_PY = Problem(
+    "source",
+    "contains setup.py: the container would treat the source as a package to install, and refuse "
+    "to run it with torch_distributed",
+    "add setup.py to .deploykitignore, or choose another source folder",
+)
 
 
 def attach(run: str, folder: Path, target: str | None) -> Handle:
-    """The training job of that name in a region, by default the environment's."""
+    """The training job of that name in a region, by default the environment's.
+
+    Raises UsageError where no region is chosen, NotFound where it has no such job.
+    """
     region = target or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region:
         raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
@@ -114,7 +100,6 @@ __all__ = [
     "PROGRAMS",
     "SUMMARY",
     "Options",
-    "Problem",
     "attach",
     "cancel",
     "check",

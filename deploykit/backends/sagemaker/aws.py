@@ -1,4 +1,4 @@
-"""Clients of AWS, and botocore's errors in words for people. The only file that imports boto3."""
+"""Clients of AWS, and botocore's errors as deploykit's. The only file that imports boto3."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ _LOGGED_OUT = frozenset(
 )
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
-"""S3's words for an upload of which something else arrived than was sent."""
-_ELSEWHERE = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
+"""S3's error codes for an upload that arrived incomplete or changed."""
+_OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 
 
 def client(service: str, region: str) -> Any:
-    """A client with botocore's own retries. Raises BackendUnavailable without boto3."""
+    """A client for `service` (boto3's name) that retries as botocore does.
+
+    Raises BackendUnavailable if boto3 is not installed, and what `errors` raises.
+    """
     try:
         import boto3
         import botocore.session
         from botocore.config import Config
     except ImportError as error:
-        raise BackendUnavailable("boto3 is missing", hint="pip install boto3") from error
+        raise BackendUnavailable("boto3 is not installed", hint="pip install boto3") from error
     with errors(region):
         config = Config(retries={"mode": "standard", "max_attempts": _ATTEMPTS})
         core = botocore.session.Session()
@@ -54,26 +57,31 @@ def client(service: str, region: str) -> Any:
 
 @cache
 def _descriptions() -> Any:
-    """What botocore knows of each service, read once for all sessions: 0.2 s for EC2 alone."""
+    """Botocore's service descriptions, read once for all sessions: EC2's alone takes 0.2 s."""
     import botocore.loaders
 
     return botocore.loaders.create_loader()
 
 
 def code(error: BaseException) -> str:
-    """The service's word for an error, such as ``ValidationException``; empty if it has none."""
+    """The service's error code, such as ``ValidationException``; empty if there is none."""
     response = getattr(error, "response", {})
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def message(error: BaseException) -> str:
+    """The service's error message, or the text of an exception that is not the service's."""
     response = getattr(error, "response", {})
     return str(response.get("Error", {}).get("Message", error))
 
 
 @contextmanager
 def errors(region: str) -> Iterator[None]:
-    """Errors of botocore leave the block as deploykit's."""
+    """Turn botocore's exceptions in the block into deploykit's.
+
+    NotPermitted for credentials and permissions, TryAgain for transient faults, SubmitRefused for
+    other answers of the service, BackendUnavailable if the service cannot be reached.
+    """
     from botocore import exceptions as botocore
 
     try:
@@ -89,19 +97,19 @@ def errors(region: str) -> Iterator[None]:
         botocore.ProfileNotFound,
     ) as error:
         raise NotPermitted(
-            f"no usable AWS credentials: {error}", hint="aws configure, aws sso login, AWS_PROFILE"
+            f"no valid AWS credentials: {error}", hint="aws configure, aws sso login, AWS_PROFILE"
         ) from error
     except botocore.BotoCoreError as error:
         raise BackendUnavailable(
-            f"AWS cannot be reached in {region}: {error}",
+            f"cannot reach AWS in {region}: {error}",
             hint="check the network, the proxy, the region and AWS_ENDPOINT_URL",
         ) from error
 
 
-def uncertain(error: BaseException) -> bool:
-    """Whether a request may have taken effect although it failed.
+def may_have_succeeded(error: BaseException) -> bool:
+    """Whether a failed request may have taken effect.
 
-    A connection that was refused counts too: an attempt before it may have gone through.
+    A refused connection counts too: an earlier attempt of botocore may have succeeded.
     """
     from botocore import exceptions as botocore
 
@@ -111,29 +119,29 @@ def uncertain(error: BaseException) -> bool:
 
 
 def _from_service(error: Any, region: str) -> DeploykitError:
-    word, text = code(error), message(error)
-    doing = f"AWS ({error.operation_name}, {region}): {text}"
-    if word in _BUSY:
-        return TryAgain(doing, hint="AWS is busy; try again in a minute")
-    if word in _DAMAGED:
-        return TryAgain(doing, hint="the upload was damaged on its way; submit again")
-    if word in _LOGGED_OUT:
-        return NotPermitted(doing, hint=_LOGIN)
-    if word in DENIED:
-        return NotPermitted(doing, hint=f"allow your user or role {error.operation_name} in IAM")
-    return _refused(word, doing)
+    name = code(error)
+    text = f"AWS ({error.operation_name}, {region}): {message(error)}"
+    if name in _BUSY:
+        return TryAgain(text, hint="AWS is busy; try again in a minute")
+    if name in _DAMAGED:
+        return TryAgain(text, hint="the upload was damaged in transit; submit again")
+    if name in _LOGGED_OUT:
+        return NotPermitted(text, hint=_LOGIN)
+    if name in DENIED:
+        return NotPermitted(text, hint=f"allow your user or role {error.operation_name} in IAM")
+    return _refused(name, text)
 
 
-def _refused(word: str, doing: str) -> SubmitRefused:
+def _refused(name: str, text: str) -> SubmitRefused:
     hints = {
-        "ResourceLimitExceeded": "ask for a higher quota of this instance type (Service Quotas, "
-        "SageMaker, `... for training job usage`), or use fewer or other machines",
-        "NoSuchBucket": "make the bucket, or correct sagemaker.bucket",
-        "ValidationException": "correct what it names in the sagemaker section",
+        "ResourceLimitExceeded": "request a higher quota for this instance type (Service Quotas, "
+        "SageMaker, `... for training job usage`), or use fewer nodes or another type",
+        "NoSuchBucket": "create the bucket, or correct sagemaker.bucket",
+        "ValidationException": "correct the named value in the sagemaker section",
     }
-    hint = hints.get(word)
-    if word in _ELSEWHERE:
-        hint = "the bucket lies in another region; use one in the region of the job"
-    elif "assume role" in doing:
-        hint = "the role must trust sagemaker.amazonaws.com, and you must be allowed iam:PassRole"
-    return SubmitRefused(doing, hint=hint)
+    hint = hints.get(name)
+    if name in _OTHER_REGION:
+        hint = "the bucket is in another region; use one in the region of the job"
+    elif "assume role" in text:
+        hint = "the role must trust sagemaker.amazonaws.com, and you need iam:PassRole"
+    return SubmitRefused(text, hint=hint)

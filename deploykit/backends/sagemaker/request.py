@@ -1,7 +1,10 @@
-"""A job as the CreateTrainingJob request that the SageMaker SDK 2.257.7 would send. No SDK here.
+"""Render a job as the CreateTrainingJob request that the SageMaker SDK 2.257.7 would send.
 
-Where the SDK has habits, such as writing every hyperparameter as JSON, they are kept: `sdk.py`
-compares the two before anything is sent.
+Does not import the SDK. The SDK's conventions, such as hyperparameters in JSON, are kept, because
+`submission.py` compares the two requests before it sends one.
+
+Which launcher the hyperparameters select: sagemaker_pytorch_container/training.py of
+sagemaker-pytorch-training 3.0.0, https://github.com/aws/sagemaker-pytorch-training-toolkit
 """
 
 from __future__ import annotations
@@ -13,42 +16,48 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploykit import contract
-from deploykit.backends.sagemaker import channels, images, launchers
+from deploykit.backends.sagemaker import catalog, channels
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.model import JobSpec
 
 OUTPUT = "/opt/ml/output/data"
-"""Folder in the container that SageMaker uploads, as output.tar.gz, when the job ends."""
+"""Folder in the container that SageMaker uploads as output.tar.gz when the job ends."""
 CHECKPOINTS = "/opt/ml/checkpoints"
 """Folder in the container that SageMaker copies to `checkpoints` while the job runs."""
-DATA = "/opt/ml/input/data"
+_DATA = "/opt/ml/input/data"
 TENSORBOARD = f"{OUTPUT}/tensorboard"
-"""Where our own trainer writes TensorBoard's files."""
-CODE_CHANNEL = f"{DATA}/code/sourcedir.tar.gz"
-"""Where the source lies when it comes as a channel."""
+"""Folder in the container to which deploykit's trainer writes TensorBoard files."""
+_CODE_CHANNEL = f"{_DATA}/code/sourcedir.tar.gz"
+"""The source in the container, if it is provided as a channel."""
 _VERIFY = (
-    f'f={CODE_CHANNEL}; [ "$(gzip -dc $f | sha256sum)" = "$0  -" ] && exec "$@"; '
+    f'f={_CODE_CHANNEL}; [ "$(gzip -dc $f | sha256sum)" = "$0  -" ] && exec "$@"; '
     'echo "deploykit: $f is not the source that was submitted ($0)" '
     "| tee /opt/ml/output/failure >&2; exit 78"
 )
-"""For `sh -c`, with the bundle's hash and the command: of 256 characters at most."""
+"""Script for `sh -c HASH COMMAND...`; the service allows 256 characters."""
 
 ARGUMENT = "deploykit_argv_"
-_PIECE = 2000
-_VALUE = 2500
-"""The service's longest hyperparameter. The JSON of a piece is longer than the piece."""
+"""Prefix of the hyperparameters that carry the argument vector; the node plane knows it too."""
+_CHUNK = 2000
+_LONGEST_VALUE = 2500
+"""The service's limit for a hyperparameter. The JSON of a chunk is longer than the chunk."""
+PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+"""The toolkit reads it for torchrun and SMDDP too, in spite of its name."""
+_SMDDP_ENABLED = "sagemaker_distributed_dataparallel_enabled"
+_TORCHRUN_ENABLED = "sagemaker_torch_distributed_enabled"
+_INSTANCE_TYPE = "sagemaker_instance_type"
 _LOG_LEVEL = 20
 _OVERWRITTEN = re.compile(r"(NCCL|FI|GLOO|RDMAV)_\w+|OMP_NUM_THREADS", re.ASCII)
 _SAFE = frozenset(string.ascii_letters + string.digits + "_@%+=:,./-")
 
 
 def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """The request; `bundle` is the hash of the source. The job must have passed `checks`."""
+    """The request. `bundle` is the hash of the source. The job must have passed `check`."""
     request: dict[str, Any] = {
         "TrainingJobName": run,
         "RoleArn": options.role,
-        "AlgorithmSpecification": _algorithm(options) | entry(options, bundle),
+        "AlgorithmSpecification": _algorithm(options) | entrypoint(options, bundle),
         "ResourceConfig": _resources(job, options),
         "StoppingCondition": _stopping(job, options),
         "HyperParameters": {
@@ -57,9 +66,11 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         },
         "Environment": environment(job, options, run, bundle),
     }
-    found = [*channels.render(job, options), *_code_channel(options, bundle)]
-    if found:
-        request["InputDataConfig"] = found
+    inputs = list(channels.render(job, options))
+    if options.source_is_a_channel:
+        inputs.append(channels.s3("code", code(options, bundle)))
+    if inputs:
+        request["InputDataConfig"] = inputs
     request["OutputDataConfig"] = _output(job, options)
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
@@ -67,32 +78,35 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
 
 
 def code(options: Options, bundle: str) -> str:
-    """Where the source of a job lies: named by its content, so that it is uploaded once."""
+    """S3 location of the source, named by its content so that it is uploaded only once."""
     return f"s3://{options.bucket}/{code_key(options, bundle)}"
 
 
 def code_key(options: Options, bundle: str) -> str:
+    """Key of the source in the bucket."""
     return f"{options.prefix}/bundles/{bundle}/sourcedir.tar.gz"
 
 
 def output(job: JobSpec, options: Options) -> str:
-    """The S3 prefix below which SageMaker puts ``<run>/output/``."""
+    """S3 prefix below which SageMaker stores ``<run>/output/``."""
     return job.output or f"s3://{options.bucket}/{options.prefix}/runs"
 
 
 def results(job: Mapping[str, Any]) -> str:
-    """Where the output folder will be, of a request or of DescribeTrainingJob's answer."""
-    place = job["OutputDataConfig"]
-    folder = f"{place['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/"
-    return folder if place.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
+    """S3 location of the output, from a request or a DescribeTrainingJob response.
+
+    Raises KeyError, TypeError or AttributeError if `job` is neither.
+    """
+    config = job["OutputDataConfig"]
+    folder = f"{config['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/"
+    return folder if config.get("CompressionType") == "NONE" else f"{folder}output.tar.gz"
 
 
 def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, str]:
-    """Variables of the containers.
+    """Environment variables of the containers.
 
-    The container's launcher overwrites some network variables after it has read these, so they
-    travel a second time in ``DEPLOYKIT_ENV``, and the node plane restores them last. By
-    ``DEPLOYKIT_BUNDLE`` it knows the source that was planned.
+    AWS's launcher overwrites some network variables, so ``DEPLOYKIT_ENV`` carries a second copy of
+    them that the node plane restores last. ``DEPLOYKIT_BUNDLE`` is the hash of the planned source.
     """
     variables = contract.environment(
         job,
@@ -100,30 +114,33 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
         run=run,
         output=OUTPUT,
         checkpoints=CHECKPOINTS,
-        data={name: f"{DATA}/{name}" for name in channels.names(job, options)},
+        data={name: f"{_DATA}/{name}" for name in channels.names(job, options)},
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
-    kept = {name: value for name, value in job.env.items() if _OVERWRITTEN.fullmatch(name)}
-    kept = {name: value for name, value in kept.items() if not contract.is_secret(value)}
-    if kept:
-        variables["DEPLOYKIT_ENV"] = json.dumps(dict(sorted(kept.items())))
+    restored = {
+        name: value
+        for name, value in job.env.items()
+        if _OVERWRITTEN.fullmatch(name) and not contract.is_secret(value)
+    }
+    if restored:
+        variables["DEPLOYKIT_ENV"] = json.dumps(dict(sorted(restored.items())))
     return dict(sorted(variables.items()))
 
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
-    """What an SDK user would have to pass as `hyperparameters`."""
-    return {**pieces(contract.command(job)), launchers.PROCESSES: job.resources.processes}
+    """The hyperparameters that a user of the SDK would pass to the estimator."""
+    return {**argument_vector(contract.command(job)), PROCESSES: job.resources.processes}
 
 
-def pieces(argv: list[str]) -> dict[str, str]:
-    """An argument vector as hyperparameters: one JSON text, cut into pieces.
+def argument_vector(argv: list[str]) -> dict[str, str]:
+    """An argument vector as hyperparameters: its JSON, split into chunks.
 
-    Toolkits up to 5.1.1 put hyperparameters on a shell's command line without quotes, so each
-    character that a shell could act upon stands as a JSON escape. `json.loads` of the joined
-    pieces gives `argv` back.
+    Toolkits up to 5.1.1 put hyperparameters unquoted on a shell's command line, so every character
+    with a meaning in the shell is written as a JSON escape. `json.loads` of the joined chunks gives
+    `argv` back.
     """
     text = "[" + ",".join(f'"{"".join(map(_escape, word))}"' for word in argv) + "]"
-    return {f"{ARGUMENT}{number}": piece for number, piece in enumerate(_cut(text))}
+    return {f"{ARGUMENT}{number}": chunk for number, chunk in enumerate(_chunks(text))}
 
 
 def _escape(letter: str) -> str:
@@ -133,35 +150,68 @@ def _escape(letter: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def _cut(text: str) -> Iterator[str]:
+def _chunks(text: str) -> Iterator[str]:
     while text:
-        end = _PIECE
-        while len(json.dumps(text[:end])) > _VALUE:
+        end = _CHUNK
+        while len(json.dumps(text[:end])) > _LONGEST_VALUE:
             end -= 100
         yield text[:end]
         text = text[end:]
 
 
 def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, Any]:
-    place = CODE_CHANNEL if options.source_is_a_channel else code(options, bundle)
+    source = _CODE_CHANNEL if options.source_is_a_channel else code(options, bundle)
     return {
         **user_hyperparameters(job),
         "sagemaker_program": contract.LAUNCH,
-        "sagemaker_submit_directory": place,
+        "sagemaker_submit_directory": source,
         "sagemaker_job_name": run,
         "sagemaker_region": region_of(options),
         "sagemaker_container_log_level": _LOG_LEVEL,
-        **launchers.hyperparameters(job, options),
+        **_launcher(job, options),
     }
 
 
-def _code_channel(options: Options, bundle: str) -> Iterator[dict[str, Any]]:
-    if options.source_is_a_channel:
-        yield channels.s3("code", code(options, bundle))
+def _launcher(job: JobSpec, options: Options) -> dict[str, Any]:
+    """The hyperparameters that select the container's launcher."""
+    kind = options.distribution
+    if kind == "none":
+        return {}
+    if kind == "torch_distributed":
+        chosen = {_INSTANCE_TYPE: options.instance_type} if options.instance_type else {}
+        return {_TORCHRUN_ENABLED: True, **chosen}
+    if kind == "smdistributed.modelparallel":
+        return {_TORCHRUN_ENABLED: True, **_model_parallel(options)}
+    selected = _mpi(job, options) if kind == "mpi" else _data_parallel(options)
+    if options.distribution_group is not None:
+        selected["sagemaker_distribution_instance_groups"] = [options.distribution_group]
+    return selected
+
+
+def _mpi(job: JobSpec, options: Options) -> dict[str, Any]:
+    return {
+        "sagemaker_mpi_enabled": True,
+        PROCESSES: job.resources.processes,
+        "sagemaker_mpi_custom_mpi_options": options.mpi_options or "",
+    }
+
+
+def _data_parallel(options: Options) -> dict[str, Any]:
+    return {
+        _SMDDP_ENABLED: True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": options.mpi_options or "",
+        _INSTANCE_TYPE: options.instance_type,
+    }
+
+
+def _model_parallel(options: Options) -> dict[str, Any]:
+    parameters = options.model_parallel.parameters() if options.model_parallel else {}
+    chosen = {"mp_parameters": parameters} if parameters else {}
+    return {**chosen, _SMDDP_ENABLED: False, _INSTANCE_TYPE: options.instance_type}
 
 
 def _algorithm(options: Options) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": image(options)}
+    algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": _image(options)}
     if options.image_uri is None:
         algorithm["EnableSageMakerMetricsTimeSeries"] = True
     if options.metric_definitions:
@@ -169,10 +219,11 @@ def _algorithm(options: Options) -> dict[str, Any]:
     return algorithm
 
 
-def entry(options: Options, bundle: str) -> dict[str, list[str]]:
-    """What the container starts in the place of its image's entrypoint, which comes next.
+def entrypoint(options: Options, bundle: str) -> dict[str, list[str]]:
+    """The command that verifies the source and then starts the image's own entrypoint.
 
-    It is part of the request, so write access to the bucket is not enough to change it.
+    Empty without `image_entrypoint`. The command is part of the request, so write access to the
+    bucket is not enough to change it.
     """
     if not options.image_entrypoint:
         return {}
@@ -183,26 +234,31 @@ def entry(options: Options, bundle: str) -> dict[str, list[str]]:
 
 
 def metrics(options: Options) -> list[dict[str, str]]:
+    """`metric_definitions` in the API's form."""
     return [{"Name": name, "Regex": regex} for name, regex in options.metric_definitions.items()]
 
 
-def image(options: Options) -> str:
-    """The container: the one that is named, else AWS's own for the framework version."""
+def _image(options: Options) -> str:
+    """The container image: `image_uri`, else AWS's image for `framework_version`.
+
+    Raises KeyError for a version without an image, which `check` refuses.
+    """
     if options.image_uri is not None:
         return options.image_uri
-    place, version = region_of(options) or "", options.framework_version or ""
-    kind = leading_type(options)
+    region, version = region_of(options) or "", options.framework_version or ""
+    kind = _image_type(options)
     if options.distribution == "smdistributed.modelparallel":
-        return images.smp(place, version, kind)
-    return images.uri(place, version, options.py_version or images.VERSIONS[version], kind)
+        return catalog.smp_image_for(region, version, kind)
+    python = options.py_version or catalog.VERSIONS[version]
+    return catalog.image_for(region, version, python, kind)
 
 
-def leading_type(options: Options) -> str:
-    """The instance type that chooses the image: the first group's with GPUs, as in the SDK."""
+def _image_type(options: Options) -> str:
+    """The instance type that decides on the image: the first one with GPUs, as in the SDK."""
     if options.instance_type is not None:
         return options.instance_type
     types = [group.instance_type for group in options.instance_groups]
-    return next(filter(images.has_gpu, types), types[0])
+    return next(filter(catalog.has_gpu, types), types[0])
 
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -228,12 +284,12 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
 
 
 def _output(job: JobSpec, options: Options) -> dict[str, str]:
-    place = {"S3OutputPath": output(job, options)}
+    config = {"S3OutputPath": output(job, options)}
     if options.output_kms_key is not None:
-        place["KmsKeyId"] = options.output_kms_key
+        config["KmsKeyId"] = options.output_kms_key
     if options.output_compression == "none":
-        place["CompressionType"] = "NONE"
-    return place
+        config["CompressionType"] = "NONE"
+    return config
 
 
 def _stopping(job: JobSpec, options: Options) -> dict[str, int]:
@@ -244,8 +300,8 @@ def _stopping(job: JobSpec, options: Options) -> dict[str, int]:
 
 
 def _extras(job: JobSpec, options: Options) -> dict[str, Any]:
-    """The parts that stand in a request only where they were asked for."""
-    extras = {**_switches(options), **_watching(job, options)}
+    """The parts of a request that are present only if they are requested."""
+    extras = {**_switches(options), **_monitoring(job, options)}
     if options.subnets:
         extras["VpcConfig"] = {
             "Subnets": list(options.subnets),
@@ -267,23 +323,25 @@ def _switches(options: Options) -> dict[str, Any]:
     return {name: True for name, on in switches.items() if on}
 
 
-def _watching(job: JobSpec, options: Options) -> dict[str, Any]:
-    """What looks into the job while it runs. The profiler is on unless it is switched off."""
-    place = output(job, options)
-    found: dict[str, Any] = {"ProfilerConfig": {"DisableProfiler": True}}
+def _monitoring(job: JobSpec, options: Options) -> dict[str, Any]:
+    """Profiler, debugger, TensorBoard and remote shell. The service's default profiler is on."""
+    parts: dict[str, Any] = {"ProfilerConfig": {"DisableProfiler": True}}
     if options.profiler_interval is not None:
-        found["ProfilerConfig"] = {
-            "S3OutputPath": place,
+        parts["ProfilerConfig"] = {
+            "S3OutputPath": output(job, options),
             "DisableProfiler": False,
             "ProfilingIntervalInMilliseconds": options.profiler_interval,
         }
     if options.debugger:
-        found["DebugHookConfig"] = {"S3OutputPath": place, "CollectionConfigurations": []}
+        parts["DebugHookConfig"] = {
+            "S3OutputPath": output(job, options),
+            "CollectionConfigurations": [],
+        }
     if options.tensorboard_output is not None:
-        found["TensorBoardOutputConfig"] = {
+        parts["TensorBoardOutputConfig"] = {
             "S3OutputPath": options.tensorboard_output,
             "LocalPath": TENSORBOARD,
         }
     if options.remote_debug:
-        found["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
-    return found
+        parts["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
+    return parts

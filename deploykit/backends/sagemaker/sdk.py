@@ -1,10 +1,10 @@
-"""The only file that knows the SageMaker SDK (2.x): it asks what an estimator would send.
+"""The only file that uses the SageMaker SDK (2.x): it finds out what an estimator would send.
 
-The question is put to a process of its own. Importing the SDK probes the machine's metadata
-service, reads configuration files, prints and takes seconds, and its `fit` reports to AWS. The
-child has homes without configuration, no credentials, and sockets that refuse to connect.
+This runs in a separate process. Importing the SDK probes the instance metadata service, reads
+configuration files, prints, and takes seconds; its `fit` sends telemetry to AWS. The child process
+has home folders without configuration, no credentials, and sockets that refuse to connect.
 
-The question is the plain data of `sdk_terms.py`.
+Its input is the plain data of `estimator_args.py`.
 
 As a program: ``python -P sdk.py arguments.json request.json``.
 """
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 REFUSALS = (ValueError, RuntimeError)
-"""What the SDK raises for arguments that it does not want."""
+"""What the SDK raises for arguments that it refuses."""
 SETTINGS = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
 }
-"""For a user's own session: in the place of the SDK's configuration files, which would change
-requests silently. Reading them costs seconds, and the child has none anyway."""
-_TALK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+"""Configuration of a user's session, instead of the SDK's configuration files, which would silently
+change requests. The child needs none: it has no such files, and reading this takes seconds."""
+_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 
 
 def available() -> bool:
-    """Whether the SDK is installed, in a version that still has estimators. Imports nothing."""
+    """Whether a version of the SDK with estimators is installed. Does not import it."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -40,13 +40,13 @@ def available() -> bool:
         return False
 
 
-def command(asked: Path, answer: Path) -> list[str]:
-    """The program that reads `asked` and writes `answer`."""
-    return [sys.executable, "-P", __file__, str(asked), str(answer)]
+def command(arguments: Path, answer: Path) -> list[str]:
+    """The argument vector of the child, which reads `arguments` and writes `answer`."""
+    return [sys.executable, "-P", __file__, str(arguments), str(answer)]
 
 
-def surroundings(folder: Path) -> dict[str, str]:
-    """The child's environment: nothing of AWS or the SDK, and `folder` for every home."""
+def child_environment(folder: Path) -> dict[str, str]:
+    """The child's environment: no settings of AWS or the SDK, and `folder` as every home folder."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -62,19 +62,21 @@ def surroundings(folder: Path) -> dict[str, str]:
     }
 
 
-def session(asked: Mapping[str, Any]) -> Any:
-    """The SDK's session with the user's credentials, without the SDK's reports and files."""
+def session(arguments: Mapping[str, Any]) -> Any:
+    """An SDK session with the user's credentials, without telemetry and configuration files."""
     import boto3
     from sagemaker.session import Session
 
-    connection: Any = boto3.Session(region_name=asked["region"])
-    return Session(connection, default_bucket=asked["bucket"], sagemaker_config=SETTINGS)
+    connection: Any = boto3.Session(region_name=arguments["region"])
+    return Session(connection, default_bucket=arguments["bucket"], sagemaker_config=SETTINGS)
 
 
-def estimator(asked: Mapping[str, Any], talk: Any, upload: Callable[[], None]) -> Any:
-    """The `PyTorch` estimator for `asked`; its `fit()` sends the request of the plan.
+def estimator(
+    arguments: Mapping[str, Any], sagemaker_session: Any, upload: Callable[[], None]
+) -> Any:
+    """The `PyTorch` estimator for a job; its `fit()` sends the request of the plan.
 
-    `upload` puts our bundle in its place: the SDK would drop the folder of the entry point.
+    `fit()` calls `upload` for the source, because the SDK would drop the entry point's folder.
     """
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.pytorch.estimator import PyTorch
@@ -85,8 +87,8 @@ def estimator(asked: Mapping[str, Any], talk: Any, upload: Callable[[], None]) -
             return UploadedCode(s3_prefix=self.source_dir, script_name=self.entry_point)
 
         def _script_mode_hyperparam_update(self, code_dir: str, script: str) -> None:
-            if asked["source_is_a_channel"]:  # the SDK knows this only for isolated containers
-                self.code_uri = asked["estimator"]["source_dir"]
+            if arguments["source_is_a_channel"]:  # the SDK does so for isolated containers only
+                self.code_uri = arguments["estimator"]["source_dir"]
                 code_dir = self.CONTAINER_CODE_CHANNEL_SOURCEDIR_PATH
             super()._script_mode_hyperparam_update(code_dir, script)
 
@@ -98,78 +100,79 @@ def estimator(asked: Mapping[str, Any], talk: Any, upload: Callable[[], None]) -
             job_name: str | None = None,
             experiment_config: Any = None,
         ) -> Any:
-            name = job_name or asked["run"]
+            name = job_name or arguments["run"]
             self.environment = {**self.environment, "DEPLOYKIT_RUN": name}
             return super().fit(
-                inputs or _inputs(asked) or None, wait, logs, name, experiment_config
+                inputs or _inputs(arguments) or None, wait, logs, name, experiment_config
             )
 
-    return Planned(sagemaker_session=talk, **_objects(asked["estimator"]))
+    return Planned(sagemaker_session=sagemaker_session, **_objects(arguments["estimator"]))
 
 
-def _objects(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The estimator's arguments, with the SDK's objects where it wants them."""
+def _objects(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments, with the SDK's objects where it requires them."""
     debugger: Any = importlib.import_module("sagemaker.debugger")
-    machines: Any = importlib.import_module("sagemaker.instance_group")
-    groups = [machines.InstanceGroup(**one) for one in given["instance_groups"] or ()]
-    made: dict[str, Any] = {"instance_groups": groups or None}
-    distribution = given["distribution"]
+    instances: Any = importlib.import_module("sagemaker.instance_group")
+    groups = [instances.InstanceGroup(**group) for group in arguments["instance_groups"] or ()]
+    objects: dict[str, Any] = {"instance_groups": groups or None}
+    distribution = arguments["distribution"]
     if distribution and "instance_groups" in distribution:
-        named = {group.instance_group_name: group for group in groups}
-        wanted = [named[name] for name in distribution["instance_groups"]]
-        made["distribution"] = {**distribution, "instance_groups": wanted}
+        by_name = {group.instance_group_name: group for group in groups}
+        training = [by_name[name] for name in distribution["instance_groups"]]
+        objects["distribution"] = {**distribution, "instance_groups": training}
     for name, kind in (
         ("profiler_config", debugger.ProfilerConfig),
         ("tensorboard_output_config", debugger.TensorBoardOutputConfig),
     ):
-        if given[name] is not None:
-            made[name] = kind(**given[name])
-    return {**given, **made}
+        if arguments[name] is not None:
+            objects[name] = kind(**arguments[name])
+    return {**arguments, **objects}
 
 
-def _inputs(asked: Mapping[str, Any]) -> dict[str, Any]:
-    kinds: Any = importlib.import_module("sagemaker.inputs")
-    found = {}
-    for name, given in asked["inputs"].items():
-        options = dict(given)
-        if "shuffle_config" in options:
-            options["shuffle_config"] = kinds.ShuffleConfig(**options["shuffle_config"])
-        kind = kinds.FileSystemInput if "file_system_id" in options else kinds.TrainingInput
-        found[name] = kind(**options)
-    return found
+def _inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    classes: Any = importlib.import_module("sagemaker.inputs")
+    inputs = {}
+    for name, options in arguments["inputs"].items():
+        settings = dict(options)
+        if "shuffle_config" in settings:
+            settings["shuffle_config"] = classes.ShuffleConfig(**settings["shuffle_config"])
+        s3 = "file_system_id" not in settings
+        inputs[name] = (classes.TrainingInput if s3 else classes.FileSystemInput)(**settings)
+    return inputs
 
 
-def intercepted(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that `PyTorch(...).fit()` would send. Raises what the SDK refuses with."""
+def intercepted_request(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The request that `PyTorch(...).fit()` would send. Raises one of `REFUSALS`."""
     import boto3
     from sagemaker.session import Session
 
-    caught: list[dict[str, Any]] = []
-    talk: Any = Session(
-        boto3.Session("none", "none", region_name=asked["region"]),
-        default_bucket=asked["bucket"],
+    requests: list[dict[str, Any]] = []
+    unconnected: Any = Session(
+        boto3.Session("none", "none", region_name=arguments["region"]),
+        default_bucket=arguments["bucket"],
     )
-    talk._intercept_create_request = lambda request, *_: caught.append(request)  # noqa: SLF001
-    estimator(asked, talk, lambda: None).fit(wait=False)
-    return caught[0]
+    unconnected._intercept_create_request = lambda request, *_: requests.append(request)  # noqa: SLF001
+    estimator(arguments, unconnected, lambda: None).fit(wait=False)
+    return requests[0]
 
 
-def cut_off() -> None:
-    """Let this process reach nobody from here on. Cannot be undone."""
+def disable_network() -> None:
+    """Make every further connection of this process fail. Cannot be undone."""
 
     def refuse(event: str, _: Any) -> None:
-        if event in _TALK:
-            raise OSError("the SageMaker SDK is only asked, and may not talk to anybody")
+        if event in _NETWORK_EVENTS:
+            raise OSError("the SageMaker SDK runs without network here")
 
     sys.addaudithook(refuse)
 
 
-def main(asked: Path, answer: Path) -> None:
-    cut_off()
-    os.umask(0o077)  # a process of its own: all that it leaves is the user's alone
+def main(arguments: Path, answer: Path) -> None:
+    """Write the SDK's request for the arguments, or its refusal, to `answer` as JSON."""
+    disable_network()
+    os.umask(0o077)  # only the user may read what this process writes
     result: dict[str, Any]
     try:
-        result = {"request": intercepted(json.loads(asked.read_text()))}
+        result = {"request": intercepted_request(json.loads(arguments.read_text()))}
     except REFUSALS as error:
         result = {"refused": str(error)}
     answer.write_text(json.dumps(result))

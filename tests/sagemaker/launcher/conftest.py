@@ -1,4 +1,4 @@
-"""A job's request as the server received it."""
+"""Fixtures: a job's request as the server received it, and its source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deploykit.backends import sagemaker
 
 @pytest.fixture
 def captured(aws, tmp_path):
-    """Submit this source; the request that arrived. `spoil` may change what was planned."""
+    """Submit a source and return the request that arrived; `modify` may change the planned one."""
 
-    def submit(source, spoil=dict, **changes):
+    def submit(source, modify=dict, **changes):
         job, options = vary(sender="boto3", **changes)
         bundle = bundles.scan(source, job.max_bundle)
         plan = sagemaker.plan(job, options, run="digits-1", bundle=bundle)
-        text = json.dumps(spoil(json.loads(plan.text)))
+        text = json.dumps(modify(json.loads(plan.text)))
         sagemaker.submit(replace(plan, text=text), tmp_path)
         (request,) = sent_requests(aws)
         return request
@@ -31,7 +31,7 @@ def captured(aws, tmp_path):
 
 @pytest.fixture
 def program(source):
-    """A source folder with this program in it."""
+    """Write a program into the source folder."""
 
     def write(text):
         (source / "train.py").write_text(text)

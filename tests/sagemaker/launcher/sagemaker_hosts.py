@@ -1,12 +1,11 @@
-"""A CreateTrainingJob request, run by the real launcher that AWS's PyTorch images start.
+"""Run a CreateTrainingJob request with the real launcher of AWS's PyTorch images.
 
-What the service does before it starts a container is done here: write the configuration files,
-download the channels, set the request's environment. The source is fetched by the toolkit itself,
-from the S3 at `endpoint`. Not done: checkpoints and results are not copied to S3.
+Does what the service does before it starts a container: writes the configuration files, downloads
+the channels, sets the request's environment. The toolkit itself downloads the source, from the S3
+at `endpoint`. Does not copy checkpoints and results to S3.
 
-By default each host is a folder in the place of /opt/ml (the toolkit reads
-``SAGEMAKER_BASE_DIR``) and an address of this machine, 127.0.0.1, 127.0.0.2 and so on. mpirun needs
-hosts that are more than that: see `sagemaker_machines.py`.
+A host is a folder instead of /opt/ml (the toolkit reads ``SAGEMAKER_BASE_DIR``) and a loopback
+address, 127.0.0.1, 127.0.0.2 and so on. mpirun needs real hosts: see `sagemaker_namespaces.py`.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ _TAIL = 4000
 
 
 class LauncherFailedError(AssertionError):
-    """A host ended with an error, or not at all; the message holds its log."""
+    """A host failed or timed out; the message contains its log."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a container runs. `folder` is what the container sees as `base`."""
+    """Where a container runs. The container sees `folder` as `base`."""
 
     name: str
     folder: Path
     base: str
     interface: str = "lo"
     enter: tuple[str, ...] = ()
-    """What makes a program run inside."""
+    """The command that runs a program on the host."""
 
 
 def on_loopback(folder, count):
-    """Hosts that are addresses of this machine, with folders in `folder`."""
-    places = [folder / f"host-{number}" for number in range(count)]
-    return [Host(f"127.0.0.{at}", place, str(place)) for at, place in enumerate(places, start=1)]
+    """Hosts on loopback addresses, with folders in `folder`."""
+    folders = [folder / f"host-{number}" for number in range(count)]
+    return [Host(f"127.0.0.{at}", one, str(one)) for at, one in enumerate(folders, start=1)]
 
 
 def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None):
-    """Run `request` unmodified on `hosts`; the folders ``output/data`` of each, in order.
+    """Run `request` unmodified on `hosts`; returns the folder ``output/data`` of each, in order.
 
-    `endpoint` is the URL of a server that holds the source, `image` are variables that the
-    container's image sets. Hosts' logs are ``log.txt`` in their folders. Raises
+    `endpoint` is the URL of the S3 that holds the source; `image` holds the variables that the
+    container's image sets. The log of a host is ``log.txt`` in its folder. Raises
     LauncherFailedError.
     """
     groups = _groups(request)
@@ -64,7 +63,7 @@ def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None):
     assert (PROGRAMS / "train").exists(), "run tests/sagemaker/launcher/environment.sh first"
     for host in hosts:
         _prepare(host, hosts, groups, request, endpoint)
-    with _alone(), contextlib.ExitStack() as stack:
+    with _exclusive_port(), contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
                 _container(
@@ -91,7 +90,7 @@ def _groups(request):
 
 
 def _prepare(host, hosts, groups, request, endpoint):
-    """What the service leaves in /opt/ml before a container starts."""
+    """Write what the service puts into /opt/ml before it starts a container."""
     for part in ("input/config", "input/data", "output/data", "model", "code", "checkpoints"):
         (host.folder / part).mkdir(parents=True)
     channels = request.get("InputDataConfig", [])
@@ -113,8 +112,8 @@ def _prepare(host, hosts, groups, request, endpoint):
     for file, content in configuration.items():
         (host.folder / "input" / "config" / f"{file}.json").write_text(json.dumps(content))
     for channel in channels:
-        place = channel["DataSource"]["S3DataSource"]["S3Uri"]
-        _download(place, host.folder / "input" / "data" / channel["ChannelName"], endpoint)
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        _download(uri, host.folder / "input" / "data" / channel["ChannelName"], endpoint)
 
 
 def _resources(host, hosts, groups):
@@ -138,8 +137,8 @@ def _resources(host, hosts, groups):
     }
 
 
-def _download(place, folder, endpoint):
-    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+def _download(uri, folder, endpoint):
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     s3 = boto3.client("s3", "us-east-1", endpoint_url=endpoint, **_keys("aws_access_key_id"))
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", []):
@@ -154,7 +153,7 @@ def _keys(first):
 
 
 def _environment(host, request, endpoint):
-    """The container's environment. Where /opt/ml has another name, values have it too."""
+    """The container's environment. Paths below /opt/ml are those of the host."""
     chosen = {
         name: value.replace(BASE, host.base, 1) if value.startswith(f"{BASE}/") else value
         for name, value in request["Environment"].items()
@@ -175,20 +174,20 @@ def _environment(host, request, endpoint):
 
 
 def _command(host, request):
-    """The request's own entrypoint, else what the image has."""
+    """The request's entrypoint, else the image's."""
     how = request["AlgorithmSpecification"]
     words = how.get("ContainerEntrypoint", []) + how.get("ContainerArguments", ["train"])
     return [_moved(word, host) for word in words]
 
 
 def _moved(text, host):
-    """Where /opt/ml has another name, a text has it too."""
+    """Replace /opt/ml by the host's folder."""
     return text.replace(f"{BASE}/", f"{host.base}/")
 
 
 @contextlib.contextmanager
 def _container(host, request, environment):
-    """The launcher in a session of its own, which ends with the block at the latest."""
+    """The launcher in a new session, which is killed at the end of the block."""
     with (host.folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(
             [*host.enter, *_command(host, request)],
@@ -207,14 +206,14 @@ def _container(host, request, environment):
 
 
 def _wait(running, hosts, timeout):
-    """Return when every host has ended well. Raises LauncherFailedError with the logs."""
+    """Return when every host has succeeded. Raises LauncherFailedError with the logs."""
     end = time.monotonic() + timeout
     while True:
         codes = [process.poll() for process in running]
         if all(code == 0 for code in codes):
             return
         if any(codes) or time.monotonic() > end:
-            time.sleep(1)  # the other hosts' last words
+            time.sleep(1)  # for the last lines of the other hosts
             logs = [
                 f"--- {one.name}\n{(one.folder / 'log.txt').read_text()[-_TAIL:]}" for one in hosts
             ]
@@ -223,8 +222,8 @@ def _wait(running, hosts, timeout):
 
 
 @contextlib.contextmanager
-def _alone():
-    """The toolkit's port 7777 is a constant: one job at a time on this machine."""
+def _exclusive_port():
+    """Lock the toolkit's port 7777, which is fixed: one job at a time."""
     with (Path(tempfile.gettempdir()) / "deploykit-test-port-7777.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""The request that a moto server received, run by SageMaker's own launcher on two hosts."""
+"""The request that a moto server received, run by SageMaker's real launcher on two hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAM = textwrap.dedent(
     dist.destroy_process_group()
     with open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + f"/rank-{rank}.json", "w") as file:
         json.dump({"argv": sys.argv[1:], "total": total.item(), "env": dict(os.environ)}, file)
-    print("said by rank", rank)
+    print("printed by rank", rank)
     """
 )
 ARGUMENTS = (
@@ -47,26 +47,26 @@ def test_four_ranks_on_two_hosts(aws, captured, program, hosts):
     env = {"NCCL_DEBUG": "INFO", "NCCL_PROTO": "LL", "FI_PROVIDER": "tcp", "OMP_NUM_THREADS": "3"}
     request = captured(program(PROGRAM), args=ARGUMENTS, env={**env, "PLAIN": "ü 'x'\n$y"})
     outputs = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))
-    found = {
+    recorded = {
         int(file.stem.removeprefix("rank-")): json.loads(file.read_text())
         for output in outputs
         for file in output.iterdir()
     }
-    assert sorted(found) == [0, 1, 2, 3]
-    for rank, seen in found.items():
-        assert tuple(seen["argv"]) == ARGUMENTS
-        assert seen["total"] == 10
-        assert {name: seen["env"][name] for name in env} == env
-        assert seen["env"]["PLAIN"] == "ü 'x'\n$y"
-        assert seen["env"]["WORLD_SIZE"] == "4"
-        assert seen["env"]["LOCAL_RANK"] == str(rank % 2)
-        assert seen["env"]["DEPLOYKIT_BACKEND"] == "sagemaker"
-    said = "".join((hosts / f"host-{host}/log.txt").read_text() for host in (0, 1))
+    assert sorted(recorded) == [0, 1, 2, 3]
+    for rank, given in recorded.items():
+        assert tuple(given["argv"]) == ARGUMENTS
+        assert given["total"] == 10
+        assert {name: given["env"][name] for name in env} == env
+        assert given["env"]["PLAIN"] == "ü 'x'\n$y"
+        assert given["env"]["WORLD_SIZE"] == "4"
+        assert given["env"]["LOCAL_RANK"] == str(rank % 2)
+        assert given["env"]["DEPLOYKIT_BACKEND"] == "sagemaker"
+    logs = "".join((hosts / f"host-{host}/log.txt").read_text() for host in (0, 1))
     for rank in range(4):
-        assert f"Z [rank {rank}] said by rank {rank}\n" in said
+        assert f"Z [rank {rank}] printed by rank {rank}\n" in logs
 
 
-def test_data_of_a_channel(aws, captured, program, hosts):
+def test_the_program_reads_the_data_of_a_channel(aws, captured, program, hosts):
     import boto3
 
     boto3.client("s3", "us-east-1").put_object(Bucket="my-bucket", Key="set/a/b.txt", Body=b"42")
@@ -82,7 +82,7 @@ def test_data_of_a_channel(aws, captured, program, hosts):
     assert (output / "b.txt").read_text() == "42"
 
 
-def test_failure_of_the_program_is_the_launchers(aws, captured, program, hosts, capsys):
+def test_a_failing_program_fails_the_job_and_is_diagnosed(aws, captured, program, hosts, capsys):
     request = captured(program("raise ValueError('label 7 is not below 5')"), nodes=1)
     with pytest.raises(LauncherFailedError, match=r"exit codes are \[[1-9]"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
@@ -94,20 +94,20 @@ def test_failure_of_the_program_is_the_launchers(aws, captured, program, hosts, 
     assert "ValueError: label 7 is not below 5" in first["evidence"][0]["text"]
 
 
-def test_groups_that_each_train_alone_are_stopped(aws, captured, program, hosts):
-    """The SDK takes such a job, and each group would start a world of its own, unseen."""
+def test_instance_groups_that_train_alone_are_stopped(aws, captured, program, hosts):
+    """The SDK accepts such a job, and each group would silently form a separate process group."""
     groups = [
         {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": 1}
         for name, kind in (("a", "ml.g5.12xlarge"), ("b", "ml.g5.24xlarge"))
     ]
     resources = {"InstanceGroups": groups, "VolumeSizeInGB": 30}
-    request = captured(program(PROGRAM), lambda it: {**it, "ResourceConfig": resources})
+    request = captured(program(PROGRAM), lambda request: {**request, "ResourceConfig": resources})
     with pytest.raises(LauncherFailedError, match="4 ranks, but torchrun started 2: training"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 2))
 
 
 def repacked(archive, name, content):
-    """A source archive with one file changed, as somebody makes it who may write to the bucket."""
+    """A source archive with one file changed, as an attacker would upload it."""
     changed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(archive)) as old,
@@ -121,30 +121,31 @@ def repacked(archive, name, content):
     return changed.getvalue()
 
 
-def replace(request, name, content):
-    """Change one file of the source in the bucket, between the submit and the start."""
+def replace_in_bucket(request, name, content):
+    """Change one file of the source in the bucket after the submit."""
     import boto3
 
-    where = {"Bucket": "my-bucket", "Key": f"deploykit/bundles/{planned(request)}/sourcedir.tar.gz"}
+    key = f"deploykit/bundles/{planned_hash(request)}/sourcedir.tar.gz"
+    source = {"Bucket": "my-bucket", "Key": key}
     s3 = boto3.client("s3", "us-east-1")
-    s3.put_object(**where, Body=repacked(s3.get_object(**where)["Body"].read(), name, content))
+    s3.put_object(**source, Body=repacked(s3.get_object(**source)["Body"].read(), name, content))
 
 
-def planned(request):
+def planned_hash(request):
     return request["Environment"]["DEPLOYKIT_BUNDLE"]
 
 
 @pytest.mark.parametrize("distribution", ["torch_distributed", "none"])
-def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
+def test_a_source_that_is_replaced_after_submit_is_not_run(
     aws, captured, program, hosts, distribution, capsys
 ):
     alone = {"nodes": 1, "processes_per_node": 1} if distribution == "none" else {"nodes": 1}
     request = captured(program("print('mine')"), distribution=distribution, **alone)
-    replace(request, "train.py", b"print('evil')")
+    replace_in_bucket(request, "train.py", b"print('evil')")
     with pytest.raises(LauncherFailedError):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     log = (hosts / "host-0/log.txt").read_text()
-    assert f"not the one that was submitted ({planned(request)}): its SHA-256 is " in log
+    assert f"not the one that was submitted ({planned_hash(request)}): its SHA-256 is " in log
     assert "evil" not in log
     assert "Traceback" not in log.partition("not the one that")[0]
     assert cli.main(["diagnose", str(hosts / "host-0/log.txt"), "--json"]) == 79
@@ -154,27 +155,25 @@ def test_a_source_that_is_replaced_before_the_job_starts_is_not_run(
         assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()
 
 
-HASHED_FIRST = {"image_entrypoint": ("env", "IMAGE=1"), "nodes": 1}
+WITH_ENTRYPOINT = {"image_entrypoint": ("env", "IMAGE=1"), "nodes": 1}
 
 
-def test_with_the_images_entrypoint_a_replaced_launcher_is_not_run_either(
-    aws, captured, program, hosts
-):
-    """It would check nothing; nor are packages of a replaced source installed."""
-    request = captured(program("print('mine')"), **HASHED_FIRST)
-    replace(request, ".deploykit/launch.py", b"print('evil')")
+def test_with_image_entrypoint_a_replaced_launcher_is_not_run(aws, captured, program, hosts):
+    """A replaced launcher would check nothing. Packages of the source are not installed either."""
+    request = captured(program("print('mine')"), **WITH_ENTRYPOINT)
+    replace_in_bucket(request, ".deploykit/launch.py", b"print('evil')")
     with pytest.raises(LauncherFailedError, match=r"exit codes are \[78\]"):
         run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     log = (hosts / "host-0/log.txt").read_text()
-    said = f"sourcedir.tar.gz is not the source that was submitted ({planned(request)})\n"
+    message = f"sourcedir.tar.gz is not the source that was submitted ({planned_hash(request)})\n"
     assert log.startswith("deploykit: ")
-    assert log.endswith(said)
-    assert (hosts / "host-0/output/failure").read_text().endswith(said)
+    assert log.endswith(message)
+    assert (hosts / "host-0/output/failure").read_text().endswith(message)
     assert not list((hosts / "host-0/code").iterdir())
 
 
-def test_with_the_images_entrypoint_a_good_source_runs(aws, captured, program, hosts):
-    place = "import os; open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/' + os.environ['IMAGE'], 'w')"
-    request = captured(program(place), **HASHED_FIRST)
+def test_with_image_entrypoint_a_valid_source_runs(aws, captured, program, hosts):
+    text = "import os; open(os.environ['DEPLOYKIT_OUTPUT_DIR'] + '/' + os.environ['IMAGE'], 'w')"
+    request = captured(program(text), **WITH_ENTRYPOINT)
     (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert (output / "1").exists()

@@ -1,80 +1,53 @@
-"""What SageMaker will do with a job: as asked, something else, nothing, or nobody can know.
+"""The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
+or the outcome cannot be known.
 
-The rules stand as tables, one file for each part of a job. Each has the reason, the source, the
-nearest setting that works, and jobs that show it: the reference page and a test per row are made
-of these. Pure: nobody is asked.
+Each rule names the setting, the reason, the nearest setting that works and a source. The reference
+page is generated from the rules, with examples that the tests check against the real SDK. Pure:
+asks nobody.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.oracle import (
-    containers,
-    data,
-    data_parallel,
-    launching,
-    machines,
-    model_parallel,
-    service,
+    data_rules,
+    distribution_rules,
+    resource_rules,
+    service_rules,
 )
-from deploykit.backends.sagemaker.oracle.rule import Case, Row, Rule, Sdk, Verdict
-from deploykit.model import JobSpec, Problem
+from deploykit.backends.sagemaker.oracle.oracle_rule import (
+    Case,
+    Consequence,
+    OracleRule,
+    Verdict,
+)
+from deploykit.model import JobSpec
 
-RULES: dict[str, tuple[Rule, ...]] = {
-    "What starts the ranks": launching.RULES,
-    "The data parallel library": data_parallel.RULES,
-    "The model parallel library": model_parallel.RULES,
-    "Images": containers.RULES,
-    "Machines": machines.RULES,
-    "Time, money and network": service.RULES,
-    "Data and secrets": data.RULES,
+RULES: dict[str, tuple[OracleRule, ...]] = {
+    "What starts the ranks": distribution_rules.LAUNCHERS,
+    "The data parallel library": distribution_rules.DATA_PARALLEL,
+    "The model parallel library": distribution_rules.MODEL_PARALLEL,
+    "Images": resource_rules.IMAGES,
+    "Instances": resource_rules.INSTANCES,
+    "Time, cost and network": service_rules.SERVICE,
+    "Data and secrets": data_rules.DATA,
 }
 """All rules, under the headings of the reference."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A rule that applies to a job, in words."""
+def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
+    """The consequences of every rule that applies, in the order of `RULES`.
 
-    rule: Rule
-    path: str
-    reason: str
-    nearest: str | None
-
-    def problem(self) -> Problem | None:
-        """What `check` reports; None where the job simply runs as asked."""
-        if self.rule.severity is None:
-            return None
-        return Problem(
-            self.path,
-            self.reason,
-            self.nearest,
-            severity=self.rule.severity,
-            source=self.rule.source,
-        )
-
-
-def ask(job: JobSpec, options: Options, today: dt.date | None = None) -> Iterator[Finding]:
-    """Every rule that applies. `today` decides which images still get patches."""
+    `today` decides which images still receive patches; the default is today's date in UTC.
+    """
     case = Case(job, options, today or dt.datetime.now(tz=dt.UTC).date())
+    result: list[Consequence] = []
     for rules in RULES.values():
         for rule in rules:
-            yield from _findings(rule, case)
+            result += rule.apply(case)
+    return result
 
 
-def _findings(rule: Rule, case: Case) -> Iterator[Finding]:
-    if rule.when is None:
-        return
-    found = rule.when(case)
-    items = [""] if found is True else found or []
-    for item in items:
-        words = {"case": case, "job": case.job, "options": case.options, "item": item}
-        nearest = rule.nearest and rule.nearest.format(**words)
-        yield Finding(rule, rule.path.format(**words), rule.reason.format(**words), nearest)
-
-
-__all__ = ["RULES", "Case", "Finding", "Row", "Rule", "Sdk", "Verdict", "ask"]
+__all__ = ["RULES", "Case", "Consequence", "OracleRule", "Verdict", "consequences"]

@@ -1,6 +1,6 @@
-"""What the installed SageMaker SDK would send for each job of a list, in one process.
+"""Write what the installed SageMaker SDK would send for each job of a list.
 
-``python -P ask_sdk.py SDK.PY QUESTIONS.JSON ANSWERS.JSON``; SDK.PY is deploykit's own file.
+``python -P sdk_requests_child.py SDK.PY QUESTIONS.JSON ANSWERS.JSON``; SDK.PY is deploykit's file.
 """
 
 from __future__ import annotations
@@ -12,35 +12,36 @@ from pathlib import Path
 
 
 def main(module, questions, answers):
-    ours = runpy.run_path(module)
-    intercepted = ours["intercepted"]
-    ours["cut_off"]()
-    _keep_clients()
-    _keep_files()
+    sdk = runpy.run_path(module)
+    sdk["disable_network"]()
+    _share_clients()
+    _share_descriptions()
     asked = json.loads(Path(questions).read_text())
-    requests = [_or_refusal(intercepted, one, ours["REFUSALS"]) for one in asked["jobs"]]
-    result = {"requests": requests, "images": [_image(*one) for one in asked["images"]]}
+    result = {
+        "requests": [_request(sdk, arguments) for arguments in asked["jobs"]],
+        "images": [_image(*arguments) for arguments in asked["images"]],
+    }
     Path(answers).write_text(json.dumps(result))
 
 
-def _keep_clients():
-    """One client a service and region: building them is most of the time."""
+def _share_clients():
+    """Use one client per service and region: creating clients takes most of the time."""
     import boto3
 
-    build = boto3.Session.client
+    create = boto3.Session.client
     clients = {}
 
     def client(self, service, *args, **options):
         key = (self.region_name, service)
         if key not in clients:
-            clients[key] = build(self, service, *args, **options)
+            clients[key] = create(self, service, *args, **options)
         return clients[key]
 
     boto3.Session.client = client
 
 
-def _keep_files():
-    """Botocore reads its descriptions of services and regions anew for each session."""
+def _share_descriptions():
+    """Cache botocore's descriptions of services and regions, which each session reads again."""
     from botocore.loaders import JSONFileLoader
 
     read = JSONFileLoader.load_file
@@ -54,10 +55,10 @@ def _keep_files():
     JSONFileLoader.load_file = load_file
 
 
-def _or_refusal(intercepted, asked, refusals):
+def _request(sdk, arguments):
     try:
-        return intercepted(asked)
-    except refusals as error:
+        return sdk["intercepted_request"](arguments)
+    except sdk["REFUSALS"] as error:
         return {"refused": str(error)}
 
 

@@ -1,4 +1,4 @@
-"""The estimator that a notebook gets: its `fit()` sends what the plan shows."""
+"""`deploykit.sagemaker.estimator`: its `fit()` sends the request of the dry run."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ CELL = textwrap.dedent(
     from deploykit.sagemaker import estimator
 
     assert "sagemaker" not in sys.modules
-    found = estimator("job.yaml", ["sagemaker.spot=true", "sagemaker.max_wait=1h"], run="one")
+    pytorch = estimator("job.yaml", ["sagemaker.spot=true", "sagemaker.max_wait=1h"], run="one")
     from sagemaker.pytorch import PyTorch
 
-    assert isinstance(found, PyTorch)
-    found.fit(wait=False)
-    found.fit(wait=False, job_name="two")
+    assert isinstance(pytorch, PyTorch)
+    pytorch.fit(wait=False)
+    pytorch.fit(wait=False, job_name="two")
     """
 )
 
 
 @pytest.fixture
 def notebook(project):
-    """The folder of a job with data, for SageMaker."""
+    """The folder of a SageMaker job with data."""
     job = yaml.safe_load((project / "job.yaml").read_text())
     job |= {"data": {"train": "s3://my-bucket/train"}, "checkpoints": "s3://my-bucket/c"}
     job["sagemaker"] = SECTION
@@ -53,7 +53,7 @@ def notebook(project):
 
 
 def test_fit_sends_the_plan(aws, notebook, tmp_path):
-    """In a process of its own, with a configuration of the SDK that would change the request."""
+    """In a separate process, with a configuration of the SDK that would change the request."""
     home = tmp_path / "home"
     (home / ".config/sagemaker").mkdir(parents=True)
     (home / ".config/sagemaker/config.yaml").write_text(
@@ -74,18 +74,18 @@ def test_fit_sends_the_plan(aws, notebook, tmp_path):
     first, second = sent_requests(aws)
     assert first == json.loads(planned.stdout)
     assert second["TrainingJobName"] == second["Environment"]["DEPLOYKIT_RUN"] == "two"
-    uploaded = [one for one in aws.seen if one.method == "PUT"]
+    uploaded = [one for one in aws.requests if one.method == "PUT"]
     assert len(uploaded) == 1
 
 
-def test_every_problem_of_the_job_is_said(notebook):
+def test_every_problem_of_the_job_is_reported(notebook):
     with pytest.raises(JobFileError) as caught:
         sagemaker.estimator("job.yaml", ["sagemaker.max_wait=1h", "resources.time_limit=29d"])
     paths = {problem.path for problem in caught.value.problems}
     assert {"sagemaker.max_wait", "resources.time_limit"} <= paths
 
 
-def test_without_the_sdk(notebook, monkeypatch):
+def test_a_missing_sdk_is_reported(notebook, monkeypatch):
     monkeypatch.setattr(sdk, "available", lambda: False)
     with pytest.raises(BackendUnavailable, match="not installed"):
         sagemaker.estimator()

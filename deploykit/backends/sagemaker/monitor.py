@@ -1,10 +1,9 @@
-"""A training job after it was sent: found by name, its status, its logs, its end."""
+"""Monitor training jobs: find them by name, query their status, read their logs, stop them."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,15 @@ from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPe
 from deploykit.model import Handle, LogLine, State, Status
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-_LAST_MOMENT = 253402300799000
+_LATEST_TIME = 253402300799000
 """Milliseconds since the epoch, at the end of the year 9999."""
-_PAUSE = 5.0
-"""Seconds between two looks at a log that is followed."""
-_PATIENCE = 900.0
-"""Seconds for which following goes on without an answer: time to log in again."""
-_LAST_CODE = 255
+_POLL_INTERVAL = 5.0
+"""Seconds between two requests for new lines."""
+_OUTAGE_LIMIT = 900.0
+"""Seconds without an answer after which following fails: time to log in again."""
+_LARGEST_EXIT_CODE = 255
+_OrderedLine = tuple[tuple[int, int], LogLine]
+"""A line, and its key for sorting: milliseconds, then number within its stream."""
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
 _STATES = {
@@ -37,58 +38,60 @@ _STATES = {
     "Stopped": State.CANCELLED,
 }
 _WAITING = {
-    "Pending": "waiting for machines",
+    "Pending": "waiting for instances",
     "Starting": "starting",
-    "LaunchingMLInstances": "launching the machines",
-    "PreparingTrainingStack": "preparing the machines",
+    "LaunchingMLInstances": "launching the instances",
+    "PreparingTrainingStack": "preparing the instances",
     "Downloading": "downloading the data",
     "DownloadingTrainingImage": "downloading the container image",
-    "Interrupted": "interrupted: the spot machines were taken away",
+    "Interrupted": "interrupted: the spot instances were reclaimed",
     "Restarting": "restarting",
 }
-_OVER_TIME = {
-    "MaxRuntimeExceeded": "it reached its time limit",
-    "MaxWaitTimeExceeded": "no machine came within max_wait",
+_TIMED_OUT = {
+    "MaxRuntimeExceeded": "reached its time limit",
+    "MaxWaitTimeExceeded": "no instances became available within max_wait",
 }
 _REASONS = {
     "Training": "training",
     "Uploading": "uploading the results",
     "Completed": "completed",
-    "Stopped": "it was stopped",
-    "Stopping": "it is being stopped",
+    "Stopped": "stopped",
+    "Stopping": "stopping",
     "Failed": "failed",
 }
 
 
-def handle(run: str, folder: Path, target: str) -> Handle:
-    return Handle("sagemaker", target, run, run, str(folder))
-
-
 def find(run: str, folder: Path, target: str) -> Handle | None:
-    """The job named `run`; None where there is none, or one that `folder` has not sent."""
+    """The training job named `run`; None if there is none, or if another plan created it.
+
+    The plan is the one in `folder`. Without one, the job was submitted from another computer, and
+    the name alone decides. `target` is the region. Raises what `aws.errors` raises.
+    """
     try:
         request = json.loads((folder / "plan.json").read_text())
-    except FileNotFoundError:  # sent from another machine
+    except FileNotFoundError:
         request = None
-    except ValueError:  # half written: nothing had been sent
+    except ValueError:  # half written: the request was not sent
         return None
-    other = contradictions(run, target, request)
-    return handle(run, folder, target) if other == [] else None
+    if differing_fields(run, target, request) == []:
+        return Handle("sagemaker", target, run, run, str(folder))
+    return None
 
 
-def contradictions(run: str, target: str, request: Any) -> list[str] | None:
-    """What shows that the job named `run` was not made by `request`, if there is such a job.
+def differing_fields(run: str, target: str, request: Any) -> list[str] | None:
+    """The fields in which the job named `run` differs from `request`; None if there is no job.
 
     Any user of the account can create a job of that name. Compares the fields that the service
-    returns unchanged, or none if the request is unknown.
+    returns unchanged, or none if `request` is None.
     """
     job = _describe(aws.client("sagemaker", target), run, target)
     if job is None or request is None:
         return None if job is None else []
-    return [name for name, value in _told(request).items() if _told(job).get(name) != value]
+    actual = _identity(job)
+    return [name for name, value in _identity(request).items() if actual.get(name) != value]
 
 
-def _told(job: Any) -> dict[str, Any]:
+def _identity(job: Any) -> dict[str, Any]:
     """The role, image, program, arguments and output of a request or a described job."""
     return {
         "RoleArn": job.get("RoleArn"),
@@ -99,14 +102,21 @@ def _told(job: Any) -> dict[str, Any]:
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-    """The status of each, over one client a region."""
-    places = sorted({one.target for one in handles})
-    clients = {place: aws.client("sagemaker", place) for place in places}
-    return {one: _status(_describe(clients[one.target], one.id, one.target)) for one in handles}
+    """The status of many jobs: one request each, over one client per region.
+
+    The service lists jobs only by a common part of their names, so one call cannot serve all.
+    Raises what `aws.errors` raises.
+    """
+    regions = sorted({handle.target for handle in handles})
+    clients = {region: aws.client("sagemaker", region) for region in regions}
+    return {
+        handle: _status(_describe(clients[handle.target], handle.id, handle.target))
+        for handle in handles
+    }
 
 
 def cancel(handle: Handle) -> None:
-    """Stop the job. Raises NotFound where there is none."""
+    """Stop the training job, unless it has ended. Raises NotFound if it does not exist."""
     from botocore.exceptions import ClientError
 
     client = aws.client("sagemaker", handle.target)
@@ -121,59 +131,60 @@ def cancel(handle: Handle) -> None:
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
-    """Lines from all machines, by time; with `follow`, until the job has ended.
+    """The job's lines in CloudWatch, from all nodes, by time; `follow`: until the job has ended.
 
-    CloudWatch is seconds late, so then it goes on until a look brings nothing new. Where AWS or
-    the login fails meanwhile, it goes on where it was, unless that lasts for `_PATIENCE` seconds.
+    CloudWatch lags by seconds, so following ends with the first request after the job's end that
+    returns nothing new. If AWS or the login fails meanwhile, following resumes where it stopped; an
+    outage of more than `_OUTAGE_LIMIT` seconds, or one at the start, raises BackendUnavailable,
+    NotPermitted or TryAgain.
     """
     tokens: dict[str, str] = {}
-    looked, failing, client = False, None, None
+    connected, outage_start, client = False, None, None
     while True:
-        found: list[tuple[tuple[int, int], LogLine]] = []
+        lines: list[_OrderedLine] = []
         try:
-            last = not follow or status([handle])[handle].state.final
+            ended = not follow or status([handle])[handle].state.final
             client = client or aws.client("logs", handle.target)
-            _look(client, handle, tokens, found)
-            looked, failing = True, None
+            _read_new(client, handle, tokens, lines)
+            connected, outage_start = True, None
         except (BackendUnavailable, NotPermitted, TryAgain) as error:
-            if not looked:
+            if not connected:
                 raise
-            last, failing = False, _bear(error, failing)
-            client = None  # a new one finds a new login
-        for _, line in sorted(found, key=lambda pair: pair[0]):
+            ended, outage_start = False, _tolerate(error, outage_start)
+            client = None  # a new client reads new credentials
+        for _, line in sorted(lines, key=lambda pair: pair[0]):
             yield line
-        if last and not (follow and found):
+        if ended and not (follow and lines):
             return
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_INTERVAL)
 
 
-def _look(
-    client: Any,
-    handle: Handle,
-    tokens: dict[str, str],
-    found: list[tuple[tuple[int, int], LogLine]],
+def _read_new(
+    client: Any, handle: Handle, tokens: dict[str, str], lines: list[_OrderedLine]
 ) -> None:
-    """Append what is new."""
+    """Append the new lines of all streams."""
     with aws.errors(handle.target):
         for stream in _streams(client, handle.id):
             for line in _new_lines(client, stream, tokens):
-                found.append(line)  # noqa: PERF402 - what came before an error is kept
+                lines.append(line)  # noqa: PERF402 - keeps the lines read before an error
 
 
-def _bear(error: DeploykitError, since: float | None) -> float:
-    """Since when there has been no answer, said once, on standard error."""
+def _tolerate(error: DeploykitError, outage_start: float | None) -> float:
+    """The start of the outage, by the monotonic clock. Warns once; raises if it lasts too long."""
     now = time.monotonic()
-    if since is None:
+    if outage_start is None:
+        import logging  # for this message only: importing it takes 5 ms
+
         hint = f"; {error.hint}" if error.hint else ""
-        text = f"no new lines for now: {error}{hint}. They follow once it works again."
+        text = f"cannot read new lines: {error}{hint}. Reading resumes when AWS answers again."
         logging.getLogger(__name__).warning(text)
-    elif now > since + _PATIENCE:
+    elif now > outage_start + _OUTAGE_LIMIT:
         raise error
-    return since or now
+    return outage_start or now
 
 
 def _describe(client: Any, run: str, target: str) -> Any:
-    """DescribeTrainingJob's answer; None where there is no such job."""
+    """The response of DescribeTrainingJob; None if there is no such job."""
     from botocore.exceptions import ClientError
 
     with aws.errors(target):
@@ -194,32 +205,32 @@ def _is_missing(error: BaseException) -> bool:
 
 def _status(job: Any) -> Status:
     if job is None:
-        return Status(State.UNKNOWN, reason="SageMaker has no job of this name")
-    primary, secondary = _word(job, "TrainingJobStatus"), _word(job, "SecondaryStatus")
+        return Status(State.UNKNOWN, reason="SageMaker has no training job of this name")
+    primary, secondary = _text(job, "TrainingJobStatus"), _text(job, "SecondaryStatus")
     state = _STATES.get(primary, State.UNKNOWN)
     if primary == "InProgress" and secondary in _WAITING:
         state = State.QUEUED
-    if secondary in _OVER_TIME:
+    if secondary in _TIMED_OUT:
         state = State.FAILED if state.final else state
-    reason = _word(job, "FailureReason") or (_WAITING | _OVER_TIME | _REASONS).get(secondary, "")
+    reason = _text(job, "FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
     return Status(
         state,
         native=f"{primary}/{secondary}" if secondary else primary,
-        reason=f"{reason}{_money(job)}",
+        reason=f"{reason}{_billing(job)}",
         exit_code=_exit_code(state, reason),
-        started=_moment(job, "TrainingStartTime"),
-        finished=_moment(job, "TrainingEndTime"),
+        started=_time(job, "TrainingStartTime"),
+        finished=_time(job, "TrainingEndTime"),
         output=_output(job),
     )
 
 
-def _word(job: Any, name: str) -> str:
-    """A text of an answer; empty where it is missing, or of another kind."""
+def _text(job: Any, name: str) -> str:
+    """A string of a response; empty if it is missing or of another type."""
     value = job.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _moment(job: Any, name: str) -> datetime | None:
+def _time(job: Any, name: str) -> datetime | None:
     value = job.get(name)
     return value if isinstance(value, datetime) else None
 
@@ -231,26 +242,26 @@ def _output(job: Any) -> str:
         return ""
 
 
-def _money(job: Any) -> str:
-    """Seconds that are paid for, and what spot machines saved."""
+def _billing(job: Any) -> str:
+    """The billed seconds, and what spot instances saved, as the end of a sentence."""
     trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
     if not isinstance(trained, int) or not isinstance(billed, int) or trained <= 0:
         return ""
-    saved = f", {100 - 100 * billed // trained}% less than on demand" if billed < trained else ""
-    return f"; {billed} s of {trained} s are billed{saved}"
+    saved = f", {100 - 100 * billed // trained}% less than on-demand" if billed < trained else ""
+    return f"; {billed} of {trained} s billed{saved}"
 
 
 def _exit_code(state: State, reason: str) -> int | None:
-    """The program's exit code, which stands nowhere but in the sentence about the failure."""
+    """The program's exit code, which the service reports only in the text of the failure."""
     if state is State.SUCCEEDED:
         return 0
     match = _EXIT_CODE.search(reason)
     code = int(match[1]) if match and state is State.FAILED else None
-    return code if code is None or code <= _LAST_CODE else None
+    return code if code is None or code <= _LARGEST_EXIT_CODE else None
 
 
 def _streams(client: Any, run: str) -> Iterator[str]:
-    """Names of the job's log streams; none before the first machine has started."""
+    """Names of the job's log streams; none before the first node has started."""
     pages = client.get_paginator("describe_log_streams").paginate(
         logGroupName=LOG_GROUP, logStreamNamePrefix=f"{run}/"
     )
@@ -261,34 +272,32 @@ def _streams(client: Any, run: str) -> Iterator[str]:
         return
 
 
-def _new_lines(
-    client: Any, stream: str, tokens: dict[str, str]
-) -> Iterator[tuple[tuple[int, int], LogLine]]:
-    """Events after the stream's token, each with its place in the order of all."""
+def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_OrderedLine]:
+    """The events after the stream's token."""
     match = _NODE.fullmatch(stream)
     node = int(match[1]) - 1 if match else None
     count = itertools.count()
     while True:
         after = {"nextToken": tokens[stream]} if stream in tokens else {}
-        answer = client.get_log_events(
+        response = client.get_log_events(
             logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **after
         )
-        for event in answer.get("events", ()):
+        for event in response.get("events", ()):
             yield (_milliseconds(event), next(count)), _line(event, node)
-        token = answer.get("nextForwardToken")
+        token = response.get("nextForwardToken")
         if token is None or token == tokens.get(stream):
             return
         tokens[stream] = token
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    line = logfiles.parse(_word(event, "message").rstrip("\n"), node)
+    line = logfiles.parse(_text(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
     return replace(line, time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))
 
 
 def _milliseconds(event: Any) -> int:
-    """When a line was written, since the epoch; 0 where that is no time of this world."""
+    """Time of an event, in milliseconds since the epoch; 0 if it is missing or out of range."""
     value = event.get("timestamp")
-    return value if isinstance(value, int) and 0 <= value <= _LAST_MOMENT else 0
+    return value if isinstance(value, int) and 0 <= value <= _LATEST_TIME else 0

@@ -1,4 +1,4 @@
-"""Requests that are wrong by the service's own description."""
+"""Requests that violate the service's own description."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from deploykit.backends.sagemaker.validate import faults
+from deploykit.backends.sagemaker.service_model import violations
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def request_of(planned):
     return json.loads(planned(tags={"team": "vision ü"}, env={"A": "b"}).text)
 
 
-def test_good_request(request_of):
-    assert list(faults("CreateTrainingJob", request_of)) == []
+def test_a_valid_request_has_no_violations(request_of):
+    assert list(violations("CreateTrainingJob", request_of)) == []
 
 
 def _set(path, value):
@@ -40,11 +40,11 @@ def _drop(path):
 
 
 BROKEN = {
-    "missing": (_drop("RoleArn"), "RoleArn", "is missing"),
+    "missing": (_drop("RoleArn"), "RoleArn", "is required"),
     "missing inside": (
         _drop("AlgorithmSpecification.TrainingInputMode"),
         "AlgorithmSpecification.TrainingInputMode",
-        "is missing",
+        "is required",
     ),
     "unknown": (_set("Enviroment", {}), "Enviroment", "is unknown"),
     "unknown inside": (
@@ -52,45 +52,49 @@ BROKEN = {
         "ResourceConfig.InstanceTyp",
         "is unknown",
     ),
-    "type": (_set("TrainingJobName", 5), "TrainingJobName", "must be of type string, is int"),
-    "true is no number": (
+    "type": (_set("TrainingJobName", 5), "TrainingJobName", "must be of type string, not int"),
+    "true is not a number": (
         _set("ResourceConfig.InstanceCount", True),
         "ResourceConfig.InstanceCount",
-        "must be of type integer, is bool",
+        "must be of type integer, not bool",
     ),
-    "choice": (
+    "enum": (
         _set("ResourceConfig.InstanceType", "ml.g5.13xlarge"),
         "ResourceConfig.InstanceType",
-        "none of the choices",
+        "not one of the accepted values",
     ),
     "pattern": (_set("TrainingJobName", "a_b"), "TrainingJobName", "does not match"),
     "too long": (
         _set("TrainingJobName", "a" * 64),
         "TrainingJobName",
-        "is 64 long; the most is 63",
+        "has 64 characters; the maximum is 63",
     ),
-    "too short": (_set("RoleArn", "arn:aws:iam"), "RoleArn", "is 11 long; the least is 20"),
-    "too much": (
+    "too short": (
+        _set("RoleArn", "arn:aws:iam"),
+        "RoleArn",
+        "has 11 characters; the minimum is 20",
+    ),
+    "too large": (
         _set("RetryStrategy", {"MaximumRetryAttempts": 31}),
         "RetryStrategy.MaximumRetryAttempts",
-        "is 31; the most is 30",
+        "is 31; the maximum is 30",
     ),
-    "too little": (
+    "too small": (
         _set("StoppingCondition.MaxRuntimeInSeconds", 0),
         "StoppingCondition.MaxRuntimeInSeconds",
-        "is 0; the least is 1",
+        "is 0; the minimum is 1",
     ),
     "too many": (
         _set("HyperParameters", {f"h{n}": "" for n in range(101)}),
         "HyperParameters",
-        "is 101 entries; the most is 100",
+        "has 101 entries; the maximum is 100",
     ),
     "value of a map": (
         _set("HyperParameters.x", "y" * 2501),
         "HyperParameters.x",
-        "is 2501 long; the most is 2500",
+        "has 2501 characters; the maximum is 2500",
     ),
-    "line end in a value": (
+    "line break in a value": (
         _set("HyperParameters.x", "a\nb"),
         "HyperParameters.x",
         "does not match",
@@ -99,26 +103,30 @@ BROKEN = {
     "item of a list": (
         _set("Tags", [{"Key": "a", "Value": "b"}, {"Key": "!"}]),
         "Tags[1].Value",
-        "is missing",
+        "is required",
     ),
-    "class of Java": (_set("Tags", [{"Key": "a!", "Value": "b"}]), "Tags[0].Key", "does not match"),
+    "character class of Java": (
+        _set("Tags", [{"Key": "a!", "Value": "b"}]),
+        "Tags[0].Key",
+        "does not match",
+    ),
 }
 
 
-@pytest.mark.parametrize(("change", "path", "words"), BROKEN.values(), ids=BROKEN)
-def test_broken_request(request_of, change, path, words):
+@pytest.mark.parametrize(("change", "path", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_violation_is_reported_with_its_path(request_of, change, path, message):
     broken = copy.deepcopy(request_of)
     change(broken)
     assert any(
-        fault.path == path and words in fault.message
-        for fault in faults("CreateTrainingJob", broken)
+        violation.path == path and message in violation.message
+        for violation in violations("CreateTrainingJob", broken)
     )
 
 
-def test_every_fault_is_found_at_once(request_of):
-    for change, _, _ in (BROKEN["missing"], BROKEN["unknown"], BROKEN["choice"]):
+def test_all_violations_are_reported_at_once(request_of):
+    for change, _, _ in (BROKEN["missing"], BROKEN["unknown"], BROKEN["enum"]):
         change(request_of)
-    assert {fault.path for fault in faults("CreateTrainingJob", request_of)} == {
+    assert {violation.path for violation in violations("CreateTrainingJob", request_of)} == {
         "RoleArn",
         "Enviroment",
         "ResourceConfig.InstanceType",

@@ -1,4 +1,4 @@
-"""Our request beside the one that the real SDK's estimator would send, for many jobs."""
+"""For many jobs: deploykit's request equals the one that the real SDK's estimator would send."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import json
 import random
 
 import pytest
-import sdk_child
 from sagemaker_jobs import vary
+from sdk_requests import sdk_requests
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import images, oracle, request, sdk, sdk_terms
+from deploykit.backends.sagemaker import (
+    catalog,
+    estimator_args,
+    oracle,
+    request,
+    sdk,
+    service_model,
+)
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
-from deploykit.backends.sagemaker.sending import differences
+from deploykit.backends.sagemaker.submission import differences
 
 COUNT = 240
 HASH = "0123456789abcdef" * 4
@@ -33,12 +40,12 @@ def versions(*numbers, **others):
 
 
 LAUNCHED = [
-    *versions(*(v for v in images.VERSIONS if v not in images.NOT_TORCHRUN)),
+    *versions(*(v for v in catalog.VERSIONS if v not in catalog.NOT_TORCHRUN)),
     *[OWN | {"instance_type": kind} for kind in ("ml.m5.xlarge", "ml.p5en.48xlarge")],
-    *versions(*images.SMDDP, distribution="pytorchddp", instance_type="ml.p4d.24xlarge"),
-    *versions(*images.SMDDP, distribution="smdistributed.dataparallel"),
+    *versions(*catalog.SMDDP_VERSIONS, distribution="pytorchddp", instance_type="ml.p4d.24xlarge"),
+    *versions(*catalog.SMDDP_VERSIONS, distribution="smdistributed.dataparallel"),
     OWN | {"distribution": "smdistributed.dataparallel", "mpi_options": "-x NCCL_ALGO=Ring"},
-    *versions(*images.SMP, **SMP),
+    *versions(*catalog.SMP_IMAGES, **SMP),
     *versions("2.0.1", "2.5.1", **SMP | {"instance_type": "ml.p5.48xlarge"}, py_version=None),
     *[
         SMP | EIGHT | {"framework_version": "2.4.1", "model_parallel": chosen}
@@ -48,7 +55,7 @@ LAUNCHED = [
             ModelParallel(activation_loading_horizon=3, fsdp_cache_flush_warnings=True),
         )
     ],
-    *versions(*images.VERSIONS, distribution="mpi"),
+    *versions(*catalog.VERSIONS, distribution="mpi"),
     OWN | {"distribution": "mpi", "mpi_options": "--verbose -x A=b"},
     *versions("2.4.0", "2.8.0", distribution="none", nodes=1, processes_per_node=1),
     CLUSTER | {"instance_groups": GROUPS, "distribution": "mpi", "framework_version": "2.8.0"},
@@ -60,7 +67,7 @@ LAUNCHED = [
     },
     CLUSTER | {"instance_groups": GROUPS[:1], "framework_version": "2.8.0"},
 ]
-"""What starts the ranks in which image; each is taken in turn."""
+"""What starts the ranks in which image; used in turn."""
 
 CHOICES = [
     [{}, {"time_limit": 60}, {"time_limit": 5 * 86400}],
@@ -133,57 +140,59 @@ CHOICES = [
         {"args": ("x" * 9000,)},
     ],
 ]
-"""Everything else. Of each list the first is usual, and every other one is taken."""
+"""Everything else. The first of each list is the default; every other one is used at least once."""
 
 
-def drawn(chance, usual):
-    """A job: what is usual, with some choices of the lists on top, as long as it stays right."""
-    taken, changes = [], dict(usual)
+def random_changes(random_, base):
+    """The changes of `base` with one choice of each list added, unless the job becomes invalid."""
+    used, changes = [], dict(base)
     for choices in CHOICES:
-        choice = chance.choice(choices)
-        if is_right(changes | choice):
+        choice = random_.choice(choices)
+        if is_valid(changes | choice):
             changes |= choice
-            taken.append(json.dumps(choice, default=str))
-    return changes, taken
+            used.append(json.dumps(choice, default=str))
+    return changes, used
 
 
-def is_right(changes):
-    """Whether the oracle refuses nothing; the service's own limits are kept by the choices."""
-    return not any(one.rule.severity == "error" for one in oracle.ask(*vary(**changes)))
-
-
-@pytest.fixture(scope="module")
-def drawings():
-    """Pseudo-random jobs that `check` lets through, and what was taken for each."""
-    chance = random.Random(5)
-    usual = {"nodes": 2, "processes_per_node": 4}
-    return [drawn(chance, usual | LAUNCHED[at % len(LAUNCHED)]) for at in range(COUNT)]
+def is_valid(changes):
+    """Whether the oracle refuses nothing; the choices respect the service's own limits."""
+    consequences = oracle.consequences(*vary(**changes))
+    return not any(one.rule.severity == "error" for one in consequences)
 
 
 @pytest.fixture(scope="module")
-def jobs(drawings):
-    return [vary(**changes) for changes, _ in drawings]
+def samples():
+    """Pseudo-random jobs that `check` accepts, and the choices used for each."""
+    random_ = random.Random(5)
+    base = {"nodes": 2, "processes_per_node": 4}
+    return [random_changes(random_, base | LAUNCHED[at % len(LAUNCHED)]) for at in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def jobs(samples):
+    return [vary(**changes) for changes, _ in samples]
 
 
 @pytest.fixture(scope="module")
 def every_image():
     types = ("ml.g5.12xlarge", "ml.p4d.24xlarge", "ml.m5.xlarge")
-    numbers = images.VERSIONS.items()
-    regions = [*images._USUAL_REGIONS, *images._ACCOUNTS]
+    numbers = catalog.VERSIONS.items()
+    regions = [*catalog._USUAL_REGIONS, *catalog._ACCOUNTS]
     everywhere = [(region, "2.8.0", "py312", types[0]) for region in regions]
     return everywhere + [("us-east-1", *pair, kind) for pair in numbers for kind in types]
 
 
 @pytest.fixture(scope="module")
 def answers(jobs, every_image, tmp_path_factory):
-    asked = [
-        sdk_terms.arguments(*pair, run=f"digits-{n}", bundle=HASH) for n, pair in enumerate(jobs)
+    arguments = [
+        estimator_args.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
+        for number, pair in enumerate(jobs)
     ]
-    return sdk_child.ask(tmp_path_factory.mktemp("sdk"), asked, every_image)
+    return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
 
 
 def leaves(value):
-    """How many single values a request holds."""
+    """The number of single values in a request."""
     if isinstance(value, dict):
         return sum(map(leaves, value.values()))
     return sum(map(leaves, value)) if isinstance(value, list) else 1
@@ -195,39 +204,44 @@ def test_the_sdk_is_installed():
 
 def test_requests_are_equal(jobs, answers, record_property):
     different, fields = {}, 0
-    for number, (pair, theirs) in enumerate(zip(jobs, answers["requests"], strict=True)):
-        ours = request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        fields += leaves(ours)
-        if ours != theirs:
-            different[number] = list(differences(ours, theirs))
+    for number, (pair, from_sdk) in enumerate(zip(jobs, answers["requests"], strict=True)):
+        rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
+        fields += leaves(rendered)
+        if rendered != from_sdk:
+            different[number] = list(differences(rendered, from_sdk))
     record_property("jobs", len(jobs))
     record_property("fields", fields)
-    said = f"{len(jobs)} jobs, {fields} fields compared, {len(different)} requests differ"
-    print(said)  # noqa: T201 - for the note; shown with -s
     assert different == {}
     assert len({json.dumps(request, sort_keys=True) for request in answers["requests"]}) == COUNT
 
 
-def test_all_of_them_are_right(jobs):
+def test_check_accepts_all_jobs(jobs):
     for job, options in jobs:
         assert [p for p in sagemaker.check(job, options) if p.severity == "error"] == []
 
 
-def test_every_choice_was_taken(drawings):
-    taken = {choice for _, choices in drawings for choice in choices}
-    wanted = {json.dumps(choice, default=str) for choices in CHOICES for choice in choices}
-    assert wanted - taken == set()
+def test_an_accepted_job_is_valid_for_every_run(jobs):
+    """`plan` does not repeat `check`, which validates a request with a placeholder as run id."""
+    for number, pair in enumerate(jobs):
+        rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
+        assert service_model.problems(rendered) == []
+
+
+def test_every_choice_was_used(samples):
+    used = {choice for _, choices in samples for choice in choices}
+    expected = {json.dumps(choice, default=str) for choices in CHOICES for choice in choices}
+    assert expected - used == set()
 
 
 def test_every_key_of_the_section_was_varied(jobs):
-    """But for what the SDK has no part in, or what every job has."""
-    alike = {
+    """Except keys that the SDK ignores or that every job has."""
+    constant = {
         name
         for name in vars(jobs[0][1])
         if len({repr(getattr(options, name)) for _, options in jobs}) == 1
     }
-    assert alike == {"role", "bucket", "bucket_owner", "py_version", "sender"}
+    assert constant == {"role", "bucket", "bucket_owner", "py_version", "sender"}
 
 
-def test_images_are_the_sdks(every_image, answers):
-    assert [images.uri(*one) for one in every_image] == answers["images"]
+def test_images_equal_those_of_the_sdk(every_image, answers):
+    assert [catalog.image_for(*one) for one in every_image] == answers["images"]

@@ -1,7 +1,7 @@
-"""Hosts with networks, names, processes and files of their own, as mpirun needs them.
+"""Hosts in namespaces, each with its own network, name, processes and files, as mpirun requires.
 
-Each is a set of namespaces with an address on a bridge, /opt/ml, an sshd that takes the other
-hosts' key, and Open MPI. Needs root, iproute2, openssh-server and openmpi-bin.
+Each host has an address on a bridge, /opt/ml, an sshd that accepts the other hosts' key, and Open
+MPI. Requires root, iproute2, openssh-server and openmpi-bin.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from sagemaker_hosts import BASE, Host
 
 GATEWAY = "10.78.0.254"
-"""This machine's address on the hosts' network, while `machines` is open."""
+"""Address of this computer on the hosts' network, inside `namespaces`."""
 _ENTER = Path(__file__).with_name("enter.sh")
 _DONE = Path("/tmp/done.algo-1")
-"""The launcher's word that mpirun has ended: a constant of its own."""
+"""File by which the launcher signals that mpirun has ended; its path is fixed."""
 _SSH = """\
 Host *
   IdentityFile /etc/ssh/key
@@ -42,19 +42,19 @@ session required pam_env.so
 
 
 def missing():
-    """What this machine lacks, in words; empty where nothing."""
+    """The requirements that this computer does not meet."""
     programs = [name for name in ("ip", "mpirun", "sshd", "unshare") if shutil.which(name) is None]
     return [*programs, *(["root"] if os.geteuid() else [])]
 
 
 @contextlib.contextmanager
-def machines(folder, count):
+def namespaces(folder, count):
     """Hosts algo-1, algo-2 and so on, for `run_on_hosts`, with folders in `folder`."""
     names = [f"algo-{number}" for number in range(1, count + 1)]
     shared = folder / "shared"
     _share(shared, names)
     with contextlib.ExitStack() as stack:
-        # it stays: another test's sshd takes no connection without it
+        # not removed: the sshd of another test needs it
         Path("/run/sshd").mkdir(exist_ok=True)
         if not Path(BASE).exists():
             Path(BASE).mkdir(parents=True)
@@ -66,13 +66,13 @@ def machines(folder, count):
         _ip("address", "add", f"{GATEWAY}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         yield [
-            stack.enter_context(_machine(number, name, bridge, folder / name, shared))
+            stack.enter_context(_host(number, name, bridge, folder / name, shared))
             for number, name in enumerate(names, start=1)
         ]
 
 
 def _share(folder, names):
-    """What all machines have alike: who is who, and one key for all."""
+    """Write what all hosts share: the host names, and one ssh key."""
     ssh = folder / "ssh"
     ssh.mkdir(parents=True)
     addresses = enumerate(names, start=1)
@@ -86,9 +86,9 @@ def _share(folder, names):
 
 
 @contextlib.contextmanager
-def _machine(number, name, bridge, folder, shared):
+def _host(number, name, bridge, folder, shared):
     namespace, outside = f"{bridge}n{number}", f"{bridge}v{number}"
-    keys = folder / ".ssh"  # where paramiko looks for them
+    keys = folder / ".ssh"  # paramiko reads it
     keys.mkdir(parents=True)
     shutil.copy(shared / "ssh/key", keys / "id_ed25519")
     _ip("netns", "add", namespace)
@@ -106,9 +106,9 @@ def _machine(number, name, bridge, folder, shared):
 
 
 def _enter(namespace, name, folder, shared):
-    apart = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+    unshared = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
     return (
-        *("ip", "netns", "exec", namespace, "unshare", *apart),
+        *("ip", "netns", "exec", namespace, "unshare", *unshared),
         *("sh", str(_ENTER), name, str(folder), str(shared)),
     )
 

@@ -1,4 +1,4 @@
-"""The request: what stands in it, what is refused before, and that planning asks nobody."""
+"""The rendered request, the problems that `check` finds, and that planning imports no SDK."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ import sys
 from pathlib import Path
 
 import pytest
+from aws_server import SECTION
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit import bundle as bundles
-from deploykit import contract
+from deploykit import contract, lifecycle
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import request as rendering
+from deploykit.backends.sagemaker import service_model
 from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.errors import JobFileError
 
 
-def found(job, options):
+def problems(job, options):
     return {(problem.path, problem.severity) for problem in sagemaker.check(job, options)}
 
 
 NO_PATCHES = ("sagemaker.framework_version", "warning")
-"""AWS's images that `framework_version` reaches get no patches any more."""
+"""AWS no longer patches the images that `framework_version` selects."""
 
 
-def test_good_job_has_no_problem(vary):
+def test_a_valid_job_has_no_problems(vary):
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:99.0.0-gpu-py399"
-    assert found(*vary(framework_version=None, image_uri=image)) == set()
-    assert found(*vary()) == {NO_PATCHES}
+    assert problems(*vary(framework_version=None, image_uri=image)) == set()
+    assert problems(*vary()) == {NO_PATCHES}
 
 
-def test_request_of_a_small_job(planned, bundle):
+def test_the_plan_is_the_request(planned, bundle):
     plan = planned(env={"A": "b"}, nodes=2)
     request = json.loads(plan.text)
     assert plan.text == json.dumps(request, indent=2) + "\n"
@@ -58,13 +60,13 @@ def test_request_of_a_small_job(planned, bundle):
     ]
 
 
-def test_variables_that_the_container_overwrites_travel_twice(planned):
+def test_overwritten_variables_are_sent_a_second_time(planned):
     env = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "FI_PROVIDER": "efa", "OTHER": "x"}
     sent = json.loads(planned(env=env).text)["Environment"]
     assert json.loads(sent["DEPLOYKIT_ENV"]) == {k: v for k, v in env.items() if k != "OTHER"}
 
 
-def test_secret_stays_a_reference_and_out_of_the_second_copy(planned):
+def test_a_secret_stays_a_reference_and_is_not_sent_a_second_time(planned):
     sent = json.loads(planned(env={"NCCL_KEY": "secret:ssm:/a/b"}).text)["Environment"]
     assert json.loads(sent["DEPLOYKIT_SECRETS"]) == {"NCCL_KEY": "secret:ssm:/a/b"}
     assert "NCCL_KEY" not in sent
@@ -73,29 +75,29 @@ def test_secret_stays_a_reference_and_out_of_the_second_copy(planned):
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=20))
-def test_argument_vector_survives_and_no_shell_would_act_on_it(argv):
-    pieces = rendering.pieces(argv)
-    assert json.loads("".join(pieces.values())) == argv
-    assert all(len(json.dumps(piece)) <= 2500 and len(piece) <= 2000 for piece in pieces.values())
-    assert set("".join(pieces.values())) <= rendering._SAFE | set('"[]\\')
+def test_the_argument_vector_is_exact_and_safe_in_a_shell(argv):
+    chunks = rendering.argument_vector(argv).values()
+    assert json.loads("".join(chunks)) == argv
+    assert all(len(json.dumps(chunk)) <= 2500 and len(chunk) <= 2000 for chunk in chunks)
+    assert set("".join(chunks)) <= rendering._SAFE | set('"[]\\')
 
 
-def test_long_arguments_are_cut_into_pieces():
+def test_long_arguments_are_split_into_chunks():
     argv = ["word $HOME" * 300, '"' * 900, "", "-m"]
-    pieces = rendering.pieces(argv)
-    assert list(pieces) == [f"deploykit_argv_{number}" for number in range(len(pieces))]
-    assert len(pieces) > 3
-    assert json.loads("".join(pieces.values())) == argv
+    chunks = rendering.argument_vector(argv)
+    assert list(chunks) == [f"deploykit_argv_{number}" for number in range(len(chunks))]
+    assert len(chunks) > 3
+    assert json.loads("".join(chunks.values())) == argv
 
 
-def test_a_shell_that_joins_the_pieces_runs_nothing(tmp_path):
-    """Toolkits up to 5.1.1 do that with every hyperparameter; most images hold one of them."""
+def test_a_shell_does_not_interpret_the_chunks(tmp_path):
+    """Toolkits up to 5.1.1 put every hyperparameter on a command line; most images have one."""
     canary = tmp_path / "canary"
     argv = [f"$(touch {canary})", f"`touch {canary}`", f"; touch {canary} #", f"' & touch {canary}"]
     argv += ["\\", '"', "~", "{a,b}", "> x", "\n", "!x", "*", "x" * 3000]
     words = ["true"]
-    for name, piece in sorted(rendering.pieces(argv).items()):
-        words += [f"--{name}", piece]
+    for name, chunk in sorted(rendering.argument_vector(argv).items()):
+        words += [f"--{name}", chunk]
     ran = subprocess.run(
         " ".join(words), shell=True, cwd=tmp_path, capture_output=True, check=False
     )
@@ -104,7 +106,7 @@ def test_a_shell_that_joins_the_pieces_runs_nothing(tmp_path):
 
 
 PROBLEMS = {
-    "six groups": (
+    "six security groups": (
         {"subnets": ("subnet-1",), "security_group_ids": tuple(f"sg-{n}" for n in range(6))},
         ("sagemaker.security_group_ids", "error"),
     ),
@@ -117,7 +119,7 @@ PROBLEMS = {
         },
         ("sagemaker.instance_groups", "error"),
     ),
-    "line end in a place": ({"output": "s3://b-b/a\nb"}, ("output", "error")),
+    "line break in a location": ({"output": "s3://b-b/a\nb"}, ("output", "error")),
     "instance type that does not exist": (
         {"instance_type": "ml.g5.13xlarge"},
         ("sagemaker.instance_type", "error"),
@@ -138,33 +140,39 @@ PROBLEMS = {
     ),
     "no region": ({"region": None}, ("sagemaker.region", "error")),
 }
-"""What the service's own description says. What settings do is in test_sagemaker_oracle.py."""
+"""Violations of the service's description. The oracle's rules are in test_sagemaker_oracle.py."""
 
 
 @pytest.mark.parametrize(("changes", "problem"), PROBLEMS.values(), ids=PROBLEMS)
-def test_problem_is_named(vary, changes, problem):
-    assert problem in found(*vary(**changes))
+def test_check_reports_what_the_service_would_refuse(vary, changes, problem):
+    assert problem in problems(*vary(**changes))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [changes for changes, (_, severity) in PROBLEMS.values() if severity == "error"],
-    ids=[name for name, (_, (_, severity)) in PROBLEMS.items() if severity == "error"],
+    "setting", ["volume_size: 0", "framework_version: 1.0.0", "tags: {'!': a}"]
 )
-def test_no_plan_is_made_of_a_wrong_job(planned, changes, monkeypatch):
-    monkeypatch.delenv("AWS_REGION", raising=False)
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+def test_a_job_with_errors_is_not_planned(project, monkeypatch, setting):
+    """`plan` does not check: it relies on the lifecycle, which checks before it plans."""
+    monkeypatch.setattr(sagemaker, "plan", lambda *_, **__: pytest.fail("was planned"))
+    with (project / "job.yaml").open("a") as file:
+        file.write(f"{SECTION}  {setting}\n")
     with pytest.raises(JobFileError) as caught:
-        planned(**changes)
+        lifecycle.prepare(Path("job.yaml"), [], "sagemaker", None)
     assert caught.value.problems
 
 
-def test_nearest_instance_type_is_suggested(vary):
+def test_check_and_plan_agree_for_the_longest_run_id(planned):
+    """`check` validates a request with placeholders; one for any run must be as valid."""
+    for run in ("a", "r" * 63):
+        assert service_model.problems(json.loads(planned(run).text)) == []
+
+
+def test_the_nearest_instance_type_is_suggested(vary):
     _, problem = sagemaker.check(*vary(instance_type="ml.g5.12xlarg"))
     assert problem.hint == "did you mean 'ml.g5.12xlarge'?"
 
 
-def test_setup_py_is_refused_where_the_container_would_install_it(vary, source):
+def test_setup_py_is_refused_with_torchrun(vary, source):
     (source / "setup.py").write_text("")
     job, options = vary()
     with pytest.raises(JobFileError) as caught:
@@ -172,19 +180,19 @@ def test_setup_py_is_refused_where_the_container_would_install_it(vary, source):
     assert [problem.path for problem in caught.value.problems] == ["source"]
 
 
-def test_region_comes_from_the_environment(vary, monkeypatch):
+def test_the_region_defaults_to_the_environment(vary, monkeypatch):
     job, options = vary(region=None)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    assert found(job, options) == {NO_PATCHES}
+    assert problems(job, options) == {NO_PATCHES}
 
 
-def test_region_of_the_environment_must_be_one(vary, monkeypatch):
+def test_an_invalid_region_in_the_environment_is_refused(vary, monkeypatch):
     job, options = vary(region=None, image_uri="a/b:c", framework_version=None)
     monkeypatch.setenv("AWS_REGION", "us-east-1; true")
-    assert found(job, options) == {("sagemaker.region", "error")}
+    assert problems(job, options) == {("sagemaker.region", "error")}
 
 
-def test_backend_and_plan_import_no_sdk():
+def test_planning_imports_no_sdk():
     code = (
         "import sys, types\n"
         "from deploykit.backends import sagemaker\n"
@@ -202,14 +210,14 @@ def test_backend_and_plan_import_no_sdk():
     assert ran.stdout.split("\n") == ["us-east-1", "set()", ""]
 
 
-def test_node_plane_knows_the_name_of_the_pieces():
+def test_the_node_plane_reads_what_the_request_sends():
     sources = b"".join(contract.node_plane().values())
     assert rendering.ARGUMENT.encode() in sources
     assert b"DEPLOYKIT_ENV" in sources
 
 
-def test_the_usual_metrics_are_what_our_trainer_prints():
-    """Each format of a line in the trainer's source, with numbers in its places."""
+def test_the_default_metrics_match_what_the_trainer_prints():
+    """Fills numbers into the format of each line that the trainer's source prints."""
     source = (Path(__file__).parents[2] / "entrypoints/train.py").read_text()
     lines = [
         re.sub(r"\{epoch\}", "3", line).replace("{loss:.4f}", "0.1234")
@@ -217,11 +225,11 @@ def test_the_usual_metrics_are_what_our_trainer_prints():
     ]
     lines = [line.replace("{accuracy:.4f}", "0.9500").replace("{name}", "test") for line in lines]
     lines = [line.replace("{value:.4f}", "0.9400") for line in lines]
-    found = {
+    values = {
         name: [match[1] for line in lines if (match := re.search(regex, line))]
         for name, regex in METRICS.items()
     }
-    assert found == {
+    assert values == {
         "validation:loss": ["0.1234"],
         "validation:accuracy": ["0.9500"],
         "test:accuracy": ["0.9400"],

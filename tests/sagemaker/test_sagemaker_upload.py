@@ -1,4 +1,4 @@
-"""Whose code a job gets: planted archives, foreign buckets, damaged uploads, over HTTP to moto."""
+"""Upload over HTTP to moto: planted archives, buckets of other accounts, damaged uploads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aws_server import SECTION, sent_requests
 from deploykit import bundle as bundles
 from deploykit import cli
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import uploading
+from deploykit.backends.sagemaker import submission
 from deploykit.errors import NotPermitted, TryAgain
 
 pytestmark = pytest.mark.aws
@@ -29,7 +29,7 @@ def plan(planned):
 
 
 @pytest.fixture
-def place(plan):
+def stored_object(plan):
     key = f"deploykit/bundles/{plan.bundle.hash}/sourcedir.tar.gz"
     return {"Bucket": "my-bucket", "Key": key}
 
@@ -40,7 +40,7 @@ def s3(aws):
 
 
 def archive_of(text):
-    """A source archive with another's program."""
+    """A source archive with another program."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         member = tarfile.TarInfo("train.py")
@@ -49,10 +49,10 @@ def archive_of(text):
     return packed.getvalue()
 
 
-def program(s3, place):
-    """The program that a job at this place would run."""
-    stored = s3.get_object(**place)["Body"].read()
-    with tarfile.open(fileobj=io.BytesIO(stored)) as tar:
+def program(s3, stored_object):
+    """The program that a job with this source would run."""
+    archive = s3.get_object(**stored_object)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return tar.extractfile("train.py").read()
 
 
@@ -61,8 +61,10 @@ def sha256(content):
 
 
 def storage_calls(aws):
-    """Requests to S3; those of the other services are signed for them."""
-    return [one for one in aws.seen if "/s3/aws4_request" in one.headers.get("authorization", "")]
+    """Requests to S3, by the service in their signature."""
+    return [
+        one for one in aws.requests if "/s3/aws4_request" in one.headers.get("authorization", "")
+    ]
 
 
 PLANTED = {
@@ -75,115 +77,113 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("checksum", PLANTED.values(), ids=PLANTED)
-def test_a_planted_archive_of_the_right_name_is_replaced(aws, s3, plan, place, tmp_path, checksum):
+def test_a_planted_archive_is_replaced(aws, s3, plan, stored_object, tmp_path, checksum):
     evil = archive_of(b"print('evil')\n")
-    s3.put_object(**place, Body=evil, **checksum(evil))
+    s3.put_object(**stored_object, Body=evil, **checksum(evil))
     sagemaker.submit(plan, tmp_path)
     assert len(sent_requests(aws)) == 1
-    assert program(s3, place) == b"print('hello')\n"
+    assert program(s3, stored_object) == b"print('hello')\n"
 
 
-def test_an_archive_in_parts_proves_nothing_by_its_checksum(s3, plan, place, tmp_path):
-    """S3 keeps the checksum of the parts' checksums for such an upload."""
+def test_the_checksum_of_a_multipart_upload_is_not_trusted(s3, plan, stored_object, tmp_path):
+    """S3 stores the checksum of the parts' checksums for such an upload."""
     evil = archive_of(b"print('evil')\n")
-    upload = s3.create_multipart_upload(**place, ChecksumAlgorithm="SHA256")["UploadId"]
+    upload = s3.create_multipart_upload(**stored_object, ChecksumAlgorithm="SHA256")["UploadId"]
     part = {"PartNumber": 1, "ChecksumSHA256": sha256(evil)}
-    sent = s3.upload_part(**place, UploadId=upload, Body=evil, **part)
+    sent = s3.upload_part(**stored_object, UploadId=upload, Body=evil, **part)
     parts = {"Parts": [{**part, "ETag": sent["ETag"]}]}
-    s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts)
+    s3.complete_multipart_upload(**stored_object, UploadId=upload, MultipartUpload=parts)
     sagemaker.submit(plan, tmp_path)
-    assert program(s3, place) == b"print('hello')\n"
+    assert program(s3, stored_object) == b"print('hello')\n"
 
 
-def test_s3_is_told_the_checksum_that_it_must_find(aws, plan, tmp_path):
+def test_the_checksum_is_sent_with_the_upload(aws, plan, tmp_path):
     sagemaker.submit(plan, tmp_path)
-    (put,) = (one for one in aws.seen if one.method == "PUT")
+    (put,) = (one for one in aws.requests if one.method == "PUT")
     assert put.headers["x-amz-checksum-sha256"] == sha256(bundles.store(plan.bundle).read_bytes())
     assert hashlib.sha256(gzip.decompress(put.body)).hexdigest() == plan.bundle.hash
 
 
 def verifying(one, forward):
-    """As S3 does, and moto does not: an upload must have the checksum that came with it."""
+    """Verify the checksum of an upload, as S3 does and moto does not."""
     claimed = one.headers.get("x-amz-checksum-sha256")
     if one.method == "PUT" and claimed is not None and claimed != sha256(one.body):
-        return 400, [], b"<Error><Code>BadDigest</Code><Message>not what came</Message></Error>"
+        return 400, [], b"<Error><Code>BadDigest</Code><Message>checksum mismatch</Message></Error>"
     return forward()
 
 
-def test_a_damaged_upload_is_refused_by_s3_and_nothing_is_sent(aws, plan, tmp_path):
+def test_after_a_damaged_upload_no_job_is_created(aws, plan, tmp_path):
     def damage(one, forward):
         one.body = one.body[:-1] + b"?" if one.method == "PUT" else one.body
         return verifying(one, forward)
 
-    aws.mood = damage
-    with pytest.raises(TryAgain, match="not what came") as caught:
+    aws.respond = damage
+    with pytest.raises(TryAgain, match="checksum mismatch") as caught:
         sagemaker.submit(plan, tmp_path)
-    assert caught.value.hint == "the upload was damaged on its way; submit again"
+    assert caught.value.hint == "the upload was damaged in transit; submit again"
     assert sent_requests(aws) == []
 
 
-def test_a_torn_upload_is_done_again(aws, s3, plan, place, tmp_path):
-    torn = []
+def test_an_interrupted_upload_is_repeated(aws, s3, plan, stored_object, tmp_path):
+    interrupted = []
 
-    def tear(one, forward):
-        if one.method == "PUT" and not torn:
-            torn.append(len(one.body))
+    def interrupt(one, forward):
+        if one.method == "PUT" and not interrupted:
+            interrupted.append(len(one.body))
             raise ConnectionResetError
         return verifying(one, forward)
 
-    aws.mood = tear
+    aws.respond = interrupt
     sagemaker.submit(plan, tmp_path)
-    assert torn
-    assert program(s3, place) == b"print('hello')\n"
+    assert interrupted
+    assert program(s3, stored_object) == b"print('hello')\n"
 
 
-def test_two_submits_at_once_leave_one_good_archive(aws, s3, planned, place, tmp_path):
-    """Both find a planted archive before either has put its own."""
-    s3.put_object(**place, Body=archive_of(b"print('evil')\n"))
-    both = threading.Barrier(2)
+def test_concurrent_submits_replace_a_planted_archive(aws, s3, planned, stored_object, tmp_path):
+    """Both see the planted archive before either uploads its own."""
+    s3.put_object(**stored_object, Body=archive_of(b"print('evil')\n"))
+    barrier = threading.Barrier(2)
 
-    def meet(one, forward):
-        answer = verifying(one, forward)
+    def synchronize(one, forward):
+        response = verifying(one, forward)
         if one.method == "HEAD":
-            both.wait(60)
-        return answer
+            barrier.wait(60)
+        return response
 
-    aws.mood = meet
+    aws.respond = synchronize
     plans = [planned(f"digits-{number}", sender="boto3") for number in (1, 2)]
     threads = [threading.Thread(target=sagemaker.submit, args=(one, tmp_path)) for one in plans]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len([one for one in aws.seen if one.method == "PUT"]) == 3
+    assert len([one for one in aws.requests if one.method == "PUT"]) == 3
     assert sorted(one["TrainingJobName"] for one in sent_requests(aws)) == ["digits-1", "digits-2"]
-    assert program(s3, place) == b"print('hello')\n"
+    assert program(s3, stored_object) == b"print('hello')\n"
 
 
-def test_a_stored_archive_of_the_state_folder_is_not_believed_by_its_name(
-    s3, plan, place, tmp_path
-):
+def test_a_local_archive_is_not_trusted_by_its_name(s3, plan, stored_object, tmp_path):
     stored = bundles.store(plan.bundle)
     stored.write_bytes(archive_of(b"print('evil')\n"))
     sagemaker.submit(plan, tmp_path)
-    assert program(s3, place) == b"print('hello')\n"
+    assert program(s3, stored_object) == b"print('hello')\n"
 
 
 def owned_by(account):
-    """S3's answer to who expects another owner; moto has no such answer."""
+    """Deny requests that expect another owner, as S3 does and moto does not."""
 
-    def mood(one, forward):
+    def deny_others(one, forward):
         if one.headers.get(OWNER, account) != account:
             denied = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
             return 403, [], b"" if one.method == "HEAD" else denied
         return forward()
 
-    return mood
+    return deny_others
 
 
-def test_a_bucket_of_another_account_gets_nothing(aws, planned, tmp_path):
-    """A name that was free, or is misspelt: its owner would read the source, and choose it."""
-    aws.mood = owned_by("666666666666")
+def test_nothing_is_sent_to_a_bucket_of_another_account(aws, planned, tmp_path):
+    """A misspelt or abandoned name: the bucket's owner could read and replace the source."""
+    aws.respond = owned_by("666666666666")
     with pytest.raises(
         NotPermitted, match="the bucket my-bucket of account 123456789012"
     ) as caught:
@@ -194,10 +194,10 @@ def test_a_bucket_of_another_account_gets_nothing(aws, planned, tmp_path):
     assert len(sent_requests(aws)) == 1
 
 
-def test_the_owner_is_the_roles_account_or_the_one_that_is_named(aws, planned):
+def test_the_owner_defaults_to_the_account_of_the_role(aws, planned):
     for number, options in enumerate(({}, {"bucket_owner": "000000000012"})):
-        aws.seen.clear()
-        uploading.upload(planned(f"digits-{number}", **options))
+        aws.requests.clear()
+        submission.upload(planned(f"digits-{number}", **options))
         expected = options.get("bucket_owner", "123456789012")
         assert {one.headers.get(OWNER) for one in storage_calls(aws)} == {expected}
         assert storage_calls(aws)

@@ -1,4 +1,4 @@
-"""The real SDK, asked about many jobs in one process: importing it is what takes long."""
+"""The real SDK's requests for many jobs, from one process: importing the SDK takes seconds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from deploykit.backends.sagemaker import sdk
 
-_SCRIPT = Path(__file__).with_name("ask_sdk.py")
+_CHILD = Path(__file__).with_name("sdk_requests_child.py")
 
 
-def ask(folder, jobs, images=()):
-    """Its `requests` for `jobs`, arguments of its estimator, and the names of `images`."""
+def sdk_requests(folder, jobs, images=()):
+    """The SDK's `requests` for `jobs` (arguments of its estimator), and the names of `images`."""
     question, answer = folder / "questions.json", folder / "answers.json"
     question.write_text(json.dumps({"jobs": jobs, "images": images}))
     subprocess.run(
-        [sys.executable, "-P", _SCRIPT, sdk.__file__, question, answer],
-        env=sdk.surroundings(folder),
+        [sys.executable, "-P", _CHILD, sdk.__file__, question, answer],
+        env=sdk.child_environment(folder),
         cwd=folder,
         check=True,
         capture_output=True,

@@ -1,27 +1,29 @@
-"""A job in the terms of the SageMaker SDK (2.x): the arguments of its PyTorch estimator.
+"""A job as the arguments of the SageMaker SDK's PyTorch estimator (SDK 2.x).
 
-Written apart from `request.py`, in the SDK's words, so that comparing the two says something.
+Written independently of `request.py`, in the SDK's terms, so that comparing the two requests is a
+real check.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from deploykit.backends.sagemaker import channels, images, request
+from deploykit.backends.sagemaker import catalog, channels, request
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.contract import LAUNCH
 from deploykit.model import JobSpec
 
 
-def arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
-    """What a person would write for this job in terms of the SDK, as plain data.
+def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str, Any]:
+    """What a user of the SDK would write for this job, as plain data for `sdk.py`.
 
-    Where the SDK takes an object, its keyword arguments stand here, and `sdk.py` makes it.
+    Where the SDK takes an object, the keyword arguments of its class are given. `bundle` is the
+    hash of the source.
     """
     estimator = {
         **_program(job, options, bundle),
-        **_machines(job, options),
-        **_places(job, options),
+        **_instances(job, options),
+        **_locations(job, options),
         **_switches(options),
         "environment": request.environment(job, options, run, bundle),
     }
@@ -39,12 +41,14 @@ def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
     version = options.framework_version
     python = options.py_version
     if python is None and version is not None:
-        smp = options.distribution == "smdistributed.modelparallel"
-        python = images.SMP.get(version, ("py311",))[0] if smp else images.VERSIONS.get(version)
-    start = request.entry(options, bundle)
+        if options.distribution == "smdistributed.modelparallel":
+            python = catalog.SMP_IMAGES.get(version, ("py311",))[0]
+        else:
+            python = catalog.VERSIONS.get(version)
+    command = request.entrypoint(options, bundle)
     return {
-        "container_entry_point": start.get("ContainerEntrypoint"),
-        "container_arguments": start.get("ContainerArguments"),
+        "container_entry_point": command.get("ContainerEntrypoint"),
+        "container_arguments": command.get("ContainerArguments"),
         "entry_point": LAUNCH,
         "source_dir": request.code(options, bundle),
         "role": options.role,
@@ -58,12 +62,12 @@ def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
 
 def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
     """The `distribution` argument; `instance_groups` holds names."""
-    kind, extra = options.distribution, {}
+    extra = {}
     if options.mpi_options is not None:
         extra["custom_mpi_options"] = options.mpi_options
     parameters = options.model_parallel.parameters() if options.model_parallel else {}
     on: dict[str, Any] = {"enabled": True}
-    found: dict[str, Any] = {
+    distribution: dict[str, Any] = {
         "torch_distributed": {"torch_distributed": on},
         "pytorchddp": {"pytorchddp": on | extra},
         "smdistributed.dataparallel": {"smdistributed": {"dataparallel": on | extra}},
@@ -73,13 +77,13 @@ def _distribution(job: JobSpec, options: Options) -> dict[str, Any] | None:
         },
         "mpi": {"mpi": on | {"processes_per_host": job.resources.processes} | extra},
         "none": {},
-    }[kind]
-    if found and options.distribution_group is not None:
-        found["instance_groups"] = [options.distribution_group]
-    return found or None
+    }[options.distribution]
+    if distribution and options.distribution_group is not None:
+        distribution["instance_groups"] = [options.distribution_group]
+    return distribution or None
 
 
-def _machines(job: JobSpec, options: Options) -> dict[str, Any]:
+def _instances(job: JobSpec, options: Options) -> dict[str, Any]:
     groups = [
         {
             "instance_group_name": group.name,
@@ -105,10 +109,10 @@ def _machines(job: JobSpec, options: Options) -> dict[str, Any]:
     }
 
 
-def _places(job: JobSpec, options: Options) -> dict[str, Any]:
-    board = None
+def _locations(job: JobSpec, options: Options) -> dict[str, Any]:
+    tensorboard = None
     if options.tensorboard_output is not None:
-        board = {
+        tensorboard = {
             "s3_output_path": options.tensorboard_output,
             "container_local_output_path": request.TENSORBOARD,
         }
@@ -118,7 +122,7 @@ def _places(job: JobSpec, options: Options) -> dict[str, Any]:
         "disable_output_compression": options.output_compression == "none",
         "checkpoint_s3_uri": job.checkpoints,
         "checkpoint_local_path": request.CHECKPOINTS if job.checkpoints else None,
-        "tensorboard_output_config": board,
+        "tensorboard_output_config": tensorboard,
     }
 
 
@@ -138,27 +142,33 @@ def _switches(options: Options) -> dict[str, Any]:
 
 
 def _input(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
-    """Arguments of TrainingInput or FileSystemInput, without those that are not chosen."""
-    how = channels.chosen(options, name)
-    if how.file_system_id is not None:
-        found: dict[str, Any] = {
-            "file_system_id": how.file_system_id,
-            "file_system_type": how.file_system_type,
-            "directory_path": how.directory_path,
-            "file_system_access_mode": how.file_system_access,
-            "content_type": how.content_type,
+    """Arguments of TrainingInput or FileSystemInput, without those that are not set."""
+    channel = channels.settings(options, name)
+    if channel.file_system_id is not None:
+        arguments: dict[str, Any] = {
+            "file_system_id": channel.file_system_id,
+            "file_system_type": channel.file_system_type,
+            "directory_path": channel.directory_path,
+            "file_system_access_mode": channel.file_system_access,
+            "content_type": channel.content_type,
         }
     else:
-        found = {
-            "s3_data": channels.place(job, options, name),
-            "s3_data_type": how.s3_data_type,
-            "distribution": how.s3_distribution,
-            "input_mode": None if how.input_mode == "File" else how.input_mode,
-            "content_type": how.content_type,
-            "compression": None if how.compression == "None" else how.compression,
-            "record_wrapping": None if how.record_wrapping == "None" else how.record_wrapping,
-            "attribute_names": list(how.attribute_names) or None,
-            "instance_groups": list(how.instance_groups) or None,
-            "shuffle_config": None if how.shuffle_seed is None else {"seed": how.shuffle_seed},
+        arguments = {
+            "s3_data": channels.location(job, options, name),
+            "s3_data_type": channel.s3_data_type,
+            "distribution": channel.s3_distribution,
+            "input_mode": _unless(channel.input_mode, "File"),
+            "content_type": channel.content_type,
+            "compression": _unless(channel.compression, "None"),
+            "record_wrapping": _unless(channel.record_wrapping, "None"),
+            "attribute_names": list(channel.attribute_names) or None,
+            "instance_groups": list(channel.instance_groups) or None,
+            "shuffle_config": None
+            if channel.shuffle_seed is None
+            else {"seed": channel.shuffle_seed},
         }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def _unless(value: str, default: str) -> str | None:
+    return None if value == default else value

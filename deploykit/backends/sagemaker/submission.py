@@ -1,0 +1,191 @@
+"""Submit a plan: compare it with the SDK's request, upload the source, create the training job."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deploykit import bundle as bundles
+from deploykit import paths, shell
+from deploykit.backends.sagemaker import aws, estimator_args, monitor, request, sdk
+from deploykit.errors import (
+    BackendUnavailable,
+    DeploykitError,
+    NotPermitted,
+    SubmitRefused,
+    Uncertain,
+)
+from deploykit.model import Handle, Plan
+
+_IMPORT_TIMEOUT = 300
+"""Seconds. Importing the SDK takes tens of seconds from a slow disk without a file cache."""
+_LONGEST_VALUE = 200
+"""Characters of a value, or of the SDK's output, that a message quotes."""
+
+
+def submit(plan: Plan, folder: Path) -> Handle:
+    """Create the training job `plan.text` describes, through boto3.
+
+    Raises SubmitRefused if the SDK or the service refuses the request, if the SDK would send
+    another one, or if a different job of the same name exists; Uncertain if the service may have
+    accepted the request but did not answer; BackendUnavailable, NotPermitted or TryAgain if AWS
+    cannot be used.
+    """
+    compare_with_sdk(plan, folder)
+    upload(plan)
+    client = aws.client("sagemaker", plan.target)
+    with aws.errors(plan.target):
+        try:
+            client.create_training_job(**json.loads(plan.text))
+        except Exception as error:
+            if aws.code(error) != "ResourceInUse" and not aws.may_have_succeeded(error):
+                raise
+            _require_submitted(plan, error)
+    return Handle("sagemaker", plan.target, plan.run, plan.run, str(folder))
+
+
+def _require_submitted(plan: Plan, error: Exception) -> None:
+    """Raise unless a repeated or interrupted request has created the job of this plan."""
+    try:
+        differing = monitor.differing_fields(plan.run, plan.target, json.loads(plan.text))
+    except DeploykitError as second:
+        raise Uncertain(
+            f"the request to create the job {plan.run} failed, and AWS did not answer whether the "
+            f"job exists: {error}",
+            hint="run deploykit status later; it looks the job up by name",
+        ) from second
+    if differing is None:
+        raise error
+    if differing:
+        raise SubmitRefused(
+            f"a different training job {plan.run} already exists in {plan.target}: "
+            f"{', '.join(differing)} differ from the plan",
+            hint="choose another --run; to see that job: "
+            f"aws sagemaker describe-training-job --training-job-name {plan.run}",
+        )
+
+
+def upload(plan: Plan) -> None:
+    """Put the source archive into the bucket, unless S3 has it with the same checksum.
+
+    A name proves nothing: anyone with write access to the bucket can give an archive that name.
+    S3 stores the SHA-256 of an upload if asked to, and refuses bytes that do not match it:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
+
+    Raises NotPermitted if the bucket belongs to another account, and TryAgain if the archive was
+    damaged in transit.
+    """
+    archive = bundles.store(plan.bundle)
+    checksum = _checksum(archive)
+    target = {
+        "Bucket": plan.options.bucket,
+        "Key": request.code_key(plan.options, plan.bundle.hash),
+        "ExpectedBucketOwner": plan.options.owner,
+    }
+    client = aws.client("s3", plan.target)
+    with aws.errors(plan.target):
+        if _stored_checksum(client, target) != checksum:
+            _put(client, target, archive, checksum)
+
+
+def _checksum(archive: Path) -> str:
+    with archive.open("rb") as file:
+        return base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
+
+
+def _stored_checksum(client: Any, target: dict[str, str]) -> str | None:
+    """The SHA-256 that S3 stores for the object; None without object or checksum."""
+    from botocore.exceptions import ClientError
+
+    try:
+        checksum: str | None = client.head_object(**target, ChecksumMode="ENABLED").get(
+            "ChecksumSHA256"
+        )
+    except ClientError as error:
+        # S3 answers 403 for a missing key without permission to list the bucket
+        if aws.code(error) in {"404", "403", "NoSuchKey"}:
+            return None
+        raise
+    return checksum
+
+
+def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        with archive.open("rb") as file:
+            expected = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+            client.put_object(**target, Body=file, **expected)
+    except ClientError as error:
+        if aws.code(error) not in aws.DENIED:
+            raise
+        bucket, owner = target["Bucket"], target["ExpectedBucketOwner"]
+        raise NotPermitted(
+            f"S3 denied the upload to the bucket {bucket} of account {owner}: {aws.message(error)}",
+            hint="allow your user or role s3:PutObject there; if the bucket belongs to another "
+            "account that you trust, set sagemaker.bucket_owner",
+        ) from error
+
+
+def compare_with_sdk(plan: Plan, folder: Path) -> None:
+    """Raise SubmitRefused if the SDK would send anything but `plan.text`.
+
+    Does nothing with `sender: boto3`, or with `sender: auto` and no SDK. Raises BackendUnavailable
+    if the SDK is required but not installed, or fails.
+    """
+    if plan.options.sender == "boto3":
+        return
+    if not sdk.available():
+        if plan.options.sender == "sdk":
+            raise BackendUnavailable(
+                "the SageMaker SDK 2.x is not installed, and sagemaker.sender requires it",
+                hint="pip install 'deploykit[sagemaker]', or sender: auto",
+            )
+        return
+    different = list(differences(json.loads(plan.text), _sdk_request(plan, folder)))
+    if different:
+        raise SubmitRefused(
+            "the SageMaker SDK would send a different request: " + "; ".join(different),
+            hint="please report this; sagemaker.sender: boto3 sends the plan without comparing",
+        )
+
+
+def _sdk_request(plan: Plan, folder: Path) -> Any:
+    """The request that the SDK's estimator would send for this plan."""
+    home = paths.private_folder(folder / "sdk")
+    question, answer = home / "arguments.json", home / "request.json"
+    arguments = estimator_args.estimator_arguments(
+        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
+    )
+    paths.write(question, json.dumps(arguments))
+    answer.unlink(missing_ok=True)
+    argv, env = sdk.command(question, answer), sdk.child_environment(home)
+    ran = shell.run(argv, cwd=home, env=env, timeout=_IMPORT_TIMEOUT)
+    if ran.code != 0 or not answer.exists():
+        raise BackendUnavailable(
+            f"the SageMaker SDK failed: {(ran.err or ran.out).strip()[-_LONGEST_VALUE:]}",
+            hint="repair its installation, or set sagemaker.sender: boto3",
+        )
+    result = json.loads(answer.read_text())
+    if "refused" in result:
+        raise SubmitRefused(f"the SageMaker SDK refuses this job: {result['refused']}")
+    return result["request"]
+
+
+def differences(planned: Any, sdk_request: Any, path: str = "") -> Iterator[str]:
+    """Each field that differs between two requests, with both values."""
+    if isinstance(planned, dict) and isinstance(sdk_request, dict):
+        for name in dict.fromkeys([*planned, *sdk_request]):
+            field = f"{path}.{name}" if path else name
+            yield from differences(planned.get(name), sdk_request.get(name), field)
+    elif planned != sdk_request:
+        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sdk_request)}"
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
