@@ -32,10 +32,7 @@ HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
 
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
-import agent  # noqa: E402 - the node plane is no package
-import cluster  # noqa: E402
-import ends  # noqa: E402
-import settings  # noqa: E402
+from deploykit_node import cluster, exit_records, nccl_env, supervisor  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -306,8 +303,8 @@ def node() -> str:
             for variables in cluster.NODES.values()
             if variables
         ),
-        grace=f"{agent.GRACE:g}",
-        stopped=ends.STOPPED,
+        grace=f"{supervisor.GRACE:g}",
+        stopped=exit_records.STOPPED,
         argument=request.ARGUMENT,
     )
     return page(
@@ -324,16 +321,16 @@ def node() -> str:
 
 def set_for_nccl() -> Iterator[list[str]]:
     """The settings of a node, by what makes them due."""
-    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", settings.VARIABLE: "1"}
-    here = settings.Machine(gpus=True, efa=False, torch=(2, 9))
+    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", nccl_env.VARIABLE: "1"}
+    here = nccl_env.Machine(gpus=True, efa=False, torch=(2, 9))
     places = {
         "there are GPUs": (here, gpus),
-        "there is EFA": (settings.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
+        "there is EFA": (nccl_env.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
         "`debug`": (here, debug),
     }
     seen = set()
     for where, (machine, env) in places.items():
-        for setting in settings.choose(machine, env, {}):
+        for setting in nccl_env.choose(machine, env, {}):
             if setting not in seen:
                 yield [f"`{setting.name}`", f"`{setting.value}`", setting.why, where]
             seen.add(setting)

@@ -29,7 +29,6 @@ SUMMARY = "this machine, through torchrun; several nodes are emulated on loopbac
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
 
-_SUPERVISE = f"{contract.FOLDER}/local_nodes.py"
 _START = 10
 """Seconds within which a started shell claims its run."""
 
@@ -69,7 +68,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         environment=contract.in_folder(job, "local", run, folder),
         nodes=job.resources.nodes,
         python=options.python or sys.executable,
-        supervise=_SUPERVISE,
+        launch=contract.LAUNCH,
         command=contract.command(job),
         seconds=_seconds(job),
     )
@@ -142,7 +141,7 @@ def cancel(handle: Handle) -> None:
 
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
-    if handle.target != os.uname().nodename and not (folder / "ends").exists():
+    if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
         return Status(State.UNKNOWN, "", f"it was started on the machine {handle.target}")
     if _alive(folder):
         stopping = (folder / "cancelled").exists()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-import command
-from cluster import BadCommand, BadEnvironment, Cluster, Rank
+from deploykit_node import command
+from deploykit_node.cluster import BadCommand, BadEnvironment, Cluster, Rank
 
 
 @pytest.fixture(autouse=True)

@@ -1,3 +1,5 @@
+"""The port and the key on which the nodes of a job agree."""
+
 from __future__ import annotations
 
 import json
@@ -8,35 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import rendezvous
-from cluster import BadEnvironment, Cluster
+from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node.network import rendezvous
 
 SLURM = {"SLURM_JOB_ID": "60123", "DEPLOYKIT_RUN": "hello-1", "SLURM_RESTART_COUNT": "2"}
-
-
-@pytest.fixture
-def names(monkeypatch):
-    """Decides what host names mean: a dictionary to fill."""
-    known = {}
-
-    def getaddrinfo(host, *_, **__):
-        if host not in known:
-            raise socket.gaierror
-        return [(0, 0, 0, "", (address, 0)) for address in known[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setenv("PATH", "")
-    return known
-
-
-@pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    """A scontrol that knows one node's address."""
-    program = tmp_path / "bin" / "scontrol"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "NodeName=$4 Arch=x NodeAddr=10.0.0.9 NodeHostName=h"\n')
-    program.chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
 
 
 @pytest.fixture
@@ -91,7 +68,7 @@ def test_an_earlier_attempts_port_is_not_believed(slurm):
     first = rendezvous.meet(nodes, slurm, "127.0.0.1")
     first.held.close()
     later = {**slurm, "SLURM_RESTART_COUNT": "3"}
-    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+    with pytest.raises(BadEnvironment, match="Node 0 wrote no port to"):
         rendezvous._published(nodes, later, patience=0.2)
 
 
@@ -149,7 +126,7 @@ def test_a_dead_attempts_port_is_not_believed(tmp_path):
     nodes = Cluster("emulated", 1, ("127.0.0.1",) * 2)
     record = {"port": 1, "launch": "run.0", "pid": 2**22 + 1}
     (tmp_path / "rendezvous.json").write_text(json.dumps(record))
-    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+    with pytest.raises(BadEnvironment, match="Node 0 wrote no port to"):
         rendezvous._published(nodes, env, patience=0.2)
     record["pid"] = os.getpid()
     (tmp_path / "rendezvous.json").write_text(json.dumps(record))
@@ -161,37 +138,6 @@ def test_emulated_nodes_need_a_folder():
         rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, "127.0.0.1")
 
 
-def test_a_real_address_wins_over_127_0_1_1(names):
-    names["n1"] = ["127.0.1.1", "fe80::1%eth0", "fd00::1", "10.0.0.1"]
-    assert rendezvous.address("n1") == "10.0.0.1"
-
-
-def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
-    names["10.0.0.9"] = ["10.0.0.9"]
-    names["n1"] = ["127.0.1.1"]
-    names["n3"] = ["10.0.0.3"]
-    assert rendezvous.address("n1") == "10.0.0.9"
-    assert rendezvous.address("n2") == "10.0.0.9"
-    assert rendezvous.address("n3") == "10.0.0.3"
-
-
 def test_an_address_that_is_not_this_nodes_is_a_sentence(slurm):
     with pytest.raises(BadEnvironment, match=r"no address 192\.0\.2\.1"):
         rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "192.0.2.1")
-
-
-def test_a_name_that_means_nothing_is_a_sentence(names):
-    with pytest.raises(BadEnvironment, match="host name n1 of a node of this job does not resolve"):
-        rendezvous.address("n1")
-
-
-def test_loopback_is_refused_while_another_node_is_elsewhere(names):
-    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.1.1"], "n3": ["10.0.0.3"]})
-    with pytest.raises(BadEnvironment, match=r"n1 means 127\.0\.0\.1 here"):
-        rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2", "n3")))
-    assert rendezvous.peer_addresses(Cluster("slurm", 0, ("n1", "n3"))) == ["10.0.0.3"]
-
-
-def test_loopback_is_right_where_all_nodes_are_this_machine(names):
-    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]})
-    assert rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2"))) == ["127.0.0.1"]

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-import secret_refs
-from cluster import BadEnvironment
 from deploykit import paths
+from deploykit_node import secret_refs
+from deploykit_node.cluster import BadEnvironment
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
@@ -93,5 +93,5 @@ def test_parameter_store_and_secrets_manager(aws):
 @pytest.mark.aws
 def test_no_region_is_a_sentence(aws, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    with pytest.raises(BadEnvironment, match="AWS could not be asked: You must specify a region"):
+    with pytest.raises(BadEnvironment, match="the request to AWS failed: You must specify a region"):
         resolve({"A": "secret:ssm:/team/token"})

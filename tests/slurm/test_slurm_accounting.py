@@ -43,7 +43,7 @@ def test_what_the_controller_has_forgotten(accounts, make_plan, send, tmp_path):
     assert cluster_command("stop", accounts).returncode == 0
     start(accounts)  # with a controller that begins anew
     assert subprocess.run(["scontrol", "show", "job", well.id], check=False).returncode != 0
-    shutil.rmtree(folder_of("well", tmp_path) / "ends")
+    shutil.rmtree(folder_of("well", tmp_path) / "exit_records")
     found = slurm.status([well, held, many])
     assert (found[well].state, found[well].native) == (State.SUCCEEDED, "COMPLETED")
     assert found[held].state is State.CANCELLED

@@ -131,7 +131,9 @@ class TestOnACluster:
         assert (status.state, status.reason) == (State.SUCCEEDED, "of 2 tasks 2 succeeded")
         assert not any(one.state.final for one in seen)
         tasks = folder_of("one-1", tmp_path) / "tasks"
-        found = {task: sorted((tasks / task / "ends").glob("restart-*.json")) for task in "01"}
+        found = {
+            task: sorted((tasks / task / "exit_records").glob("restart-*.json")) for task in "01"
+        }
         assert found["0"] == []
         (restart,) = found["1"]
         assert json.loads(restart.read_text())["why"] == "request"

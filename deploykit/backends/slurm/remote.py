@@ -32,7 +32,7 @@ _MOST = 1 << 23
 _MOST_AT_ONCE = 1 << 26
 """Bytes of all logs that are fetched at once."""
 _LOG = re.compile(r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log")
-_END = re.compile(r"(tasks/[0-9]{1,9}/)?ends/[\w-][\w.-]{0,200}", re.ASCII)
+_END = re.compile(r"(tasks/[0-9]{1,9}/)?exit_records/[\w-][\w.-]{0,200}", re.ASCII)
 """Files that a login node may have written here, by their names."""
 _BUSY = 75
 _SHA256 = "sha256sum | cut -c1-64"
@@ -98,7 +98,7 @@ def job(place: Place) -> str | None:
 
 def fetch_ends(host: str, runs: Sequence[tuple[Handle, Place]]) -> None:
     """Bring what the nodes have left in the folders of these runs and their tasks, in one call."""
-    files = "ends/*.json tasks/*/ends/*.json"  # of one line each
+    files = "exit_records/*.json tasks/*/exit_records/*.json"  # of one line each
     loop = (
         'cd "$1" 2>/dev/null && { printf "\\t%s\\n" "$1"; '
         f"grep -sH '' {files}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
@@ -119,8 +119,8 @@ def fetch_ends(host: str, runs: Sequence[tuple[Handle, Place]]) -> None:
 
 
 def _mirror(folder: Path, files: dict[str, str]) -> None:
-    """Make `ends/` of a run and its tasks, and the claim, here what they are there."""
-    for path in (*folder.glob("ends/*.json"), *folder.glob("tasks/*/ends/*.json")):
+    """Make `exit_records/` of a run and its tasks, and the claim, here what they are there."""
+    for path in (*folder.glob("exit_records/*.json"), *folder.glob("tasks/*/exit_records/*.json")):
         if str(path.relative_to(folder)) not in files:
             path.unlink()
     for name, text in files.items():
