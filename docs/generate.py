@@ -14,7 +14,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import words
 
@@ -30,9 +31,16 @@ from deploykit.model import JobSpec, State
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
+JSON_TYPES = {
+    bool: "true or false",
+    int: "whole number",
+    str: "text",
+    type(None): "null",
+    dict[str, int]: "object",
+}
 
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
-from deploykit_node import cluster, exit_records, nccl_env, supervisor  # noqa: E402
+from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -316,7 +324,31 @@ def node() -> str:
         words.SETTINGS,
         table(["variable", "value", "", "where"], set_for_nccl()),
         words.RUN_FOLDER,
+        words.EXIT_RECORDS,
+        table(["file", "", "fields"], exit_record_files()),
+        table(["field", "type", ""], exit_record_fields()),
     )
+
+
+def exit_record_files() -> Iterator[list[str]]:
+    """The files of `exit_records/`, each with its fields."""
+    for name, kind in records.SCHEMA.items():
+        yield [f"`{name}`", words.EXIT_RECORD_FILES[name], names(kind.__annotations__)]
+
+
+def exit_record_fields() -> Iterator[list[str]]:
+    """The fields of all records by name, each with its types in JSON."""
+    types: dict[str, set[str]] = {}
+    for kind in records.SCHEMA.values():
+        for name, annotation in get_type_hints(kind).items():
+            members = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+            types.setdefault(name, set()).update(JSON_TYPES[member] for member in members)
+    for name, kinds in sorted(types.items()):
+        yield [
+            f"`{name}`",
+            " or ".join(sorted(kinds, reverse=True)),
+            words.EXIT_RECORD_FIELDS[name],
+        ]
 
 
 def set_for_nccl() -> Iterator[list[str]]:

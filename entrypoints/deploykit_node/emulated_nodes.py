@@ -66,8 +66,8 @@ class _Nodes:
         self._started = False
         self._early: list[int] = []
         """Signals received before all launchers were started."""
-        for number in _FORWARDED:
-            signal.signal(number, self._forward)
+        for forwarded in _FORWARDED:
+            signal.signal(forwarded, self._forward)
         signal.signal(signal.SIGALRM, self._time_out)
         for node in range(options.nodes):
             process = self._start(node)

@@ -176,5 +176,5 @@ def how(code: int) -> str:
 
 def sentence(record: RankRecord) -> str:
     """``rank 3 ended with exit code 7``."""
-    told = ", as it had been told to end" if record["stopped"] else ""
+    told = " after it was told to stop" if record["stopped"] else ""
     return f"rank {record['rank']} {how(record['exit_code'])}{told}"

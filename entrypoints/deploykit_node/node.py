@@ -20,6 +20,7 @@ from deploykit_node import (
     environment,
     exit_records,
     log,
+    records,
     relay,
     source_hash,
     supervisor,
@@ -117,7 +118,7 @@ def _node_exit(returncode: int, env: Environ, ranks: Path) -> NodeExit:
             return NodeExit(0, "every rank ended well")
         return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
     number = exit_records.attempt(env)
-    failures = exit_records.failures(exit_records.folder(env), number)
+    failures = exit_records.failures(records.folder(env), number)
     failures = failures or exit_records.failures(ranks, number)
     if failures:
         first = failures[0]

@@ -83,7 +83,10 @@ def test_sagemaker_without_a_launcher_of_its_own():
     ("env", "text"),
     [
         ({"DEPLOYKIT_BACKEND": "slurm"}, "planned for slurm, but SLURM_JOB_ID is not set"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, "4 launchers on 2 nodes, but must start one per node"),
+        (
+            {**STEP, "SLURM_STEP_NUM_TASKS": "4"},
+            "4 launchers on 2 nodes, but must start one",
+        ),
         ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}, "srun --ntasks-per-node=1"),
         ({"DEPLOYKIT_NODE_RANK": "0"}, "DEPLOYKIT_NODES is not set and must be a number"),
         ({"SM_CURRENT_HOST": "a", "SM_HOSTS": "a"}, "must be a JSON list"),

@@ -47,7 +47,7 @@ def test_the_number_of_nodes_is_checked(options):
 
 
 def test_a_number_of_nodes_that_is_none():
-    with pytest.raises(BadCommand, match="--nnodes=two is no number"):
+    with pytest.raises(BadCommand, match="--nnodes=two is not a number"):
         read("torchrun", "--nnodes=two", "--", "train.py").check_nodes(Cluster("a", 0, ("a",)))
 
 

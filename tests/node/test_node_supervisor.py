@@ -195,7 +195,7 @@ def test_sigterm_ends_trainers_that_do_not_listen(bundle):
     done = started.finish()
     assert done.code == 143
     assert "SIGTERM" in bundle.end("node-0")["reason"]
-    assert "as it had been told to end" in bundle.end("node-0")["reason"]
+    assert "after it was told to stop" in bundle.end("node-0")["reason"]
 
 
 def test_what_is_left_after_the_grace_is_killed(bundle):

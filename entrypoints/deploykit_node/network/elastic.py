@@ -50,7 +50,7 @@ class Nodes(NamedTuple):
     """The number of this node, and how many there are."""
 
     node: int
-    count: int
+    total: int
     host: str
     """The address of node 0, on which it listens."""
 
@@ -81,7 +81,7 @@ class FixedNodes(RendezvousHandler):
         Raises a RendezvousError if a node has given up or does not join within ten minutes.
         """
         self._round += 1
-        if self._reach(lambda: self._control.add(self._key("joined"), 1)) == self._nodes.count:
+        if self._reach(lambda: self._control.add(self._key("joined"), 1)) == self._nodes.total:
             self._control.set(self._key("full"), "yes")
         self._await(self._key("full"))
         if self._nodes.node == 0:
@@ -91,7 +91,7 @@ class FixedNodes(RendezvousHandler):
         store_info = RendezvousStoreInfo(self._nodes.host, self._port())
         os.environ[ROUND] = str(self._round - 1)
         shared = PrefixStore(self._key("torchrun"), self._control)
-        return RendezvousInfo(shared, self._nodes.node, self._nodes.count, store_info)
+        return RendezvousInfo(shared, self._nodes.node, self._nodes.total, store_info)
 
     def num_nodes_waiting(self) -> int:
         """How many nodes have ended this round and wait for the next one."""
@@ -167,7 +167,7 @@ def create(parameters: RendezvousParameters) -> FixedNodes:
     host = host.strip("[]")
     node, count = _whole(parameters, "node"), _whole(parameters, "count")
     nodes = Nodes(node, count, host)
-    if nodes.count == 1:
+    if nodes.total == 1:
         return FixedNodes(parameters.run_id, nodes, HashStore())
     if nodes.node == 0:
         store = listening_store(host, _whole(parameters, "fd"))
