@@ -344,11 +344,8 @@ def exit_record_fields() -> Iterator[list[str]]:
             members = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
             types.setdefault(name, set()).update(JSON_TYPES[member] for member in members)
     for name, kinds in sorted(types.items()):
-        yield [
-            f"`{name}`",
-            " or ".join(sorted(kinds, reverse=True)),
-            words.EXIT_RECORD_FIELDS[name],
-        ]
+        either = " or ".join(sorted(kinds, reverse=True))
+        yield [f"`{name}`", either, words.EXIT_RECORD_FIELDS[name]]
 
 
 def set_for_nccl() -> Iterator[list[str]]:

@@ -166,7 +166,7 @@ one JSON list.
 
 SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or another job gets the node. A
 trainer that then saves a checkpoint into `DEPLOYKIT_CHECKPOINT_DIR` and can resume from it exits,
-on every rank, with code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). That code is not a
+on every rank, with code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). That code is no
 failure: torchrun neither restarts the rank nor stops the others, which may still be saving. If
 nothing restarts the job, the run ends with {stopped} too, and its reason says how to resume.
 

@@ -17,13 +17,6 @@ from deploykit_node import relay
 HOSTILE = ["--flag", "a b", "", "it's", '"', "-x", "--", "--n", "été ✓", "new\nline", "$(id)"]
 
 
-def gone(pid, patience=120):
-    deadline = time.monotonic() + patience
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not Path(f"/proc/{pid}").exists()
-
-
 def test_arguments_arrive_unchanged_on_the_oldest_python(bundle, as_rank, old_python):
     bundle.write(
         "dump.py",
@@ -133,49 +126,75 @@ def test_the_launcher_above_sees_the_same_end(bundle, as_rank, end, code):
     assert bundle.run("end.py", **as_rank).code == code
 
 
+LISTEN = """\
+    import signal, sys, time
+    from pathlib import Path
+    received, ended = [], []
+    def handle(number, frame):
+        received.append(number)
+        Path("received").touch()
+    signal.signal(getattr(signal, sys.argv[1]), handle)
+    signal.signal(getattr(signal, sys.argv[2]), lambda *_: ended.append(1))
+    print("ready")
+    while not ended:
+        time.sleep(0.01)
+    print(len(received))
+"""
+
+
+def end_by(bundle, started, name, end):
+    """Send `end` once the program has handled signal `name` and the relay has taken it.
+
+    The relay takes signals one after the other, so a second copy of `name` comes before `end`.
+    Another process sends `end`: the relay does not forward what its parent, like torchrun, sends.
+    """
+    wait_until((bundle.source / "received").exists)
+    wait_until(lambda: not is_pending(started.process.pid, signal.Signals[name]))
+    argv = ["sh", "-c", f"kill -s {end.removeprefix('SIG')} {started.process.pid}"]
+    subprocess.run(argv, check=True)
+    return started.finish()
+
+
+def wait_until(ready, patience=120):
+    deadline = time.monotonic() + patience
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_pending(pid, number):
+    text = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [line.split()[1] for line in text.splitlines() if line.startswith("ShdPnd:")]
+    return int(mask, 16) >> (number - 1) & 1
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_signals_are_forwarded_once(bundle, as_rank, name):
-    bundle.write(
-        "listen.py",
-        f"""\
-        import signal, time
-        got = []
-        signal.signal(signal.{name}, lambda *_: got.append(1))
-        print("ready")
-        while not got:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        print(len(got))
-        """,
-    )
-    started = bundle.start("listen.py", **as_rank)
+    bundle.write("listen.py", LISTEN)
+    end = "SIGUSR1" if name == "SIGUSR2" else "SIGUSR2"
+    started = bundle.start("listen.py", name, end, **as_rank)
     started.wait_for("ready")
     started.process.send_signal(signal.Signals[name])
-    done = started.finish()
+    done = end_by(bundle, started, name, end)
     assert done.code == 0
     assert done.said["rank 3"] == ["ready", "1"]
     assert bundle.end("rank-3")["stopped"] == (name in ("SIGTERM", "SIGINT", "SIGHUP"))
 
 
-def test_torchrun_signals_the_whole_group_and_the_program_hears_it_once(bundle, as_rank):
-    """The sender is the relay's parent, as torchrun is, and signals by killpg, as torchrun does."""
-    bundle.write(
-        "listen.py",
-        """\
-        import signal, sys, time
-        got = []
-        signal.signal(signal.SIGTERM, lambda *_: got.append(1))
-        print("ready")
-        while not got:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        print(len(got))
-        """,
-    )
-    started = bundle.start("listen.py", TORCHELASTIC_RUN_ID="x", **as_rank)
+def test_a_signal_to_the_process_group_reaches_the_program_once(bundle, as_rank):
+    """The sender is the relay's parent and uses killpg, as torchrun does.
+
+    The relay is suspended until the program has handled its copy, so that the kernel does not merge
+    a second one with it.
+    """
+    bundle.write("listen.py", LISTEN)
+    started = bundle.start("listen.py", "SIGTERM", "SIGUSR2", TORCHELASTIC_RUN_ID="x", **as_rank)
     started.wait_for("ready")
+    started.process.send_signal(signal.SIGSTOP)
     os.killpg(started.process.pid, signal.SIGTERM)
-    assert started.finish().said["rank 3"] == ["ready", "1"]
+    wait_until((bundle.source / "received").exists)
+    started.process.send_signal(signal.SIGCONT)
+    assert end_by(bundle, started, "SIGTERM", "SIGUSR2").said["rank 3"] == ["ready", "1"]
 
 
 def test_what_torchrun_sends_before_the_program_exists_is_not_lost(bundle, as_rank):
@@ -196,7 +215,7 @@ def test_the_program_dies_with_its_relay(bundle, as_rank):
     started = bundle.start("stay.py", **as_rank)
     started.wait_for(" pid ")
     started.process.kill()
-    assert gone(int(started.log.split()[-1]))
+    wait_until(lambda: not Path(f"/proc/{started.log.split()[-1]}").exists())
 
 
 def test_a_grandchild_that_keeps_the_output_open_does_not_hang_the_rank(bundle, as_rank):

@@ -225,8 +225,8 @@ def test_a_notice_reaches_those_who_listen_and_harms_nobody(bundle):
     started.wait_for(" pid ")
     started.process.send_signal(signal.SIGUSR2)
     started.wait_for("handler SIGUSR2")
-    started.process.send_signal(signal.SIGUSR1)  # nobody listens
-    time.sleep(0.5)
+    started.process.send_signal(signal.SIGUSR1)  # the program has no handler
+    started.wait_for("SIGUSR1 received and passed to 1 rank")
     started.process.terminate()
     done = started.finish()
     assert done.code == 0, done.log
@@ -267,8 +267,7 @@ def test_nohup_is_respected(bundle):
     )
     started = bundle.start(*torchrun(processes=1), "sleeper.py", "SIGTERM")
     started.wait_for(" pid ")
-    started.process.send_signal(signal.SIGHUP)
-    time.sleep(0.5)
+    started.process.send_signal(signal.SIGHUP)  # would be taken first: its number is the lowest
     started.process.terminate()
     done = started.finish()
     assert done.code == 0
