@@ -133,8 +133,8 @@ def went_wrong(record: RankRecord) -> bool:
 
 def all_ranks(folder: Path) -> list[RankRecord]:
     """The records of ranks in `folder`, in no particular order."""
-    found = records.read_all(folder, "rank-*.json", _RANK_FIELDS)
-    return [cast(RankRecord, record) for _, record in found]
+    ranks = records.read_all(folder, "rank-*.json", _RANK_FIELDS)
+    return [cast(RankRecord, record) for _, record in ranks]
 
 
 def all_ended_well(ranks: Path) -> bool:
@@ -161,9 +161,9 @@ def first_stopped(ranks: Path) -> int | None:
 def nodes(env: Environ) -> dict[int, NodeRecord]:
     """The records of the nodes that have ended in this attempt, by node."""
     folder, current = records.folder(env), attempt(env)
-    found = records.read_all(folder, "node-*.json", _NODE_FIELDS) if folder else ()
+    ended = records.read_all(folder, "node-*.json", _NODE_FIELDS) if folder else ()
     return {
-        node: cast(NodeRecord, record) for node, record in found if record["attempt"] == current
+        node: cast(NodeRecord, record) for node, record in ended if record["attempt"] == current
     }
 
 
@@ -176,5 +176,5 @@ def how(code: int) -> str:
 
 def sentence(record: RankRecord) -> str:
     """``rank 3 ended with exit code 7``."""
-    told = " after it was told to stop" if record["stopped"] else ""
-    return f"rank {record['rank']} {how(record['exit_code'])}{told}"
+    stopped = " after it was told to stop" if record["stopped"] else ""
+    return f"rank {record['rank']} {how(record['exit_code'])}{stopped}"

@@ -59,10 +59,10 @@ def _all(env: Environ) -> dict[int, HeartbeatRecord]:
     """The heartbeats of this attempt, by node."""
     folder, current = Path(env["DEPLOYKIT_RUN_DIR"], records.FOLDER), exit_records.attempt(env)
     fields = {"host": str, "port": int, "attempt": int}
-    found = records.read_all(folder, "heartbeat-*.json", fields)
+    heartbeats = records.read_all(folder, "heartbeat-*.json", fields)
     return {
         node: cast(HeartbeatRecord, record)
-        for node, record in found
+        for node, record in heartbeats
         if record["attempt"] == current
     }
 

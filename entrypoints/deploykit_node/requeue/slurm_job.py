@@ -111,13 +111,13 @@ def cause(folder: Path, node: int, begun: Mapping[str, int]) -> str | None:
     `begun` is the size of each log when the attempt began. ``scontrol`` does not distinguish a
     preemption from a manual requeue, and not every site has accounting.
     """
-    found: list[str] = []
+    causes: list[str] = []
     for name in _logs(node):
         with contextlib.suppress(OSError), (folder / "logs" / name).open("rb") as file:
             file.seek(begun.get(name, 0))
             for line in iter(lambda: file.readline(_LONGEST), b""):
-                found += _DUE_TO.findall(line.decode(errors="replace")) if _MARK in line else ()
-    return next((_CAUSES[words] for words in reversed(found) if words in _CAUSES), None)
+                causes += _DUE_TO.findall(line.decode(errors="replace")) if _MARK in line else ()
+    return next((_CAUSES[words] for words in reversed(causes) if words in _CAUSES), None)
 
 
 def log_sizes(folder: Path, node: int) -> dict[str, int]:
