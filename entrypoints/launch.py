@@ -8,7 +8,7 @@ SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.rank`). One file has 
 SageMaker's toolkit takes one file name and starts it once per node or once per rank.
 
 The node plane starts its other programs through this file too, so that none of its module names is
-at the top of `sys.path`, where it could hide a module of somebody else:
+at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...

@@ -7,7 +7,6 @@ A rank leaves its record in two folders: one of this node and this launch alone
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -83,7 +82,7 @@ def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> 
     ranks = env.get("DEPLOYKIT_RANK_DIR")
     for folder in (Path(ranks) if ranks else None, records.folder(env)):
         if folder is not None:
-            records.write(folder / f"rank-{rank.rank}.json", cast(Mapping[str, object], record))
+            records.write(folder / f"rank-{rank.rank}.json", record)
     if ranks:
         Path(ranks, f"rank-{rank.rank}.pid").unlink(missing_ok=True)
 
@@ -99,7 +98,7 @@ def record_node(env: Environ, node: int, end: NodeExit) -> None:
             "finished": now(),
             "attempt": attempt(env),
         }
-        records.write(folder / f"node-{node}.json", cast(Mapping[str, object], record))
+        records.write(folder / f"node-{node}.json", record)
 
 
 def clear(env: Environ, node: int) -> None:

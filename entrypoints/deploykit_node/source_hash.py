@@ -3,9 +3,9 @@
 ``DEPLOYKIT_BUNDLE`` is the SHA-256 of the bundle's tar stream, which `deploykit/bundle.py` writes.
 ``files.json`` lists the bundle's files, so files added later (caches, build outputs) do not count.
 
-The check finds an archive that was mixed up, or changed by somebody unaware of the check. It is no
-defence against an attacker, who can change this file as well as the rest of the archive;
-docs/guides/sagemaker.md says what is.
+The check finds an archive that was mixed up, or changed by a program that does not know of the
+check. It is no defence against an attacker, who can change this file as well as the rest of the
+archive; docs/guides/sagemaker.md says what is.
 """
 
 from __future__ import annotations

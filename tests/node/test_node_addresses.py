@@ -13,7 +13,7 @@ from deploykit_node.network import addresses
 
 @pytest.fixture
 def names(monkeypatch):
-    """Decides what host names mean: a dictionary to fill."""
+    """The addresses of each host name: a dictionary to fill."""
     known = {}
 
     def getaddrinfo(host, *_, **__):
@@ -28,7 +28,7 @@ def names(monkeypatch):
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A scontrol that knows one node's address."""
+    """A scontrol that prints one node's address."""
     program = tmp_path / "bin" / "scontrol"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\necho "NodeName=$4 Arch=x NodeAddr=10.0.0.9 NodeHostName=h"\n')
@@ -41,7 +41,7 @@ def test_a_real_address_wins_over_127_0_1_1(names):
     assert addresses.address("n1") == "10.0.0.1"
 
 
-def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
+def test_slurms_address_is_used_if_the_name_does_not_help(names, scontrol):
     names["10.0.0.9"] = ["10.0.0.9"]
     names["n1"] = ["127.0.1.1"]
     names["n3"] = ["10.0.0.3"]
@@ -50,7 +50,7 @@ def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
     assert addresses.address("n3") == "10.0.0.3"
 
 
-def test_a_name_that_means_nothing_is_a_sentence(names):
+def test_a_name_that_does_not_resolve_is_an_error(names):
     with pytest.raises(BadEnvironment, match="host name n1 of a node of this job does not resolve"):
         addresses.address("n1")
 

@@ -114,7 +114,7 @@ def test_every_address_of_this_machine_has_its_interface():
     assert set(found.values()) <= names
 
 
-def test_the_users_word_is_never_changed():
+def test_the_users_choice_is_kept():
     lo = Route("127.0.0.1", "127.0.0.1", "lo")
     user = {"NCCL_SOCKET_IFNAME": "^docker", "GLOO_SOCKET_IFNAME": "lo"}
     both = interfaces.choose(lo, user)
@@ -140,7 +140,7 @@ def test_the_users_word_is_never_changed():
         (Route("10.0.0.2", "10.0.0.1", "nosuch0"), "nosuch0, on the route to 10.0.0.2, is down"),
     ],
 )
-def test_in_doubt_nothing_is_set_and_the_log_says_why(way, why):
+def test_without_a_usable_route_nothing_is_set_and_the_log_says_why(way, why):
     assert interfaces.choose(way, {}) == Choice({}, f"network: no interface is set, since {why}")
 
 

@@ -1,4 +1,4 @@
-"""Variables for NCCL and PyTorch: which on which machine, and whose word counts."""
+"""Variables for NCCL and PyTorch: which on which machine, and that the user's are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_machine_without_gpus_gets_none():
     assert chosen(CPU, RUN) == {}
 
 
-def test_with_gpus_a_hang_leaves_its_record():
+def test_with_gpus_the_flight_recorder_is_on():
     assert chosen(GPUS, RUN) == {
         "NCCL_DEBUG": "WARN",
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -84,7 +84,7 @@ def test_the_version_is_that_of_the_package():
 
 @pytest.mark.parametrize("env", [RUN, DEBUG])
 @pytest.mark.parametrize("efa", [False, True])
-def test_the_users_word_stays_and_nothing_harmful_is_set(env, efa):
+def test_the_users_values_are_kept_and_nothing_harmful_is_set(env, efa):
     here = GPUS._replace(efa=efa)
     ours = chosen(here, env)
     assert not NEVER & set(ours)

@@ -1,4 +1,4 @@
-"""The test before the trainer: started by launch.py on every backend, and its sentences."""
+"""The preflight test: started by launch.py on every backend, and its findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_trainer_starts_after_it_on_nodes_of_one_machine(bundle):
     assert "trained" in second.log
 
 
-def test_unlike_versions_stop_the_job_on_every_node(bundle, tmp_path):
+def test_different_versions_stop_the_job_on_every_node(bundle, tmp_path):
     bundle.write("hello.py", HELLO)
     (tmp_path / "torch-1.2.3.dist-info").mkdir()
     (tmp_path / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
@@ -122,7 +122,7 @@ def test_healthy_nodes_have_no_findings():
     assert findings.judge_pairs(PLAN, told()) == []
 
 
-def test_a_node_that_nobody_reaches_and_that_speaks_keeps_the_others_out():
+def test_a_node_that_reports_but_cannot_be_reached_blocks_the_others():
     dropped = {"state": "dropped"}
     found = fatal(told(l02=dropped, l12=dropped, l32=dropped))
     assert len(found) == 1
@@ -130,14 +130,14 @@ def test_a_node_that_nobody_reaches_and_that_speaks_keeps_the_others_out():
     assert found[0].endswith("so its inbound rules block the others")
 
 
-def test_a_node_that_was_reached_and_says_nothing():
+def test_a_node_that_was_reached_and_sends_no_report():
     rows = told()
     del rows[3]
     (found,) = fatal(rows)
     assert found.startswith("node 3 (d, 10.0.0.3) sent no report in time: its own connections to")
 
 
-def test_several_faults_are_all_told():
+def test_several_findings_are_all_reported():
     rows = told(l12={"state": "unknown"}, l30={"state": "other", "answered": 1})
     rows[2]["disks"]["/out"][0] = 5 << 20
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
@@ -170,7 +170,7 @@ def test_a_broken_switch_does_not_fill_the_log():
     assert findings.judge("pairs", plan, rows)[16:] == [("and 1 more", True)]
 
 
-def test_what_may_go_well_is_a_warning():
+def test_what_may_still_work_is_a_warning():
     rows = told(l02={"clock": -400.0}, l13={"state": "slow", "rate": 9e6})
     for row in rows.values():
         row["links"] = {n: {**link, "rate": link["rate"] / 40} for n, link in row["links"].items()}
@@ -207,7 +207,7 @@ def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
     assert "node 3 (d, 10.0.0.3) did not import PyTorch in 20 s" in found[1].text
 
 
-def test_a_node_without_its_gpus_is_told_before_the_group_hangs():
+def test_a_node_without_its_gpus_is_found_before_the_group_hangs():
     well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
     rows = {**dict.fromkeys(NODES, well), 2: {**well, "NCCL": None, "backend": "gloo"}}
     texts = [finding.text for finding in findings.judge_versions(PLAN, rows)]
@@ -216,7 +216,7 @@ def test_a_node_without_its_gpus_is_told_before_the_group_hangs():
     )
 
 
-def test_many_nodes_are_no_matrix():
+def test_many_nodes_get_no_matrix():
     count = 40
     plan = Peers("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000, PLAN.seal)
     rows = {node: {**told()[0], "links": {}} for node in range(count)}
@@ -237,7 +237,7 @@ def test_many_nodes_are_no_matrix():
         ({"state": "closed"}, "net_unreachable"),
     ],
 )
-def test_diagnose_knows_the_sentences(link, cause, tmp_path, capsys):
+def test_diagnose_knows_the_findings(link, cause, tmp_path, capsys):
     (found,) = fatal(told(l12=link))
     assert diagnosed(found, tmp_path, capsys) == cause
 
@@ -245,7 +245,7 @@ def test_diagnose_knows_the_sentences(link, cause, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "cause"), [("NCCL", "nccl_version_mismatch"), ("driver", "lib_incompatible")]
 )
-def test_diagnose_knows_unlike_versions(name, cause, tmp_path, capsys):
+def test_diagnose_knows_different_versions(name, cause, tmp_path, capsys):
     rows = told()
     rows[2]["versions"][name] = "1"
     (found,) = fatal(rows)

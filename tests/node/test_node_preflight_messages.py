@@ -1,4 +1,4 @@
-"""The test of the network against whoever reaches its ports: forged, odd and endless messages."""
+"""The preflight test against strangers at its ports: forged, odd and endless messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_line_without_end_takes_no_memory(serve):
     assert (answer, server.ignored) == (b"", 1)
 
 
-def test_many_who_say_nothing_keep_no_node_out(serve):
+def test_idle_connections_keep_no_node_out(serve):
     """Above the limit a connection is closed at once; the others within seconds."""
     question = PLAN.request("hello") | {"node": 1}
 

@@ -1,4 +1,4 @@
-"""launch.py as one rank: the program below it, its output, signals and end. No torch."""
+"""launch.py as one rank: its program's arguments, output, signals and exit. No torch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_unfinished_line_is_kept_when_the_program_is_killed(bundle, as_rank):
         ("os.kill(os.getpid(), 11)", -11),
     ],
 )
-def test_the_launcher_above_sees_the_same_end(bundle, as_rank, end, code):
+def test_the_launcher_above_sees_the_same_exit(bundle, as_rank, end, code):
     bundle.write("end.py", f"import os, sys\n{end}\n")
     assert bundle.run("end.py", **as_rank).code == code
 
@@ -197,8 +197,8 @@ def test_a_signal_to_the_process_group_reaches_the_program_once(bundle, as_rank)
     assert end_by(bundle, started, "SIGTERM", "SIGUSR2").said["rank 3"] == ["ready", "1"]
 
 
-def test_what_torchrun_sends_before_the_program_exists_is_not_lost(bundle, as_rank):
-    """The relay holds SIGTERM from its first moment, as below torchrun, and is told at once."""
+def test_a_signal_before_the_program_exists_is_not_lost(bundle, as_rank):
+    """The relay starts with SIGTERM blocked, as below torchrun, and receives it at once."""
     bundle.write("stay.py", "import time; time.sleep(60)")
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
@@ -231,14 +231,14 @@ def test_a_grandchild_that_keeps_the_output_open_does_not_hang_the_rank(bundle, 
         print("done")
         """,
     )
-    done = bundle.run("parent.py", **as_rank)  # it has not the patience for all of that
+    done = bundle.run("parent.py", **as_rank)  # DRAIN is shorter than its output
     assert done.code == 0
     assert "done" in done.said["rank 3"]
     assert "on" in done.said["rank 3"]
 
 
 def test_output_is_complete_when_the_reader_is_slow(bundle, as_rank):
-    """What is in the pipe when the program ends is read, however long the log takes."""
+    """Everything in the pipe is read after the program has exited, however slow the reader."""
     bundle.write("quick.py", "for n in range(2000): print(n, 'x' * 100)")
     process = subprocess.Popen(
         [sys.executable, ".deploykit/launch.py", "quick.py"],
@@ -251,7 +251,7 @@ def test_output_is_complete_when_the_reader_is_slow(bundle, as_rank):
     assert [line.split()[3] for line in text.splitlines()] == [str(n) for n in range(2000)]
 
 
-def test_training_goes_on_when_the_log_is_gone(bundle, as_rank, tmp_path):
+def test_training_continues_when_the_log_is_closed(bundle, as_rank, tmp_path):
     bundle.write(
         "write.py",
         """\
@@ -291,7 +291,7 @@ def test_mpirun_variables_become_torchruns(bundle):
     assert "without MASTER_ADDR and MASTER_PORT" in done.log
 
 
-def test_runs_where_the_system_does_not_tell_the_sender(bundle, as_rank):
+def test_runs_where_the_system_does_not_report_the_sender(bundle, as_rank):
     """As on macOS, which has no sigwaitinfo."""
     launch = bundle.source / ".deploykit" / "launch.py"
     without = "import signal; del signal.sigwaitinfo\nimport os\n"

@@ -38,7 +38,7 @@ def test_on_slurm_every_node_learns_the_port_of_the_first(slurm):
     first.held.close()
 
 
-def test_the_key_is_new_each_time_and_for_the_user_alone(slurm, tmp_path):
+def test_the_key_is_new_each_time_and_private(slurm, tmp_path):
     path = tmp_path / "rendezvous.json"
     path.touch(0o644)
     keys = set()
@@ -52,8 +52,8 @@ def test_the_key_is_new_each_time_and_for_the_user_alone(slurm, tmp_path):
     assert all(len(key) == 32 for key in keys)
 
 
-def test_nobody_takes_the_port_that_is_held(slurm):
-    """Another program could have it, while it does not listen, were SO_REUSEADDR set on it."""
+def test_no_other_program_can_take_the_port(slurm):
+    """With SO_REUSEADDR another program could, as long as the socket does not listen."""
     found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "127.0.0.1")
     for address in ("127.0.0.1", "0.0.0.0"):
         with socket.socket() as thief:
@@ -63,7 +63,7 @@ def test_nobody_takes_the_port_that_is_held(slurm):
     found.held.close()
 
 
-def test_an_earlier_attempts_port_is_not_believed(slurm):
+def test_an_earlier_attempts_port_is_ignored(slurm):
     nodes = Cluster("slurm", 0, ("a", "b"))
     first = rendezvous.meet(nodes, slurm, "127.0.0.1")
     first.held.close()
@@ -80,8 +80,8 @@ def test_ports_stay_below_the_ephemeral_range(slurm):
         found.held.close()
 
 
-def test_a_port_that_is_taken_is_passed_over(slurm):
-    """Whoever has it: another job that is still starting, or a program that listens."""
+def test_a_port_in_use_is_skipped(slurm):
+    """By another job that is still starting, or by a program that listens."""
     nodes = Cluster("slurm", 0, ("a", "b"))
     with socket.socket() as listens:
         listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -97,17 +97,17 @@ def test_a_port_that_is_taken_is_passed_over(slurm):
 
 
 @pytest.mark.parametrize("text", ["20000", "b-a", "9-8", "0-5", "1-70000", "-"])
-def test_ports_that_are_no_range_are_refused(slurm, text):
+def test_an_invalid_port_range_is_an_error(slurm, text):
     with pytest.raises(BadEnvironment, match="LOWEST-HIGHEST"):
         rendezvous._ports({"DEPLOYKIT_PORTS": text})
 
 
-def test_no_port_is_left():
+def test_no_free_port_is_an_error():
     with pytest.raises(BadEnvironment, match="DEPLOYKIT_PORTS"):
         rendezvous._reserve("127.0.0.1", [])
 
 
-def test_an_address_of_ip_6_stands_in_brackets():
+def test_an_ipv6_address_is_in_brackets():
     there = rendezvous.Rendezvous("fd00::1", 1, "x", 1, 2, "fd00::2", b"")
     assert "--rdzv-endpoint=[fd00::1]:1" in there.options()
 
@@ -121,7 +121,7 @@ def test_emulated_nodes_learn_the_port_of_the_first(tmp_path):
     first.held.close()
 
 
-def test_a_dead_attempts_port_is_not_believed(tmp_path):
+def test_a_dead_launchers_port_is_ignored(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
     nodes = Cluster("emulated", 1, ("127.0.0.1",) * 2)
     record = {"port": 1, "launch": "run.0", "pid": 2**22 + 1}
@@ -138,6 +138,6 @@ def test_emulated_nodes_need_a_folder():
         rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, "127.0.0.1")
 
 
-def test_an_address_that_is_not_this_nodes_is_a_sentence(slurm):
+def test_an_address_of_another_machine_is_an_error(slurm):
     with pytest.raises(BadEnvironment, match=r"no address 192\.0\.2\.1"):
         rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "192.0.2.1")

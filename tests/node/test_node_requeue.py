@@ -1,4 +1,4 @@
-"""Stopping with a checkpoint, and what a launcher can tell about its own job."""
+"""Stopping with a checkpoint, and what a launcher knows about its own job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_job_is_read_from_what_scontrol_shows():
         ("", None),
     ],
 )
-def test_the_step_daemon_says_why_it_ends_a_job(tmp_path, words, why):
+def test_the_step_daemons_line_names_the_cause(tmp_path, words, why):
     log = tmp_path / "logs" / "node-0.log"
     log.parent.mkdir()
     ended = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 09:49"
@@ -55,7 +55,7 @@ def test_the_step_daemon_says_why_it_ends_a_job(tmp_path, words, why):
     assert slurm_job.cause(tmp_path, 0, before) == why
 
 
-def test_the_batch_script_of_an_arrays_task_says_it_too(tmp_path, monkeypatch):
+def test_the_log_of_an_array_tasks_batch_script_names_the_cause_too(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
     for folder in ("logs", "tasks/7/logs"):
         (tmp_path / folder).mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_the_batch_script_of_an_arrays_task_says_it_too(tmp_path, monkeypatch):
     assert slurm_job.cause(tmp_path / "tasks/7", 0, {}) == "preemption"
 
 
-def test_the_first_who_knows_the_reason_has_the_last_word(tmp_path):
+def test_the_first_recorded_reason_is_kept(tmp_path):
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
     restarts.record(env, 1, "time_limit")
@@ -76,7 +76,7 @@ def test_the_first_who_knows_the_reason_has_the_last_word(tmp_path):
     assert [path.name for path in (tmp_path / "exit_records").iterdir()] == ["restart-1.json"]
 
 
-def test_only_a_whole_checkpoint_that_is_new_counts(tmp_path):
+def test_only_a_complete_new_checkpoint_counts(tmp_path):
     (tmp_path / "step-1.pt").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a").touch()
@@ -97,20 +97,20 @@ def test_only_a_whole_checkpoint_that_is_new_counts(tmp_path):
     assert checkpoints.snapshot("s3://bucket/x") == checkpoints.snapshot(f"{tmp_path}/no") == {}
 
 
-def test_a_beacon_is_seen_until_its_launcher_is_gone(tmp_path, monkeypatch):
+def test_a_node_is_lost_when_its_heartbeat_stops(tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "_PATIENCE", 0.5)
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
-    lights = [heartbeat.start(env, node, "127.0.0.1") for node in (0, 1)]
+    listeners = [heartbeat.start(env, node, "127.0.0.1") for node in (0, 1)]
     assert heartbeat.lost_nodes(env, 0) == []
-    lights[1].close()
+    listeners[1].close()
     assert heartbeat.lost_nodes(env, 0) == [1]
     assert (
         heartbeat.lost_nodes({**env, "SLURM_RESTART_COUNT": "1"}, 0) == []
     )  # none of this attempt's
     (tmp_path / "exit_records" / "node-1.json").write_text(json.dumps({"attempt": 0}))
     assert heartbeat.lost_nodes(env, 0) == []
-    lights[0].close()
+    listeners[0].close()
 
 
 TORCHRUN = ["torchrun", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=3", "--"]
@@ -152,8 +152,8 @@ def test_ranks_that_stop_with_75_are_neither_restarted_nor_cut_short(bundle, tmp
 
 
 @pytest.mark.torch
-def test_torchrun_hears_nothing_of_a_sigterm_to_every_process(bundle, tmp_path):
-    """As Slurm sends it, twice for a preemption; torchrun would leave its ranks alone then."""
+def test_torchrun_does_not_receive_a_sigterm_to_every_process(bundle, tmp_path):
+    """Slurm sends it twice for a preemption, and torchrun would then abandon its ranks."""
     bundle.write("stops.py", STOPS)
     started = bundle.start(*TORCHRUN, "stops.py", DEPLOYKIT_CHECKPOINT_DIR=tmp_path)
     started.wait_for("begun", 2)
@@ -178,7 +178,7 @@ def test_a_notice_waits_for_a_program_that_is_still_loading(bundle, tmp_path):
 
 
 @pytest.mark.torch
-def test_75_that_nobody_asked_for_is_told_as_such(bundle):
+def test_a_75_without_a_signal_is_reported(bundle):
     bundle.write("quits.py", "raise SystemExit(75)\n")
     done = bundle.run(*TORCHRUN, "quits.py")
     assert done.code == 75

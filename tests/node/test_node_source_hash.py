@@ -1,4 +1,4 @@
-"""launch.py hashes what was unpacked, and starts nothing where it is not what was planned."""
+"""launch.py hashes the unpacked source, and starts nothing if it is not the planned one."""
 
 from __future__ import annotations
 

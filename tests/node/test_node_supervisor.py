@@ -1,4 +1,4 @@
-"""launch.py as a node's launcher, with a real torchrun below it."""
+"""A node's launcher with a real torchrun below it: exit codes, signals, cleanup."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_the_code_of_the_rank_that_failed_first_is_reported(bundle):
     assert bundle.end("rank-0")["stopped"]
 
 
-def test_a_trainer_killed_by_kill_9_is_137(bundle):
+def test_a_trainer_killed_by_sigkill_is_137(bundle):
     bundle.write("sleeper.py", SLEEPER)
     started = bundle.start(*torchrun(), "sleeper.py")
     started.wait_for(" pid ", 2)
@@ -186,9 +186,9 @@ def test_sigterm_lets_trainers_finish_with_0(bundle):
     assert done.said["node 0"] == ["SIGTERM received and passed to 2 ranks"]
 
 
-def test_sigterm_ends_trainers_that_do_not_listen(bundle):
+def test_sigterm_ends_trainers_without_a_handler(bundle):
     bundle.write("sleeper.py", SLEEPER)
-    # who waited for the grace would be late for `finish`
+    # the grace is longer than `finish` waits
     started = bundle.start(*torchrun(restarts=3), "sleeper.py", DEPLOYKIT_GRACE="900")
     started.wait_for(" pid ", 2)
     started.process.terminate()
@@ -198,7 +198,7 @@ def test_sigterm_ends_trainers_that_do_not_listen(bundle):
     assert "after it was told to stop" in bundle.end("node-0")["reason"]
 
 
-def test_what_is_left_after_the_grace_is_killed(bundle):
+def test_ranks_that_outlast_the_grace_are_killed(bundle):
     bundle.write(
         "deaf.py",
         """\
@@ -219,7 +219,7 @@ def test_what_is_left_after_the_grace_is_killed(bundle):
     assert all(gone(pid) for pid in pids(done, 2))
 
 
-def test_a_notice_reaches_those_who_listen_and_harms_nobody(bundle):
+def test_a_notice_reaches_trainers_with_a_handler_and_kills_none(bundle):
     bundle.write("sleeper.py", SLEEPER)
     started = bundle.start(*torchrun(processes=1), "sleeper.py", "SIGUSR2", "SIGTERM")
     started.wait_for(" pid ")
@@ -233,7 +233,7 @@ def test_a_notice_reaches_those_who_listen_and_harms_nobody(bundle):
     assert done.said["rank 0"][1:] == ["handler SIGUSR2", "handler SIGTERM", "saved"]
 
 
-def test_nothing_survives_a_launcher_killed_by_kill_9(bundle):
+def test_no_process_survives_a_killed_launcher(bundle):
     bundle.write("sleeper.py", SLEEPER)
     started = bundle.start(*torchrun(), "sleeper.py")
     started.wait_for(" pid ", 2)
@@ -241,7 +241,7 @@ def test_nothing_survives_a_launcher_killed_by_kill_9(bundle):
     assert all(gone(pid) for pid in pids(started, 2))
 
 
-def test_nothing_survives_a_torchrun_killed_by_kill_9(bundle):
+def test_no_process_survives_a_killed_torchrun(bundle):
     bundle.write("sleeper.py", SLEEPER)
     started = bundle.start(*torchrun(), "sleeper.py", "SIGTERM", "SIGUSR2")
     started.wait_for(" pid ", 2)
@@ -274,7 +274,7 @@ def test_nohup_is_respected(bundle):
     assert done.said["node 0"] == ["SIGTERM received and passed to 1 rank"]
 
 
-def test_torchrun_restarts_a_failed_rank_and_says_so(bundle):
+def test_torchrun_restarts_a_failed_rank_and_counts_it(bundle):
     bundle.write(
         "once.py",
         """\

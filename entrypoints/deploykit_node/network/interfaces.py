@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploykit_node.network.addresses import is_loopback
+
 NCCL = "NCCL_SOCKET_IFNAME"
 """Names of interfaces, ``=`` before exact ones: NCCL takes prefixes too, and ``^`` excludes."""
 GLOO = "GLOO_SOCKET_IFNAME"
@@ -106,7 +108,7 @@ def loopback(env: Mapping[str, str]) -> dict[str, str]:
 
 def interface_of(address: str) -> str | None:
     """The interface that has `address`; None if none has it."""
-    if address.startswith("127.") or address == "::1":
+    if is_loopback(address):
         return "lo" if "lo" in _names() else None
     return (_interfaces_v6() if ":" in address else _interfaces_v4()).get(address)
 
@@ -143,7 +145,7 @@ def _problem(route: Route | None) -> str | None:
     name = route.interface
     if name is None:
         return f"no interface has {route.source}, this node's address towards {route.peer}"
-    if name == "lo" and not _is_loopback(route.peer):
+    if name == "lo" and not is_loopback(route.peer):
         return f"the route to {route.peer} starts at loopback"
     if name.startswith(_VIRTUAL):
         return f"the route to {route.peer} leads to {name}, a bridge inside this machine"
@@ -166,10 +168,6 @@ def _address_of_host_name() -> str | None:
     except OSError:
         return None
     return str(entries[0][4][0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def _shown(variables: Mapping[str, str]) -> str:

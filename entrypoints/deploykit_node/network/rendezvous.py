@@ -111,7 +111,7 @@ def _ports(env: Environ) -> list[int]:
 def _reserve(address: str, ports: Iterable[int]) -> socket.socket:
     """Bind the first free port of `address`; torchrun inherits the socket.
 
-    Without SO_REUSEADDR no other process can bind it, whoever its user is (socket(7) of Linux).
+    Without SO_REUSEADDR no other process of any user can bind it (socket(7) of Linux).
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:

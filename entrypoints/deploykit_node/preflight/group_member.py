@@ -23,9 +23,8 @@ from torch import distributed
 from torch.distributed import TCPStore
 
 from deploykit_node.network.elastic import listening_store
+from deploykit_node.preflight.messages import MARK
 
-MARK = "preflight "
-"""What a line for the parent begins with."""
 _COUNT = 1 << 18
 
 

@@ -19,6 +19,8 @@ Record = dict[str, Any]
 Check = Callable[[Any], bool]
 """Whether a value has an expected shape."""
 
+MARK = "preflight "
+"""Start of a line that a rank of the process group prints for its parent."""
 REQUEST = "request"
 """The purpose of a request, as `Seal` signs it."""
 LONGEST = 1 << 20

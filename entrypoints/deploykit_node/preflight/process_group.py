@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploykit_node import signals
-from deploykit_node.preflight.messages import Record
+from deploykit_node.preflight.messages import MARK, Record
 
 _LAUNCH = Path(__file__).resolve().parents[2] / "launch.py"
-_MARK = "preflight "
 _LAUNCHERS = ("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 _LAST = 3
 """Lines of a rank's output that are kept for the report."""
@@ -99,8 +98,8 @@ class Ranks:
             if not line:
                 await process.wait()
                 return None
-            if line.startswith(_MARK):
-                record: Record = json.loads(line.removeprefix(_MARK))
+            if line.startswith(MARK):
+                record: Record = json.loads(line.removeprefix(MARK))
                 return record
             self._output[at].append(line.strip())
         return None

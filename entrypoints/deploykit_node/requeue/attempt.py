@@ -72,7 +72,7 @@ class Attempt:
         path = self._records / "attempt.json"
         self._complete_restart_records((records.read(path) or {}).get("logs", {}))
         record: AttemptRecord = {"attempt": self._number, "logs": self._logs}
-        records.write(path, dict(record))
+        records.write(path, record)
         if not self._number:
             return None
         counted = restarts.counts(self._env, self._number)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -35,7 +34,7 @@ def start(env: Environ, node: int, address: str) -> socket.socket | None:
         "port": listener.getsockname()[1],
         "attempt": exit_records.attempt(env),
     }
-    records.write(folder / f"heartbeat-{node}.json", cast(Mapping[str, object], record))
+    records.write(folder / f"heartbeat-{node}.json", record)
     return listener
 
 
