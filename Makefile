@@ -25,6 +25,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 -p deploykit_node
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/shell_lint.py
 

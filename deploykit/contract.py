@@ -1,6 +1,6 @@
 """What every plan tells the nodes, the same on every backend.
 
-The other side of this contract is ``entrypoints/launch.py``; the reference is
+The other side of this contract is ``entrypoints/deploykit_node``; the reference is
 ``docs/reference/node.md``.
 """
 
@@ -21,40 +21,11 @@ LAUNCH = f"{FOLDER}/launch.py"
 FILES = f"{FOLDER}/files.json"
 """List of what else is in a bundle, which lets a node hash what it has unpacked."""
 
-FOLDERS = ("logs", "output", "checkpoints", "ends")
+FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Folders of a run, where its nodes see them."""
 
-NODE_PLANE = (
-    "launch.py",
-    "local_nodes.py",
-    "agent.py",
-    "beacon.py",
-    "checkpoints.py",
-    "cluster.py",
-    "command.py",
-    "elastic.py",
-    "ends.py",
-    "network.py",
-    "preflight.py",
-    "preflight_group.py",
-    "preflight_messages.py",
-    "preflight_node.py",
-    "preflight_pairs.py",
-    "preflight_ranks.py",
-    "preflight_report.py",
-    "preflight_words.py",
-    "private.py",
-    "rendezvous.py",
-    "restarts.py",
-    "secret_refs.py",
-    "settings.py",
-    "signals.py",
-    "slurm_job.py",
-    "source_hash.py",
-    "survival.py",
-    "worker.py",
-)
-"""Files of ``entrypoints/`` that travel in every bundle."""
+NODE_PLANE = ("launch.py", "deploykit_node")
+"""The file and the package of ``entrypoints/`` that travel in every bundle."""
 
 PREFLIGHT = 30
 """Seconds that the test of the network before the trainer may take."""
@@ -69,9 +40,13 @@ _YOURS = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 
 def node_plane() -> dict[str, bytes]:
-    """The node plane's files, by their path inside the bundle."""
+    """The content of the node plane's files, by their path inside the bundle, sorted."""
     here = paths.shipped("entrypoints")
-    return {f"{FOLDER}/{name}": (here / name).read_bytes() for name in NODE_PLANE}
+    launch, package = NODE_PLANE
+    files = [here / launch, *(here / package).rglob("*.py")]
+    return {
+        f"{FOLDER}/{path.relative_to(here).as_posix()}": path.read_bytes() for path in sorted(files)
+    }
 
 
 def environment(  # noqa: PLR0913 - one keyword for each place of the contract

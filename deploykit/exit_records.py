@@ -1,4 +1,4 @@
-"""How a run ended, as the launcher of each node wrote it down (``ends/node-<N>.json``)."""
+"""How a run ended, as the launcher of each node wrote it down (``exit_records/node-<N>.json``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class End:
 
 def read(folder: Path) -> list[End]:
     """The ends of all nodes that have ended, failures first, then by time."""
-    found = [_end(_record(path)) for path in folder.glob("ends/node-*.json")]
+    found = [_end(_record(path)) for path in folder.glob("exit_records/node-*.json")]
     known = [end for end in found if end is not None]  # whoever asks falls back on the scheduler
     return sorted(known, key=lambda end: (end.exit_code == 0, end.finished))
 
@@ -40,7 +40,7 @@ def read(folder: Path) -> list[End]:
 def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
     """The reasons of the job's restarts, as far as they are known; with `upto`, of the first."""
     found: dict[int, str] = {}
-    for path in folder.glob("ends/restart-*.json"):
+    for path in folder.glob("exit_records/restart-*.json"):
         number, why = whole(path.stem.rpartition("-")[2]), _record(path).get("why")
         if number is not None and isinstance(why, str):
             found[number] = why
@@ -49,7 +49,7 @@ def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
 
 def attempt(folder: Path) -> int | None:
     """The number of the attempt that has begun last, from 0; None before the first."""
-    number = _record(folder / "ends" / "attempt.json").get("attempt")
+    number = _record(folder / "exit_records" / "attempt.json").get("attempt")
     return number if isinstance(number, int) else None
 
 

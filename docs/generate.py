@@ -14,7 +14,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import sagemaker_oracle
 import words
@@ -29,12 +30,16 @@ from deploykit.model import JobSpec, State
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
+JSON_TYPES = {
+    bool: "true or false",
+    int: "whole number",
+    str: "text",
+    type(None): "null",
+    dict[str, int]: "object",
+}
 
 sys.path.insert(0, str(HERE.parent / "entrypoints"))
-import agent  # noqa: E402 - the node plane is no package
-import cluster  # noqa: E402
-import ends  # noqa: E402
-import settings  # noqa: E402
+from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -275,8 +280,8 @@ def node() -> str:
             for variables in cluster.NODES.values()
             if variables
         ),
-        grace=f"{agent.GRACE:g}",
-        stopped=ends.STOPPED,
+        grace=f"{supervisor.GRACE:g}",
+        stopped=exit_records.STOPPED,
         argument=request.ARGUMENT,
     )
     return page(
@@ -288,21 +293,42 @@ def node() -> str:
         words.SETTINGS,
         table(["variable", "value", "", "where"], set_for_nccl()),
         words.RUN_FOLDER,
+        words.EXIT_RECORDS,
+        table(["file", "", "fields"], exit_record_files()),
+        table(["field", "type", ""], exit_record_fields()),
     )
+
+
+def exit_record_files() -> Iterator[list[str]]:
+    """The files of `exit_records/`, each with its fields."""
+    for name, kind in records.SCHEMA.items():
+        yield [f"`{name}`", words.EXIT_RECORD_FILES[name], names(kind.__annotations__)]
+
+
+def exit_record_fields() -> Iterator[list[str]]:
+    """The fields of all records by name, each with its types in JSON."""
+    types: dict[str, set[str]] = {}
+    for kind in records.SCHEMA.values():
+        for name, annotation in get_type_hints(kind).items():
+            members = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+            types.setdefault(name, set()).update(JSON_TYPES[member] for member in members)
+    for name, kinds in sorted(types.items()):
+        either = " or ".join(sorted(kinds, reverse=True))
+        yield [f"`{name}`", either, words.EXIT_RECORD_FIELDS[name]]
 
 
 def set_for_nccl() -> Iterator[list[str]]:
     """The settings of a node, by what makes them due."""
-    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", settings.VARIABLE: "1"}
-    here = settings.Machine(gpus=True, efa=False, torch=(2, 9))
+    gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", nccl_env.VARIABLE: "1"}
+    here = nccl_env.Machine(gpus=True, efa=False, torch=(2, 9))
     places = {
         "there are GPUs": (here, gpus),
-        "there is EFA": (settings.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
+        "there is EFA": (nccl_env.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
         "`debug`": (here, debug),
     }
     seen = set()
     for where, (machine, env) in places.items():
-        for setting in settings.choose(machine, env, {}):
+        for setting in nccl_env.choose(machine, env, {}):
             if setting not in seen:
                 yield [f"`{setting.name}`", f"`{setting.value}`", setting.why, where]
             seen.add(setting)

@@ -137,39 +137,40 @@ Every backend runs the same file on every node, in the unpacked source folder:
 
     PYTHON .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 -- train.py
 
-On this machine `local_nodes.py` starts it, once for each node, and keeps the time limit. What is in
-`.deploykit/` travels in every bundle: {files}. It needs Python 3.10 or later and, until the trainer
-starts, nothing but the standard library (boto3 for secrets of AWS).
+The local backend starts one such launcher per node with `launch.py --emulated-nodes`, which also
+keeps the time limit. {files} travel in `.deploykit/` of every bundle. They need Python 3.10 or
+later and, until the trainer starts, nothing but the standard library (boto3 for secrets of AWS).
+They are not on the trainer's `sys.path`.
 
 `launch.py`
 
-1. finds out which node this is, from {launchers}, or that it is alone;
-2. on several nodes finds the interface that leads to another node of the job, and says in the log
-   which and why; on one node chooses loopback;
+1. finds out which node this is, from {launchers}, or that it is the only one;
+2. on several nodes finds the interface that leads to another node of the job, and logs its choice
+   with the reason; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
 4. starts torchrun with a [rendezvous of its own](../guides/network.md#who-else-can-come), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
-6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks, and keeps them from
-   torchrun. After the first three the ranks have {grace} seconds to end by themselves, on Slurm as
-   long as Slurm lets them; then they are ended by force;
-7. on Slurm, sees to another attempt where one is [due](../guides/slurm.md#a-job-that-survives);
-8. writes down how the node ended, and ends with the exit code of the rank that failed first.
+6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, and keeps them from torchrun.
+   After one of the first three the ranks have {grace} seconds to end by themselves, on Slurm as
+   long as Slurm lets them; then they are killed;
+7. on Slurm, requests another attempt if one is [due](../guides/slurm.md#a-job-that-survives);
+8. writes an [exit record](#exit-records), and exits with the code of the rank that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
 them. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
 one JSON list.
 
-## Stopping, and going on
+## Stopping and resuming
 
-SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or the node goes to somebody
-else. One that saves a checkpoint into `DEPLOYKIT_CHECKPOINT_DIR` then and can go on from it ends,
-on every rank, with exit code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). Nobody takes
-that for a failure: torchrun neither starts the rank again nor stops the others, which may still be
-saving. Where nothing starts the job again, the run ends with {stopped} too, and says how to go on.
+SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or another job gets the node. A
+trainer that then saves a checkpoint into `DEPLOYKIT_CHECKPOINT_DIR` and can resume from it exits,
+on every rank, with code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). That code is no
+failure: torchrun neither restarts the rank nor stops the others, which may still be saving. If
+nothing restarts the job, the run ends with {stopped} too, and its reason says how to resume.
 
-A trainer that ends with 0 after such a signal is finished, and one that ends otherwise has failed.
+A trainer that exits with 0 after such a signal is finished; any other code is a failure.
 
 ## Variables of the trainer
 """
@@ -179,64 +180,61 @@ VARIABLES = {
     "LOCAL_RANK": "number of this process on its node, from 0; the GPU to use",
     "WORLD_SIZE": "processes in the whole job",
     "LOCAL_WORLD_SIZE": "processes on this node",
-    "MASTER_ADDR": "where the ranks meet; `torch.distributed.init_process_group()` reads it",
-    "MASTER_PORT": "the port there",
+    "MASTER_ADDR": "address of rank 0; `torch.distributed.init_process_group()` reads it",
+    "MASTER_PORT": "port of rank 0",
     "DEPLOYKIT_BACKEND": "`local`, `slurm` or `sagemaker`",
     "DEPLOYKIT_RUN": "the run id",
-    "DEPLOYKIT_RUN_DIR": "the run's folder; not on SageMaker",
+    "DEPLOYKIT_RUN_DIR": "the run folder; not on SageMaker",
     "DEPLOYKIT_OUTPUT_DIR": "folder for results; made before the trainer starts",
     "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; made before the trainer starts",
     "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
-    "DEPLOYKIT_RESTART_COUNT": "how often the job was started again, by Slurm or by torchrun; "
-    "0 at first",
+    "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun",
 }
 
 NODE_REST = """\
-The variables of `env` are there too, secrets with their values. Where nothing else is chosen,
+The variables of `env` are set too, secrets with their values. Unless you choose otherwise,
 `OMP_NUM_THREADS` is 1 and `PYTHONUNBUFFERED` is 1. On several nodes `NCCL_SOCKET_IFNAME` and
-`GLOO_SOCKET_IFNAME` are set to the interface found, unless you chose them in `env`. On SageMaker
-the launcher above would overwrite what you chose for NCCL, libfabric, Gloo and `OMP_NUM_THREADS`;
-it is put back before the trainer starts.
+`GLOO_SOCKET_IFNAME` name the chosen interface, unless you set them in `env`. SageMaker's launcher
+overwrites what you chose for NCCL, libfabric, Gloo and `OMP_NUM_THREADS`; `launch.py` restores it
+before the trainer starts.
 
 ## Variables of the launcher
 
 Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` and `DEPLOYKIT_PORTS` can be set
-in `env`: torchrun's variables above, and other names that begin with `DEPLOYKIT_`, are refused
-there.
+in `env`, which rejects torchrun's variables above and other names that begin with `DEPLOYKIT_`.
 """
 
 INTERNAL = {
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
-    "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the source that was planned, which `launch.py` "
-    "computes once more over the bundle's files; removed after that",
-    "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to put back last; removed after that",
-    "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
+    "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the planned source, which `launch.py` compares "
+    "with that of the bundle's files; removed after that",
+    "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to restore last; removed after that",
+    "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
-    "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
-    "DEPLOYKIT_ROUND": "how often torchrun has started the ranks again, alike on all nodes; the "
+    "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
+    "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
-    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; for a signal of "
-    "Slurm's, until Slurm ends them",
+    "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; no limit for a signal "
+    "from Slurm, which kills them itself",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
     "any free one from 10000 to 29999",
-    "DEPLOYKIT_PREFLIGHT": "seconds for the test of the network before the trainer; no test where "
-    "it is not set",
-    "DEPLOYKIT_DEBUG": "1 where NCCL and PyTorch are to say what they do",
+    "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
+    "DEPLOYKIT_DEBUG": "1 for debugging output of NCCL and PyTorch",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
-    "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be started again, by reason",
+    "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be restarted, by reason",
 }
 
 SETTINGS = """\
 ## Variables for NCCL and PyTorch
 
-`launch.py` sets few, each for a reason that the log of node 0 repeats. What is set already, by
-`env` or by the machine, stays. `RUN` is the run's folder, on SageMaker the output's. Before
-PyTorch 2.9 the flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
+`launch.py` sets a few, and logs the reason for each on node 0. Values that `env` or the machine set
+already are kept. `RUN` is the run folder, on SageMaker the output folder. Before PyTorch 2.9 the
+flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, and are set by those names.
 """
 
 RUN_FOLDER = """\
-## The run's folder
+## The run folder
 
 On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DIR` holds it.
 
@@ -245,28 +243,62 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `plan.sh` | what was sent (`plan.json` for SageMaker) |
 | `source/` | the unpacked source, the working folder of the trainer |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
-| `logs/node-N.log` | what node N printed |
-| `output/`, `checkpoints/` | results and checkpoints, unless the job file names other places |
-| `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
-| `ends/restart-N.json` | on Slurm: why restart N happened |
-| `debug/` | what NCCL and PyTorch wrote of themselves, a file for each process |
+| `logs/node-N.log` | the output of node N |
+| `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
+| `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |
+| `debug/` | debugging output of NCCL and PyTorch, one file per process |
 | `rendezvous.json` | where the nodes meet, and the key of this attempt |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
 
-Whatever your umask, nobody else reads or changes it, here or on a login node:
+Whatever your umask, no other user can read or change it, here or on a login node:
 
 | | mode |
 |---|---|
 | the state folder, and each folder in it that deploykit makes | `0700` |
 | the list of runs, bundles, scripts, logs, exit records, pickled functions | `0600` |
-| `source/`: files that you may start, all others | `0700`, `0600` |
-| what your program, Python and Slurm's own functions write in there | as your umask has it |
+| `source/`: executable files, all others | `0700`, `0600` |
+| what your program, Python and Slurm's own functions write there | by your umask |
 
-A state folder that was open to others is narrowed, and a warning says so; one that belongs to
-another user is refused. Places that the job file names (`output`, `checkpoints`) are yours: what is
-made there is as wide as the folder around it and your umask allow.
+deploykit closes a state folder that was open to other users, with a warning, and refuses one that
+belongs to another user. Locations that the job file names (`output`, `checkpoints`) are yours: what
+is made there has the permissions of the surrounding folder and your umask.
 """
+
+EXIT_RECORDS = """\
+## Exit records
+
+The launchers leave JSON files of one line in `exit_records/`. `deploykit status` and `wait` read
+them, so they know how a run ended even if the scheduler has no accounting. A restart deletes the
+records of nodes and ranks. `decision-N` is no record: the node that creates it decides what follows
+attempt N.
+"""
+
+EXIT_RECORD_FILES = {
+    "node-N.json": "how the launcher of node N ended",
+    "rank-N.json": "how the program of rank N ended",
+    "restart-N.json": "on Slurm: why restart N happened",
+    "attempt.json": "on Slurm: the attempt that began last",
+    "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
+    "launcher lives",
+}
+
+EXIT_RECORD_FIELDS = {
+    "attempt": "restarts of the job before this attempt",
+    "exit_code": "exit code, 128 + the signal for a process that a signal killed",
+    "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
+    "host": "address of the node",
+    "local_world_size": "ranks of the node",
+    "logs": "size of each log when the attempt began, in bytes",
+    "port": "TCP port",
+    "rank": "number of the rank; for a node, the rank that failed first",
+    "reason": "one sentence of why",
+    "restart": "number of the restart, from 1",
+    "stopped": "whether the rank had received a signal to stop",
+    "time": "when, in UTC",
+    "why": "`time_limit`, `preemption`, `node_failure`, `error` or `request`",
+    "world_size": "ranks of the job",
+}
 
 ORACLE = """\
 Some settings do not do what they say: the SageMaker SDK accepts a misspelt distribution, and the

@@ -109,9 +109,10 @@ def test_unpacks_what_was_packed(tmp_path):
     assert (tmp_path / "out/deep/er/x").read_text() == "y"
     assert (tmp_path / "out/empty").read_text() == ""
     assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"
-    assert {contract.FILES, *(f"{contract.FOLDER}/{name}" for name in contract.NODE_PLANE)} == {
+    assert {contract.FILES, *contract.node_plane()} == {
         path.relative_to(tmp_path / "out").as_posix()
-        for path in (tmp_path / "out" / contract.FOLDER).iterdir()
+        for path in (tmp_path / "out" / contract.FOLDER).rglob("*")
+        if path.is_file()
     }
 
 

@@ -75,7 +75,7 @@ def test_the_states_are_explained(generator):
 
 
 def test_the_variables_on_the_node_are_those_of_the_code(generator):
-    files = [ROOT / "entrypoints" / name for name in contract.NODE_PLANE]
+    files = [ROOT / name.replace(contract.FOLDER, "entrypoints") for name in contract.node_plane()]
     files += [ROOT / "deploykit/contract.py", ROOT / "deploykit/backends/sagemaker/request.py"]
     code = "".join(
         path.read_text(encoding="utf-8") for path in [*files, *ROOT.glob("templates/*.j2")]

@@ -61,9 +61,9 @@ def test_answers_of_another_shape(project, capsys, name):
 
 @pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])
 def test_exit_records_that_are_none(tmp_path, text):
-    (tmp_path / "ends").mkdir()
+    (tmp_path / "exit_records").mkdir()
     for name in ("node-0", "restart-1", "attempt"):
-        (tmp_path / "ends" / f"{name}.json").write_text(text)
+        (tmp_path / "exit_records" / f"{name}.json").write_text(text)
     assert (
         exit_records.read(tmp_path),
         exit_records.restarts(tmp_path),
@@ -73,10 +73,10 @@ def test_exit_records_that_are_none(tmp_path, text):
 
 def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
     folder = tmp_path / "run"
-    (folder / "ends").mkdir(parents=True)
+    (folder / "exit_records").mkdir(parents=True)
     (folder / "logs").mkdir()
     (folder / "logs/job.log").touch()
-    (folder / "ends/node-0.json").write_text(DEEP)
+    (folder / "exit_records/node-0.json").write_text(DEEP)
     here = os.uname().nodename
     runs.add(runs.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one"))
     runs.update("one", Status(State.RUNNING))

@@ -234,7 +234,7 @@ def _same_environment(plan, environ):
 def _local(bench, plan):
     words, environ = _run_script(bench, plan, "sh")
     assert words[-len(contract.command(plan.job)) :] == contract.command(plan.job)
-    assert words[0] == f"{contract.FOLDER}/local_nodes.py"
+    assert words[:2] == [contract.LAUNCH, "--emulated-nodes"]
     _same_environment(plan, environ)
 
 

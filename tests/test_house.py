@@ -45,19 +45,22 @@ def test_most_functions_are_short():
 
 
 def test_the_node_plane_is_complete_and_stands_alone():
-    """Its files import each other and the standard library, and nothing is left out."""
-    names = {name.removesuffix(".py") for name in contract.NODE_PLANE}
-    for name in contract.NODE_PLANE:
-        tree = ast.parse((ROOT / "entrypoints" / name).read_text(), feature_version=(3, 10))
+    """Its files import each other, the standard library, torch and boto3; none is left out."""
+    files = contract.node_plane()
+    package = ROOT / "entrypoints" / "deploykit_node"
+    assert len(files) == 1 + len(list(package.rglob("*.py")))
+    for name, content in files.items():
+        tree = ast.parse(content, feature_version=(3, 10))
         for node in ast.walk(tree):
-            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            found += [node.module] if isinstance(node, ast.ImportFrom) else []
-            for module in found:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
                 top = module.split(".")[0]
-                assert top in names | sys.stdlib_module_names | {"boto3", "botocore", "torch"}, (
-                    name,
-                    module,
-                )
+                others = {"deploykit_node", "boto3", "botocore", "torch"}
+                assert top in sys.stdlib_module_names | others, (name, module)
+                if top == "deploykit_node":
+                    path = f"{contract.FOLDER}/{module.replace('.', '/')}"
+                    assert {f"{path}.py", f"{path}/__init__.py"} & set(files), (name, module)
 
 
 def test_only_one_module_prints():

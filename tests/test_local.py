@@ -86,14 +86,14 @@ def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
 
 EARLY = """
 import os, signal, sys
-import local_nodes
-start = local_nodes._Nodes._start
+from deploykit_node import emulated_nodes
+start = emulated_nodes._Nodes._start
 def told(*words):
     process = start(*words)
     os.kill(os.getpid(), signal.SIGTERM)
     return process
-local_nodes._Nodes._start = told
-sys.exit(local_nodes.main(sys.argv[1:]))
+emulated_nodes._Nodes._start = told
+sys.exit(emulated_nodes.main(sys.argv[1:]))
 """
 
 

@@ -268,7 +268,7 @@ def test_the_commands_of_infra_hold_names(value, tmp_path):
 
 @nasty
 def test_the_file_of_a_secret_is_one_word(value, tmp_path, monkeypatch):
-    import secret_refs
+    from deploykit_node import secret_refs
 
     if not value or "/" in value or value == "~":
         return

@@ -30,7 +30,6 @@ PROGRAMS = ("sh",)
 MODULES = ("torch",)
 PREFLIGHT = contract.PREFLIGHT
 
-_SUPERVISE = f"{contract.FOLDER}/local_nodes.py"
 _START = 10
 """Seconds in which a started shell must claim its run."""
 
@@ -72,7 +71,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         environment=contract.in_folder(job, "local", run, folder),
         nodes=job.resources.nodes,
         python=options.python or sys.executable,
-        supervise=_SUPERVISE,
+        launch=contract.LAUNCH,
         command=contract.command(job),
         seconds=_seconds(job),
     )
@@ -162,7 +161,7 @@ def examine(
 
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
-    if handle.target != os.uname().nodename and not (folder / "ends").exists():
+    if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
         return Status(
             State.UNKNOWN, "", f"it was started on {handle.target}; run this command there"
         )

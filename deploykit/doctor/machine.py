@@ -31,12 +31,12 @@ _PATIENCE = 120
 _CHILD = """
 import json, socket, sys
 sys.path.insert(0, sys.argv[1])
-import network
+from deploykit_node.network import interfaces
 try:
     own = socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
 except OSError:
     own = ""
-up = [name for _, name in socket.if_nameindex() if network.is_up(name)]
+up = [name for _, name in socket.if_nameindex() if interfaces.is_up(name)]
 told = {"up": up, "own_address": own, "torch": "", "cuda": "", "sees": 0, "trouble": ""}
 try:
     import torch

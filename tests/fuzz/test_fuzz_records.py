@@ -12,26 +12,27 @@ from pathlib import Path
 import pytest
 from foreign import anything, files, given, made, odd, outcome
 
-import ends as node_ends
-import restarts
 from deploykit import commands, exit_records, paths, runs
 from deploykit.diagnosis import dumps, flight, plain_pickle
 from deploykit.diagnosis.dumps import NotADump
 from deploykit.errors import BackendUnavailable, NotFound
 from deploykit.model import Status
+from deploykit_node import exit_records as node_records
+from deploykit_node import log
+from deploykit_node.requeue import restarts
 from trainer import metrics
 
-NODE = {"exit_code": 1, "reason": "rank 0", "rank": 0, "finished": node_ends.now(), "attempt": 0}
+NODE = {"exit_code": 1, "reason": "rank 0", "rank": 0, "finished": log.now(), "attempt": 0}
 RANK = {
     "rank": 0,
     "local_world_size": 1,
     "world_size": 2,
     "exit_code": 75,
     "stopped": True,
-    "finished": node_ends.now(),
+    "finished": log.now(),
     "attempt": 0,
 }
-RESTART = {"restart": 1, "why": "preemption", "time": node_ends.now()}
+RESTART = {"restart": 1, "why": "preemption", "time": log.now()}
 RECORD = {
     "record_id": 0,
     "collective_seq_id": 1,
@@ -53,12 +54,12 @@ DUMP = {"version": "2.10", "entries": [RECORD, RECORD], "pg_config": GROUPS}
 @given(node=files(NODE), other=files(NODE), restart=files(RESTART), attempt=files({"attempt": 1}))
 def test_an_exit_record_is_read_or_left(tmp_path_factory, node, other, restart, attempt):
     folder = tmp_path_factory.mktemp("run")
-    (folder / "ends").mkdir()
-    (folder / "ends/node-0.json").write_bytes(node)
-    (folder / "ends/node-x.json").write_bytes(other)
-    (folder / "ends/restart-1.json").write_bytes(restart)
-    (folder / "ends/restart-\u0663.json").write_bytes(restart)
-    (folder / "ends/attempt.json").write_bytes(attempt)
+    (folder / "exit_records").mkdir()
+    (folder / "exit_records/node-0.json").write_bytes(node)
+    (folder / "exit_records/node-x.json").write_bytes(other)
+    (folder / "exit_records/restart-1.json").write_bytes(restart)
+    (folder / "exit_records/restart-\u0663.json").write_bytes(restart)
+    (folder / "exit_records/attempt.json").write_bytes(attempt)
     for end in exit_records.read(folder):
         assert 0 <= end.exit_code <= 255
         assert (type(end.reason), type(end.rank) in {int, bool, type(None)}) == (str, True)
@@ -69,7 +70,7 @@ def test_an_exit_record_is_read_or_left(tmp_path_factory, node, other, restart, 
 @given(one=files(RANK), node=files(NODE), pid=files({"pid": 7}), restart=files(RESTART))
 def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node, pid, restart):
     run = tmp_path_factory.mktemp("run")
-    folder = run / "ends"
+    folder = run / "exit_records"
     folder.mkdir()
     for name in ("rank-0.json", "rank-x.json", "rank-9.json"):
         (folder / name).write_bytes(one)
@@ -77,14 +78,14 @@ def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node,
     (folder / "rank-1.pid").write_bytes(pid)
     (folder / "restart-1.json").write_bytes(restart)
     env = {"DEPLOYKIT_RUN_DIR": str(run)}
-    assert all(pid > 1 for pid in node_ends.living(folder).values())
-    for end in node_ends.failures(folder, 0):
-        assert "rank" in node_ends.sentence(end)
-    node_ends.all_well(folder)
-    node_ends.all_everywhere(env)
-    node_ends.first_stopped(folder)
-    assert set(node_ends.nodes(env)) <= {0}
-    assert restarts.words(restarts.counts(env, 1))
+    assert all(pid > 1 for pid in node_records.living(folder).values())
+    for end in node_records.failures(folder, 0):
+        assert "rank" in node_records.sentence(end)
+    node_records.all_ended_well(folder)
+    node_records.all_ended_well_everywhere(env)
+    node_records.first_stopped(folder)
+    assert set(node_records.nodes(env)) <= {0}
+    assert restarts.describe(restarts.counts(env, 1))
 
 
 @pytest.mark.parametrize(
@@ -101,13 +102,15 @@ def test_an_exit_record_is_read_or_left_on_the_node(tmp_path_factory, one, node,
 )
 def test_one_odd_record_does_not_hide_the_others(tmp_path, change):
     """Before, an infinite exit code or a time without a zone ended `status` with exit code 70."""
-    (tmp_path / "ends").mkdir()
+    (tmp_path / "exit_records").mkdir()
     for name, record in ((0, NODE), (1, {**NODE, **change})):
-        (tmp_path / f"ends/node-{name}.json").write_text(json.dumps(record))
+        (tmp_path / f"exit_records/node-{name}.json").write_text(json.dumps(record))
     assert any(end.reason == "rank 0" and end.exit_code == 1 for end in exit_records.read(tmp_path))
-    (tmp_path / "ends/rank-0.json").write_text(json.dumps({**RANK, "exit_code": 1}))
-    (tmp_path / "ends/rank-1.json").write_text(json.dumps({**RANK, **change, "finished": 7}))
-    assert [end["rank"] for end in node_ends.failures(tmp_path / "ends", 0)] == [0]
+    (tmp_path / "exit_records/rank-0.json").write_text(json.dumps({**RANK, "exit_code": 1}))
+    (tmp_path / "exit_records/rank-1.json").write_text(
+        json.dumps({**RANK, **change, "finished": 7})
+    )
+    assert [end["rank"] for end in node_records.failures(tmp_path / "exit_records", 0)] == [0]
 
 
 ROW = dict.fromkeys(

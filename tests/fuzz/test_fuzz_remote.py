@@ -17,8 +17,8 @@ from deploykit.model import Handle
 REMOTE = RemoteFolder("login", "/remote/runs/one-1")
 ENDS = (
     "\t/remote/runs/one-1\n"
-    'ends/node-0.json:{"exit_code": 0, "reason": "", "rank": null}\n'
-    'tasks/3/ends/node-1.json:{"exit_code": 1}\n'
+    'exit_records/node-0.json:{"exit_code": 0, "reason": "", "rank": null}\n'
+    'tasks/3/exit_records/node-1.json:{"exit_code": 1}\n'
     "claim:77\n"
 )
 LOGS = "logs/node-0.log 6\nhello\ntasks/12/logs/node-1.log 3\nab\n"
@@ -42,7 +42,10 @@ def run_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("run") / "one-1"
 
 
-@given(text=spoiled(ENDS, ENDS * 2) | soup("ends/", "node-0.json", ":", "claim:", "\n", "7", "../"))
+@given(
+    text=spoiled(ENDS, ENDS * 2)
+    | soup("exit_records/", "node-0.json", ":", "claim:", "\n", "7", "../")
+)
 def test_exit_records_of_a_login_node_stay_in_the_run_folder(tmp_path_factory, answers, text):
     folder = run_folder(tmp_path_factory)
     folder.mkdir()
@@ -51,7 +54,7 @@ def test_exit_records_of_a_login_node_stay_in_the_run_folder(tmp_path_factory, a
     outcome(remote.fetch_exit_records, "login", [(handle, REMOTE)])
     for path in written(folder.parent):
         assert path.is_relative_to(folder), path
-        assert path.name == "claim" or path.parent.name == "ends"
+        assert path.name == "claim" or path.parent.name == "exit_records"
     claim = run_record.claimed_by(folder)
     assert claim is None or (claim.isascii() and claim.isdigit() and len(claim) < 20)
 

@@ -109,8 +109,8 @@ class Bundle:
         return self.start(*words, **env).finish()
 
     def end(self, name: str) -> dict:
-        """What was left in ``ends/``, for example by ``node-0``."""
-        return json.loads((self.run_dir / "ends" / f"{name}.json").read_text())
+        """What was left in ``exit_records/``, for example by ``node-0``."""
+        return json.loads((self.run_dir / "exit_records" / f"{name}.json").read_text())
 
     def stop(self) -> None:
         for process in self._started:

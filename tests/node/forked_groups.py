@@ -26,10 +26,12 @@ from torch import distributed
 from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import elastic_launch
 
-import cluster
-import elastic  # noqa: F401 - torchrun then knows our rendezvous
-import launch
-import network
+from deploykit_node import cluster
+from deploykit_node import node as node_launcher
+from deploykit_node.network import (
+    elastic,  # noqa: F401 - torchrun then knows our rendezvous
+    interfaces,
+)
 
 _NEW_NET, _NEW_NS, _NEW_UTS = 0x40000000, 0x00020000, 0x04000000
 _BIND, _PRIVATE_ALL = 4096, (1 << 18) | 16384
@@ -58,7 +60,7 @@ def _checked(code):
 def _ours(node):
     env = {**os.environ, **node["env"]}
     here = cluster.find(env)
-    meeting = launch._connect(env, here)
+    meeting = node_launcher._connect(env, here)
     os.environ.update(env)
     argv = ["--nnodes=2", "--nproc-per-node=1", *meeting.options(), "unused.py"]
     if meeting.held:
@@ -87,9 +89,13 @@ def _fixed(node):
 
 def _left_by(excluded):
     """The first interface that NCCL's rule leaves: up, with an address, none of the prefixes."""
-    held = {**network._interfaces_v4(), **network._interfaces_v6()}
+    held = {**interfaces._interfaces_v4(), **interfaces._interfaces_v6()}
     for _, name in socket.if_nameindex():
-        if name in held.values() and network.is_up(name) and not name.startswith(tuple(excluded)):
+        if (
+            name in held.values()
+            and interfaces.is_up(name)
+            and not name.startswith(tuple(excluded))
+        ):
             return name
     raise RuntimeError("no socket interface found")
 

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-import cluster
-from cluster import BadEnvironment, Cluster, Rank
+from deploykit_node import cluster
+from deploykit_node.cluster import BadEnvironment, Cluster, Rank
 
 HOSTLISTS = [
     "n1",
@@ -53,7 +53,7 @@ def test_hostlists_expand():
     assert cluster.expand("g-[1-2]-[3-4]") == ["g-1-3", "g-1-4", "g-2-3", "g-2-4"]
 
 
-def test_alone_when_nothing_says_otherwise():
+def test_a_single_node_by_default():
     assert cluster.find({}) == Cluster("alone", 0, ("localhost",))
     assert cluster.find({}).peer is None
 
@@ -83,14 +83,17 @@ def test_sagemaker_without_a_launcher_of_its_own():
     ("env", "text"),
     [
         ({"DEPLOYKIT_BACKEND": "slurm"}, "planned for slurm, but SLURM_JOB_ID is not set"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, "4 launchers on 2 nodes; it must be one a node"),
+        (
+            {**STEP, "SLURM_STEP_NUM_TASKS": "4"},
+            "4 launchers on 2 nodes, but must start one",
+        ),
         ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}, "srun --ntasks-per-node=1"),
         ({"DEPLOYKIT_NODE_RANK": "0"}, "DEPLOYKIT_NODES is not set and must be a number"),
         ({"SM_CURRENT_HOST": "a", "SM_HOSTS": "a"}, "must be a JSON list"),
         ({"SM_CURRENT_HOST": "a", "SM_HOSTS": '["b"]'}, "SM_CURRENT_HOST is a, which is not in"),
     ],
 )
-def test_half_an_environment_is_a_sentence(env, text):
+def test_an_incomplete_environment_is_an_error(env, text):
     with pytest.raises(BadEnvironment, match=text) as error:
         cluster.find(env)
     assert error.value.exit_code == 78
@@ -107,6 +110,6 @@ def test_ranks_are_read_from_either_launcher():
     assert cluster.rank({}) is None
 
 
-def test_half_a_rank_is_a_sentence():
+def test_an_incomplete_rank_is_an_error():
     with pytest.raises(BadEnvironment, match="LOCAL_RANK is not set and must be a number"):
         cluster.rank({"RANK": "0", "WORLD_SIZE": "2"})

@@ -9,7 +9,7 @@ import signal
 import pytest
 from intruder import attack, listeners, processes, stores
 
-import elastic
+from deploykit_node.network import elastic
 
 TRAIN = """\
     import os, sys, time

@@ -1,4 +1,4 @@
-"""The test before the trainer: started by launch.py on every backend, and its sentences."""
+"""The preflight test: started by launch.py on every backend, and its findings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import random
 
 import pytest
 
-import preflight
-import preflight_report
-import preflight_words
-import rendezvous
-from cluster import BadEnvironment, Cluster
 from deploykit import cli
 from deploykit.commands.diagnose import CAUSE_FOUND
-from preflight_messages import Seal
-from preflight_pairs import Course
+from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node.network import rendezvous
+from deploykit_node.preflight import coordinator, findings, peers, report
+from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight.peers import Peers
 
 HELLO = 'print("trained")\n'
 
@@ -45,7 +43,7 @@ def test_the_trainer_starts_after_it_on_nodes_of_one_machine(bundle):
     assert "trained" in second.log
 
 
-def test_unlike_versions_stop_the_job_on_every_node(bundle, tmp_path):
+def test_different_versions_stop_the_job_on_every_node(bundle, tmp_path):
     bundle.write("hello.py", HELLO)
     (tmp_path / "torch-1.2.3.dist-info").mkdir()
     (tmp_path / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
@@ -78,12 +76,12 @@ def test_below_sagemakers_launcher_the_first_rank_of_a_machine_tests(bundle, as_
 @pytest.mark.parametrize("text", ["", "yes", "0.5", "-3", "nan", "1e9"])
 def test_the_budget_is_a_number_of_seconds(text):
     with pytest.raises(BadEnvironment, match="it must be a number of seconds"):
-        preflight.budget({"DEPLOYKIT_PREFLIGHT": text})
+        coordinator.budget({"DEPLOYKIT_PREFLIGHT": text})
 
 
 def test_nodes_of_one_machine_have_an_address_each():
     here = Cluster("emulated", 1, ("127.0.0.1",) * 300)
-    plan = preflight.course(here, rendezvous.below({}, here, "127.0.0.1", 20000, b"key"))
+    plan = peers.of_cluster(here, rendezvous.below_launcher({}, here, "127.0.0.1", 20000, b"key"))
     assert plan.addresses[:2] == ("127.0.0.1", "127.0.0.2")
     assert len(set(plan.addresses)) == 300
     assert plan.others[0] == 2
@@ -94,7 +92,7 @@ def test_nodes_of_one_machine_have_an_address_each():
 
 OK = {"state": "ok", "rate": 1e9, "clock": 0.0, "seconds": 0.001, "port": 20000, "bulk": 40000}
 NODES = range(4)
-PLAN = Course(
+PLAN = Peers(
     "run.0", 0, tuple("abcd"), tuple(f"10.0.0.{node}" for node in NODES), 20000, Seal(b"k")
 )
 
@@ -116,47 +114,49 @@ def told(**links):
 
 
 def fatal(rows):
-    found = preflight_words.judge_pairs(PLAN, rows)
+    found = findings.judge_pairs(PLAN, rows)
     return [finding.text for finding in found if finding.fatal]
 
 
 def test_healthy_nodes_have_no_findings():
-    assert preflight_words.judge_pairs(PLAN, told()) == []
+    assert findings.judge_pairs(PLAN, told()) == []
 
 
-def test_a_node_that_nobody_reaches_and_that_speaks_keeps_the_others_out():
+def test_a_node_that_reports_but_cannot_be_reached_blocks_the_others():
     dropped = {"state": "dropped"}
     found = fatal(told(l02=dropped, l12=dropped, l32=dropped))
     assert len(found) == 1
     assert found[0].startswith("node 2 (c, 10.0.0.2) cannot be reached: each of the other nodes")
-    assert found[0].endswith("so its inbound rules keep the others out")
+    assert found[0].endswith("so its inbound rules block the others")
 
 
-def test_a_node_that_was_reached_and_says_nothing():
+def test_a_node_that_was_reached_and_sends_no_report():
     rows = told()
     del rows[3]
     (found,) = fatal(rows)
-    assert found.startswith("node 3 (d, 10.0.0.3) said nothing in time: its own connections to")
+    assert found.startswith("node 3 (d, 10.0.0.3) sent no report in time: its own connections to")
 
 
-def test_several_faults_are_all_told():
+def test_several_findings_are_all_reported():
     rows = told(l12={"state": "unknown"}, l30={"state": "other", "answered": 1})
     rows[2]["disks"]["/out"][0] = 5 << 20
     rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
     found = fatal(rows)
     assert len(found) == 4
-    assert found[0].startswith("node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 does not know")
+    assert found[0].startswith(
+        "node 1 (b, 10.0.0.1) to node 2 (c, 10.0.0.2): node 1 cannot resolve"
+    )
     assert found[1].startswith("node 3 (d, 10.0.0.3) to node 0 (a, 10.0.0.0): node 3 finds another")
     assert found[2] == (
         "NCCL is not the same on all nodes: 2.27.5 on node 0, 2, 3; none on node 1. "
-        "Mend node 1 (b, 10.0.0.1)"
+        "Correct node 1 (b, 10.0.0.1)"
     )
     assert found[3] == "/out of node 2 (c, 10.0.0.2) has only 5 MiB free"
 
 
 def test_a_broken_switch_does_not_fill_the_log():
     dropped = {"state": "dropped"}
-    plan = Course(
+    plan = Peers(
         "run.0", 0, tuple("abcdefgh"), tuple(f"10.0.0.{n}" for n in range(8)), 20000, PLAN.seal
     )
     facts = told()[0]
@@ -164,19 +164,19 @@ def test_a_broken_switch_does_not_fill_the_log():
     for node in range(8):
         links = {str(n): dropped if n // 4 != node // 4 else OK for n in range(8) if n != node}
         rows[node] = {**facts, "links": links}
-    found = preflight_words.judge("pairs", plan, rows)
+    found = findings.judge("pairs", plan, rows)
     assert len(found) == 16
     rows[0]["links"]["1"] = dropped
-    assert preflight_words.judge("pairs", plan, rows)[16:] == [("and 1 more", True)]
+    assert findings.judge("pairs", plan, rows)[16:] == [("and 1 more", True)]
 
 
-def test_what_may_go_well_is_a_warning():
+def test_what_may_still_work_is_a_warning():
     rows = told(l02={"clock": -400.0}, l13={"state": "slow", "rate": 9e6})
     for row in rows.values():
         row["links"] = {n: {**link, "rate": link["rate"] / 40} for n, link in row["links"].items()}
     rows[1]["links"]["3"]["rate"] = 9e6
     rows[0]["shm"][0] = 60 << 20
-    texts = [text for text, fatal in preflight_words.judge_pairs(PLAN, rows) if not fatal]
+    texts = [text for text, fatal in findings.judge_pairs(PLAN, rows) if not fatal]
     assert fatal(rows) == []
     assert [text[:40] for text in texts] == [
         "node 1 (b, 10.0.0.1) to node 3 (d, 10.0.",
@@ -186,42 +186,42 @@ def test_what_may_go_well_is_a_warning():
 
 
 def test_a_group_that_fails_names_the_rank_that_ended():
-    well = {"backend": "nccl", "right": True, "seconds": 0.3}
-    late = {"rank": 0, "ended": False, "seconds": 20.0, "said": []}
-    dead = {"rank": 1, "ended": True, "seconds": 20.0, "said": ["NCCL WARN no socket"]}
-    (found,) = preflight_words.judge_group(PLAN, {0: late, 1: dead, 2: well, 3: late})
+    well = {"backend": "nccl", "correct": True, "seconds": 0.3}
+    late = {"rank": 0, "ended": False, "seconds": 20.0, "output": []}
+    dead = {"rank": 1, "ended": True, "seconds": 20.0, "output": ["NCCL WARN no socket"]}
+    (found,) = findings.judge_group(PLAN, {0: late, 1: dead, 2: well, 3: late})
     assert (
         "the process group failed on node 1 (b, 10.0.0.1), rank 1: NCCL WARN no socket"
         in found.text
     )
-    assert preflight_words.judge_group(PLAN, dict.fromkeys(NODES, well)) == []
+    assert findings.judge_group(PLAN, dict.fromkeys(NODES, well)) == []
 
 
 def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
     well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
-    late = {"rank": 3, "ended": False, "seconds": 20.0, "said": []}
-    broken = {"rank": 2, "ended": True, "seconds": 20.0, "said": ["OSError: libcudart.so.12"]}
-    found = preflight_words.judge_versions(PLAN, {0: well, 1: well, 2: broken, 3: late})
+    late = {"rank": 3, "ended": False, "seconds": 20.0, "output": []}
+    broken = {"rank": 2, "ended": True, "seconds": 20.0, "output": ["OSError: libcudart.so.12"]}
+    found = findings.judge_versions(PLAN, {0: well, 1: well, 2: broken, 3: late})
     assert [finding.fatal for finding in found] == [True, False]
     assert "node 2 (c, 10.0.0.2): OSError: libcudart.so.12" in found[0].text
     assert "node 3 (d, 10.0.0.3) did not import PyTorch in 20 s" in found[1].text
 
 
-def test_a_node_without_its_gpus_is_told_before_the_group_hangs():
+def test_a_node_without_its_gpus_is_found_before_the_group_hangs():
     well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
     rows = {**dict.fromkeys(NODES, well), 2: {**well, "NCCL": None, "backend": "gloo"}}
-    texts = [finding.text for finding in preflight_words.judge_versions(PLAN, rows)]
+    texts = [finding.text for finding in findings.judge_versions(PLAN, rows)]
     assert texts[1].startswith(
         "backend is not the same on all nodes: nccl on node 0, 1, 3; gloo on"
     )
 
 
-def test_many_nodes_are_no_matrix():
+def test_many_nodes_get_no_matrix():
     count = 40
-    plan = Course("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000, PLAN.seal)
+    plan = Peers("run.0", 0, ("n",) * count, ("10.0.0.1",) * count, 20000, PLAN.seal)
     rows = {node: {**told()[0], "links": {}} for node in range(count)}
     rows[7]["links"]["9"] = {"state": "dropped"}
-    lines = preflight_report.lines(plan, {"pairs": rows, "group": {}}, [], 2.0)
+    lines = report.lines(plan, {"pairs": rows, "group": {}}, [], 2.0)
     assert len(lines) == count + 2
     assert lines[-2] == "7 to 9: dropped"
 
@@ -237,7 +237,7 @@ def test_many_nodes_are_no_matrix():
         ({"state": "closed"}, "net_unreachable"),
     ],
 )
-def test_diagnose_knows_the_sentences(link, cause, tmp_path, capsys):
+def test_diagnose_knows_the_findings(link, cause, tmp_path, capsys):
     (found,) = fatal(told(l12=link))
     assert diagnosed(found, tmp_path, capsys) == cause
 
@@ -245,7 +245,7 @@ def test_diagnose_knows_the_sentences(link, cause, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "cause"), [("NCCL", "nccl_version_mismatch"), ("driver", "lib_incompatible")]
 )
-def test_diagnose_knows_unlike_versions(name, cause, tmp_path, capsys):
+def test_diagnose_knows_different_versions(name, cause, tmp_path, capsys):
     rows = told()
     rows[2]["versions"][name] = "1"
     (found,) = fatal(rows)

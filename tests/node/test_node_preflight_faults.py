@@ -13,15 +13,18 @@ import pytest
 from deploykit import contract, paths
 
 PROBE = """
-import os, sys, cluster, network, preflight, rendezvous
+import os, sys
+from deploykit_node import cluster
+from deploykit_node.network import addresses, interfaces, rendezvous
+from deploykit_node.preflight import coordinator, peers
 env = dict(os.environ)
 try:
     here = cluster.find(env)
-    way = network.route_to_any(rendezvous.peer_addresses(here))
-    env.update(network.choose(way, {}).variables)
-    local = way.source if way else ""
-    meeting = rendezvous.below(env, here, local, 20123, b"the key of this run")
-    preflight.run(preflight.course(here, meeting), env, 1, print)
+    route = interfaces.route_to_any(addresses.peer_addresses(here))
+    env.update(interfaces.choose(route, {}).variables)
+    local = route.source if route else ""
+    meeting = rendezvous.below_launcher(env, here, local, 20123, b"the key of this run")
+    coordinator.test(peers.of_cluster(here, meeting), env, 1, print)
 except cluster.LaunchError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -130,7 +133,7 @@ def test_one_direction_is_blocked(lab):
     lab.firewall(nodes.names[2], f"ip saddr 10.77.0.2 {SYN} drop")
     found = stopped(nodes.run(budget=BRIEF))
     assert found.startswith("node 1 (10.77.0.2) to node 2 (10.77.0.3): node 1 gets no answer from")
-    assert "The other direction works: look at the inbound rules of node 2" in found
+    assert "The other direction works: check the inbound rules of node 2" in found
 
 
 def test_nothing_passes_between_two_nodes(lab):
@@ -140,7 +143,7 @@ def test_nothing_passes_between_two_nodes(lab):
     report = nodes.run(budget=BRIEF)
     found = stopped(report)
     assert found.startswith("node 0 (10.77.0.1) to node 1 (10.77.0.2): node 0 gets no answer from")
-    assert "neither does node 1 reach node 0" in found
+    assert "node 1 does not reach node 0 either" in found
     assert found in report.logs[1]
 
 
@@ -187,4 +190,4 @@ def test_versions_that_differ(lab, tmp_path, subnet):
     found = stopped(Nodes(lab, 3, subnet).run(env={1: [str(tmp_path)]}))
     assert found.startswith("torch is not the same on all nodes: ")
     assert "1.2.3 on node 1" in found
-    assert found.endswith(f"Mend node 1 ({subnet.format(2)})")
+    assert found.endswith(f"Correct node 1 ({subnet.format(2)})")

@@ -1,3 +1,5 @@
+"""The port and the key on which the nodes of a job agree."""
+
 from __future__ import annotations
 
 import json
@@ -8,35 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import rendezvous
-from cluster import BadEnvironment, Cluster
+from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node.network import rendezvous
 
 SLURM = {"SLURM_JOB_ID": "60123", "DEPLOYKIT_RUN": "hello-1", "SLURM_RESTART_COUNT": "2"}
-
-
-@pytest.fixture
-def names(monkeypatch):
-    """Decides what host names mean: a dictionary to fill."""
-    known = {}
-
-    def getaddrinfo(host, *_, **__):
-        if host not in known:
-            raise socket.gaierror
-        return [(0, 0, 0, "", (address, 0)) for address in known[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setenv("PATH", "")
-    return known
-
-
-@pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    """A scontrol that knows one node's address."""
-    program = tmp_path / "bin" / "scontrol"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "NodeName=$4 Arch=x NodeAddr=10.0.0.9 NodeHostName=h"\n')
-    program.chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{program.parent}:/bin:/usr/bin")
 
 
 @pytest.fixture
@@ -61,7 +38,7 @@ def test_on_slurm_every_node_learns_the_port_of_the_first(slurm):
     first.held.close()
 
 
-def test_the_key_is_new_each_time_and_for_the_user_alone(slurm, tmp_path):
+def test_the_key_is_new_each_time_and_private(slurm, tmp_path):
     path = tmp_path / "rendezvous.json"
     path.touch(0o644)
     keys = set()
@@ -75,8 +52,8 @@ def test_the_key_is_new_each_time_and_for_the_user_alone(slurm, tmp_path):
     assert all(len(key) == 32 for key in keys)
 
 
-def test_nobody_takes_the_port_that_is_held(slurm):
-    """Another program could have it, while it does not listen, were SO_REUSEADDR set on it."""
+def test_no_other_program_can_take_the_port(slurm):
+    """With SO_REUSEADDR another program could, as long as the socket does not listen."""
     found = rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "127.0.0.1")
     for address in ("127.0.0.1", "0.0.0.0"):
         with socket.socket() as thief:
@@ -86,12 +63,12 @@ def test_nobody_takes_the_port_that_is_held(slurm):
     found.held.close()
 
 
-def test_an_earlier_attempts_port_is_not_believed(slurm):
+def test_an_earlier_attempts_port_is_ignored(slurm):
     nodes = Cluster("slurm", 0, ("a", "b"))
     first = rendezvous.meet(nodes, slurm, "127.0.0.1")
     first.held.close()
     later = {**slurm, "SLURM_RESTART_COUNT": "3"}
-    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+    with pytest.raises(BadEnvironment, match="Node 0 wrote no port to"):
         rendezvous._published(nodes, later, patience=0.2)
 
 
@@ -103,8 +80,8 @@ def test_ports_stay_below_the_ephemeral_range(slurm):
         found.held.close()
 
 
-def test_a_port_that_is_taken_is_passed_over(slurm):
-    """Whoever has it: another job that is still starting, or a program that listens."""
+def test_a_port_in_use_is_skipped(slurm):
+    """By another job that is still starting, or by a program that listens."""
     nodes = Cluster("slurm", 0, ("a", "b"))
     with socket.socket() as listens:
         listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,17 +97,17 @@ def test_a_port_that_is_taken_is_passed_over(slurm):
 
 
 @pytest.mark.parametrize("text", ["20000", "b-a", "9-8", "0-5", "1-70000", "-"])
-def test_ports_that_are_no_range_are_refused(slurm, text):
+def test_an_invalid_port_range_is_an_error(slurm, text):
     with pytest.raises(BadEnvironment, match="LOWEST-HIGHEST"):
         rendezvous._ports({"DEPLOYKIT_PORTS": text})
 
 
-def test_no_port_is_left():
+def test_no_free_port_is_an_error():
     with pytest.raises(BadEnvironment, match="DEPLOYKIT_PORTS"):
         rendezvous._reserve("127.0.0.1", [])
 
 
-def test_an_address_of_ip_6_stands_in_brackets():
+def test_an_ipv6_address_is_in_brackets():
     there = rendezvous.Rendezvous("fd00::1", 1, "x", 1, 2, "fd00::2", b"")
     assert "--rdzv-endpoint=[fd00::1]:1" in there.options()
 
@@ -144,12 +121,12 @@ def test_emulated_nodes_learn_the_port_of_the_first(tmp_path):
     first.held.close()
 
 
-def test_a_dead_attempts_port_is_not_believed(tmp_path):
+def test_a_dead_launchers_port_is_ignored(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
     nodes = Cluster("emulated", 1, ("127.0.0.1",) * 2)
     record = {"port": 1, "launch": "run.0", "pid": 2**22 + 1}
     (tmp_path / "rendezvous.json").write_text(json.dumps(record))
-    with pytest.raises(BadEnvironment, match="Node 0 said nothing in"):
+    with pytest.raises(BadEnvironment, match="Node 0 wrote no port to"):
         rendezvous._published(nodes, env, patience=0.2)
     record["pid"] = os.getpid()
     (tmp_path / "rendezvous.json").write_text(json.dumps(record))
@@ -161,37 +138,6 @@ def test_emulated_nodes_need_a_folder():
         rendezvous.meet(Cluster("emulated", 0, ("a", "a")), {}, "127.0.0.1")
 
 
-def test_a_real_address_wins_over_127_0_1_1(names):
-    names["n1"] = ["127.0.1.1", "fe80::1%eth0", "fd00::1", "10.0.0.1"]
-    assert rendezvous.address("n1") == "10.0.0.1"
-
-
-def test_slurms_own_address_helps_where_the_name_does_not(names, scontrol):
-    names["10.0.0.9"] = ["10.0.0.9"]
-    names["n1"] = ["127.0.1.1"]
-    names["n3"] = ["10.0.0.3"]
-    assert rendezvous.address("n1") == "10.0.0.9"
-    assert rendezvous.address("n2") == "10.0.0.9"
-    assert rendezvous.address("n3") == "10.0.0.3"
-
-
-def test_an_address_that_is_not_this_nodes_is_a_sentence(slurm):
+def test_an_address_of_another_machine_is_an_error(slurm):
     with pytest.raises(BadEnvironment, match=r"no address 192\.0\.2\.1"):
         rendezvous.meet(Cluster("slurm", 0, ("a", "b")), slurm, "192.0.2.1")
-
-
-def test_a_name_that_means_nothing_is_a_sentence(names):
-    with pytest.raises(BadEnvironment, match="host name n1 of a node of this job does not resolve"):
-        rendezvous.address("n1")
-
-
-def test_loopback_is_refused_while_another_node_is_elsewhere(names):
-    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.1.1"], "n3": ["10.0.0.3"]})
-    with pytest.raises(BadEnvironment, match=r"n1 means 127\.0\.0\.1 here"):
-        rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2", "n3")))
-    assert rendezvous.peer_addresses(Cluster("slurm", 0, ("n1", "n3"))) == ["10.0.0.3"]
-
-
-def test_loopback_is_right_where_all_nodes_are_this_machine(names):
-    names.update({"n1": ["127.0.0.1"], "n2": ["127.0.0.1"]})
-    assert rendezvous.peer_addresses(Cluster("slurm", 1, ("n1", "n2"))) == ["127.0.0.1"]

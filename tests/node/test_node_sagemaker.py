@@ -1,4 +1,4 @@
-"""launch.py below SageMaker's toolkit: the command and the settings come by other ways."""
+"""launch.py below SageMaker's toolkit, which passes the command and settings in its own way."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_too_few_ranks_are_refused(bundle, as_rank):
     assert "Traceback" not in done.log
 
 
-def test_a_missing_piece_is_a_sentence(bundle, as_rank):
+def test_a_missing_piece_of_the_command_is_an_error(bundle, as_rank):
     given = hyperparameters(WORDS)
     del given["deploykit_argv_1"]
     done = bundle.run("--deploykit_argv_0", "x", SM_HPS=json.dumps(given), **as_rank)
@@ -95,7 +95,7 @@ def test_a_missing_piece_is_a_sentence(bundle, as_rank):
     assert "Traceback" not in done.log
 
 
-def test_a_host_that_does_not_resolve_is_no_reason_to_stop(bundle, as_rank):
+def test_a_host_that_does_not_resolve_does_not_stop_the_job(bundle, as_rank):
     bundle.write("dump.py", DUMP)
     first = {**as_rank, "LOCAL_RANK": 0, "SM_HOSTS": '["algo-1.invalid", "algo-2.invalid"]'}
     done = start(bundle, first, WORDS, NCCL_SOCKET_IFNAME="eth0")
@@ -118,7 +118,7 @@ def test_a_group_that_does_not_train_runs_the_program_once_without_a_rank(bundle
     assert "[group cpu] False INFO\n" in done.log
 
 
-def test_debug_is_not_undone_by_the_toolkit_and_leaves_the_users_word(bundle, as_rank):
+def test_debug_is_not_undone_by_the_toolkit_and_keeps_the_users_value(bundle, as_rank):
     names = ("NCCL_DEBUG", "LOGLEVEL", "TORCH_CPP_LOG_LEVEL")
     bundle.write("dump.py", f"import os; print(*(os.environ[name] for name in {names}))")
     mine = {"DEPLOYKIT_DEBUG": 1, "LOGLEVEL": "ERROR", "NCCL_DEBUG": "WARN"}

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-import secret_refs
-from cluster import BadEnvironment
 from deploykit import paths
+from deploykit_node import secret_refs
+from deploykit_node.cluster import BadEnvironment
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
@@ -61,7 +61,8 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
 
 
 def test_the_light_kinds_never_import_boto3():
-    code = "import secret_refs, sys; secret_refs.resolve({}); sys.exit('boto3' in sys.modules)"
+    code = "import sys; from deploykit_node import secret_refs\n"
+    code += "secret_refs.resolve({}); sys.exit('boto3' in sys.modules)"
     env = {"PYTHONPATH": str(ENTRYPOINTS)}
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
 
@@ -93,5 +94,5 @@ def test_parameter_store_and_secrets_manager(aws):
 @pytest.mark.aws
 def test_no_region_is_a_sentence(aws, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    with pytest.raises(BadEnvironment, match="AWS could not be asked: You must specify a region"):
+    with pytest.raises(BadEnvironment, match="request to AWS failed: You must specify a region"):
         resolve({"A": "secret:ssm:/team/token"})

@@ -80,7 +80,7 @@ def test_a_signal_to_the_step_leaves_the_ranks_time_to_end_well(bundle, slurm, n
     wait_for(log, "ready 127.0.0.1", 2)
     subprocess.run(["scancel", f"--signal={name}", job], env=slurm, check=True)
     for node in (0, 1):
-        wait_for(bundle.run_dir / "ends" / f"node-{node}.json", "finished")
+        wait_for(bundle.run_dir / "exit_records" / f"node-{node}.json", "finished")
         assert bundle.end(f"node-{node}")["exit_code"] == 0
     got = re.findall(r"\[rank \d\] got (.*)", log.read_text())
     assert len(got) == 2
@@ -100,6 +100,6 @@ def test_the_rank_that_failed_first_is_named_on_both_nodes(bundle, slurm):
     )
     job, _ = submit(bundle, slurm, *TORCHRUN, "fail.py")
     for node in (0, 1):
-        wait_for(bundle.run_dir / "ends" / f"node-{node}.json", "finished")
+        wait_for(bundle.run_dir / "exit_records" / f"node-{node}.json", "finished")
         assert bundle.end(f"node-{node}")["reason"] == "rank 1 ended with exit code 7"
     assert "ExitCode=7:0" in ended(job, slurm)

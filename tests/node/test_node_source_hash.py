@@ -1,4 +1,4 @@
-"""launch.py hashes what was unpacked, and starts nothing where it is not what was planned."""
+"""launch.py hashes the unpacked source, and starts nothing if it is not the planned one."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ TAMPERED = {
     "link": (lambda s: rewrite(s / "data/current", SAYS), "): 'data/current'. The"),
     "pipe": (lambda s: ((s / "run.sh").unlink(), os.mkfifo(s / "run.sh")), "): 'run.sh'. The"),
     "launcher": (
-        lambda s: (s / ".deploykit/agent.py").write_text("def run(*_): pass"),
-        "): '.deploykit/agent.py'. The",
+        lambda s: (s / ".deploykit/deploykit_node/supervisor.py").write_text("def run(*_): pass"),
+        "): '.deploykit/deploykit_node/supervisor.py'. The",
     ),
     "off the list": (hide_train, "SHA-256 is"),
     "list of devices": (lambda s: relist(s, lambda it: it.update({"/dev/zero": 1})), "/dev/zero"),
@@ -159,7 +159,7 @@ DIGEST = """\
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import source_hash
+from deploykit_node import source_hash
 folder = Path(sys.argv[2])
 names = sorted(json.loads((folder / ".deploykit/files.json").read_text()))
 print(source_hash.digest(folder, [*names, ".deploykit/files.json"])[0])

@@ -96,7 +96,7 @@ class Watched:
     @property
     def restarts(self):
         """The reasons of the restarts in order, as the nodes recorded them."""
-        files = sorted((self.folder / "ends").glob("restart-*.json"))
+        files = sorted((self.folder / "exit_records").glob("restart-*.json"))
         return [json.loads(path.read_text())["why"] for path in files]
 
     @property

@@ -43,7 +43,7 @@ def test_sacct_has_jobs_of_an_earlier_controller(accounts, make_plan, send, tmp_
     assert cluster_command("stop", accounts).returncode == 0
     start(accounts)  # the new controller has no jobs
     assert subprocess.run(["scontrol", "show", "job", good.id], check=False).returncode != 0
-    shutil.rmtree(folder_of("good", tmp_path) / "ends")
+    shutil.rmtree(folder_of("good", tmp_path) / "exit_records")
     after = slurm.status([good, held, many])
     assert (after[good].state, after[good].native) == (State.SUCCEEDED, "COMPLETED")
     assert after[held].state is State.CANCELLED

@@ -131,7 +131,9 @@ class TestOnACluster:
         assert (status.state, status.reason) == (State.SUCCEEDED, "2 tasks: 2 succeeded")
         assert not any(one.state.final for one in statuses)
         tasks = folder_of("one-1", tmp_path) / "tasks"
-        restarts = {task: sorted((tasks / task / "ends").glob("restart-*.json")) for task in "01"}
+        restarts = {
+            task: sorted((tasks / task / "exit_records").glob("restart-*.json")) for task in "01"
+        }
         assert restarts["0"] == []
         (restart,) = restarts["1"]
         assert json.loads(restart.read_text())["why"] == "request"

@@ -39,9 +39,9 @@ def handle(number, name, folder="/nowhere"):
 
 
 def exit_record(folder, node, **content):
-    (folder / "ends").mkdir(exist_ok=True)
+    (folder / "exit_records").mkdir(exist_ok=True)
     content = {"rank": None, "finished": "2026-11-21T02:15:19Z", "attempt": 0, **content}
-    (folder / "ends" / f"node-{node}.json").write_text(json.dumps(content))
+    (folder / "exit_records" / f"node-{node}.json").write_text(json.dumps(content))
 
 
 def test_many_runs_cost_one_squeue(answers):

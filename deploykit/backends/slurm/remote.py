@@ -32,7 +32,7 @@ _MAX_LOG = 1 << 23
 _MAX_LOGS = 1 << 26
 """Bytes of all logs that one call fetches."""
 _LOG = re.compile(r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log")
-_EXIT_RECORD = re.compile(r"(tasks/[0-9]{1,9}/)?ends/[\w-][\w.-]{0,200}", re.ASCII)
+_EXIT_RECORD = re.compile(r"(tasks/[0-9]{1,9}/)?exit_records/[\w-][\w.-]{0,200}", re.ASCII)
 """The only file names that an answer of a login node may create on this machine."""
 _SHA256 = "sha256sum | cut -c1-64"
 _BUSY = 75
@@ -117,7 +117,7 @@ def fetch_exit_records(host: str, runs: Sequence[tuple[Handle, RemoteFolder]]) -
 
     Raises BackendUnavailable when the connection fails.
     """
-    patterns = "ends/*.json tasks/*/ends/*.json"  # files of one line each
+    patterns = "exit_records/*.json tasks/*/exit_records/*.json"  # files of one line each
     show = (
         'cd "$1" 2>/dev/null && { printf "\\t%s\\n" "$1"; '
         f"grep -sH '' {patterns}; [ ! -L claim ] || echo \"claim:$(readlink claim)\"; }}"
@@ -139,7 +139,7 @@ def fetch_exit_records(host: str, runs: Sequence[tuple[Handle, RemoteFolder]]) -
 
 def _mirror(folder: Path, files: dict[str, str]) -> None:
     """Make the exit records and the claim in `folder` the same as on the login node."""
-    for path in (*folder.glob("ends/*.json"), *folder.glob("tasks/*/ends/*.json")):
+    for path in (*folder.glob("exit_records/*.json"), *folder.glob("tasks/*/exit_records/*.json")):
         if str(path.relative_to(folder)) not in files:
             path.unlink()
     for name, text in files.items():

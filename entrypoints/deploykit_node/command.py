@@ -1,0 +1,121 @@
+"""The command: options for torchrun, then the user's program and its exact arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit_node.cluster import BadCommand, BadEnvironment, Cluster, Environ, Rank
+
+USAGE = "Expected: launch.py torchrun --nnodes=N --nproc-per-node=N -- train.py ARGUMENTS"
+PIECE = "deploykit_argv_"
+"""Prefix of SageMaker hyperparameters, numbered from 0, that hold the command as JSON in pieces."""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """The size of the job as torchrun's options state it; empty if they do not."""
+
+    nnodes: str
+    nproc_per_node: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command in two parts. `options` is empty below our own torchrun."""
+
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+
+    def check_nodes(self, here: Cluster) -> None:
+        """Check that the cluster has as many nodes as the command says.
+
+        Raises BadCommand if that is not a number, and BadEnvironment if the numbers differ.
+        """
+        nodes = self._size().nnodes or "1"
+        low, _, high = nodes.partition(":")
+        if not (low.isdecimal() and (high or low).isdecimal()):
+            raise BadCommand(f"--nnodes={nodes} is not a number of nodes. {USAGE}")
+        if not int(low) <= len(here.hosts) <= int(high or low):
+            raise BadEnvironment(
+                f"The command asks for {nodes} node(s), but {here.launcher} gives this job "
+                f"{len(here.hosts)}: {', '.join(here.hosts)}. Make the two numbers equal."
+            )
+
+    def check_world(self, rank: Rank) -> None:
+        """Check that the launcher above has started as many ranks as the command says.
+
+        Raises BadEnvironment if it has not.
+        """
+        size = self._size()
+        nodes, processes = size.nnodes, size.nproc_per_node
+        if not (nodes.isdecimal() and processes.isdecimal()):  # 1:4, gpu, or not given
+            return
+        if int(nodes) * int(processes) != rank.world_size:
+            raise BadEnvironment(
+                f"The job asks for {nodes} node(s) x {processes} processes = "
+                f"{int(nodes) * int(processes)} ranks, but {rank.launcher} started "
+                f"{rank.world_size}: training would be silently wrong. "
+                "Check the numbers of nodes and of processes."
+            )
+
+    def processes(self) -> int:
+        """Ranks on each node; 1, torchrun's default, if the command gives no number."""
+        text = self._size().nproc_per_node
+        return int(text) if text.isdecimal() else 1
+
+    def _size(self) -> _Size:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--nnodes", default="")
+        parser.add_argument("--nproc-per-node", "--nproc_per_node", default="")
+        values = parser.parse_known_args(self.options)[0]
+        return _Size(values.nnodes, values.nproc_per_node)
+
+
+def read(argv: Sequence[str], env: Environ) -> Command:
+    """The command in `argv`, or in the hyperparameters on SageMaker.
+
+    Raises BadCommand if it is incomplete or the program does not exist.
+    """
+    words = _from_hyperparameters(env) if f"--{PIECE}0" in argv else list(argv)
+    options = []
+    if words[:1] == ["torchrun"]:
+        if "--" not in words:
+            raise BadCommand(f"There is no -- between torchrun's options and the program. {USAGE}")
+        cut = words.index("--")
+        options, words = words[1:cut], words[cut:]
+    if words[:1] == ["--"]:  # some versions of torchrun's parser have removed it
+        words = words[1:]
+    _check_program(words)
+    return Command(tuple(options), tuple(words))
+
+
+def _from_hyperparameters(env: Environ) -> list[str]:
+    try:
+        hyperparameters = json.loads(env["SM_HPS"])
+        count = sum(name.startswith(PIECE) for name in hyperparameters)
+        words = json.loads("".join(hyperparameters[f"{PIECE}{at}"] for at in range(count)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadCommand(
+            f"The hyperparameters {PIECE}0, {PIECE}1, ... hold no command ({error!r}). "
+            "Submit the job with deploykit, which writes them."
+        ) from None
+    return [str(word) for word in words]
+
+
+def _check_program(words: Sequence[str]) -> None:
+    if not words or words == ["-m"]:
+        raise BadCommand(f"There is no program to run. {USAGE}")
+    program = words[0]
+    if program == "-m":
+        return
+    if program.startswith("-"):
+        raise BadCommand(f"The program {program} starts with a dash. Write it ./{program}")
+    if not Path(program).is_file():
+        raise BadCommand(
+            f"There is no file {program} in {Path.cwd()}. "
+            "Check entrypoint.script, and that the bundle does not leave the file out."
+        )

@@ -1,0 +1,110 @@
+"""Run all nodes of a job on this machine: one launcher per node, supervised to their end.
+
+    launch.py --emulated-nodes --nodes=2 --time-limit=600 torchrun --nnodes=2 ... -- train.py
+
+Signals go to every launcher. When one fails or the time limit (in seconds) is over, the others are
+told to stop. The exit code is that of the launcher that failed first, or 124 at the time limit.
+Needs DEPLOYKIT_RUN_DIR: launcher N writes to ``logs/node-N.log`` there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from deploykit_node import exit_records, private
+
+TIMED_OUT = 124
+"""Exit code at the time limit, that of coreutils' `timeout`."""
+
+_LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line: nodes, time limit in seconds, and the arguments of each launcher."""
+
+    nodes: int
+    time_limit: int
+    command: tuple[str, ...]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job and return its exit code."""
+    options = parse(argv)
+    nodes = _Nodes(Path(os.environ["DEPLOYKIT_RUN_DIR"]), options)
+    signal.alarm(options.time_limit)
+    return nodes.wait()
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """The options in `argv`. Exits with 2 if they are wrong."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--time-limit", type=int, required=True)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    values = parser.parse_args(argv)
+    return Options(values.nodes, values.time_limit, tuple(values.command))
+
+
+class _Nodes:
+    """The launchers of a run."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self._folder, self._options = folder, options
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._code = 0
+        self._started = False
+        self._early: list[int] = []
+        """Signals received before all launchers were started."""
+        for forwarded in _FORWARDED:
+            signal.signal(forwarded, self._forward)
+        signal.signal(signal.SIGALRM, self._time_out)
+        for node in range(options.nodes):
+            process = self._start(node)
+            self._running[process.pid] = process
+        self._started = True
+        for number in self._early:
+            self._forward(number, None)
+
+    def _start(self, node: int) -> subprocess.Popen[bytes]:
+        count = self._options.nodes
+        variables = {"DEPLOYKIT_NODE_RANK": str(node), "DEPLOYKIT_NODES": str(count)}
+        argv = [sys.executable, str(_LAUNCH), *self._options.command]
+        path = self._folder / "logs" / f"node-{node}.log"
+        with open(path, "ab", opener=private.opener) as log:
+            environ = {**os.environ, **variables} if count > 1 else None
+            return subprocess.Popen(argv, env=environ, stdout=log, stderr=log)
+
+    def wait(self) -> int:
+        """Wait for all launchers and return the exit code; the first failure stops the others."""
+        while self._running:
+            pid, status = os.wait()
+            code = exit_records.shell_code(os.waitstatus_to_exitcode(status))
+            self._running.pop(pid).returncode = code
+            self._code = self._code or code
+            if code not in (0, exit_records.STOPPED):  # after 75 the others may still be saving
+                self._forward(signal.SIGTERM, None)
+        return self._code
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if not self._started:
+            self._early.append(number)
+            return
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _time_out(self, _number: int, _frame: FrameType | None) -> None:
+        private.write(self._folder / "timed-out", "")
+        self._code = TIMED_OUT
+        self._forward(signal.SIGTERM, None)

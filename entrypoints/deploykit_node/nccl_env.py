@@ -1,0 +1,111 @@
+"""Variables for NCCL, PyTorch and libfabric: a few, each with its reason.
+
+Variables that are set already are kept. NVIDIA calls many others debugging aids, or they have no
+effect any more: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from deploykit_node import private
+from deploykit_node.cluster import BadEnvironment, Environ
+
+VARIABLE = "DEPLOYKIT_DEBUG"
+FOLDER = "debug"
+"""Folder for the files that these settings name, in the run folder (SageMaker: in the output)."""
+
+_RECORDS = "2000"
+_NEW_NAMES = (2, 9)
+"""First PyTorch version whose flight recorder variables begin with TORCH_FR."""
+
+
+class Setting(NamedTuple):
+    """A variable, its value, and the reason for it."""
+
+    name: str
+    value: str
+    why: str
+
+
+class Machine(NamedTuple):
+    """The properties of this node that decide."""
+
+    gpus: bool
+    efa: bool
+    torch: tuple[int, int]
+    """PyTorch's major and minor version."""
+
+
+def machine(root: Path = Path("/")) -> Machine:
+    """The properties of this node, from the kernel's files below `root`."""
+    drivers = (root / "sys/class/infiniband").glob("*/device/driver")
+    efa = any(driver.resolve().name == "efa" for driver in drivers)
+    return Machine((root / "proc/driver/nvidia/version").exists(), efa, _torch())
+
+
+def _torch() -> tuple[int, int]:
+    """PyTorch's version; `_NEW_NAMES` if it is unknown."""
+    try:
+        match = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        match = None
+    return (int(match[1]), int(match[2])) if match else _NEW_NAMES
+
+
+def choose(here: Machine, env: Environ, kept: Mapping[str, str]) -> list[Setting]:
+    """The settings for this node, without those that are in `kept` already."""
+    folder = _folder(env)
+    wanted = list(_recorder(here, folder)) if here.gpus or env.get(VARIABLE) else []
+    if env.get(VARIABLE):
+        wanted += _debug(folder)
+    elif here.gpus:
+        wanted.append(Setting("NCCL_DEBUG", "WARN", "NCCL logs errors and nothing else"))
+    if here.efa:
+        why = "with huge pages a data loader's fork fails: Cannot allocate memory"
+        wanted.append(Setting("FI_EFA_USE_HUGE_PAGE", "0", why))
+    return [setting for setting in wanted if setting.name not in kept]
+
+
+def _folder(env: Environ) -> Path | None:
+    """The folder for debugging files; None if there is no run or output folder."""
+    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
+    return Path(parent, FOLDER) if parent and "://" not in parent else None
+
+
+def _recorder(here: Machine, folder: Path | None) -> Iterator[Setting]:
+    """PyTorch's flight recorder, under the names of its version."""
+    new = here.torch >= _NEW_NAMES
+    size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    path = "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    yield Setting(size, _RECORDS, "keep the last collectives of each rank in memory")
+    yield Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "write them to a file when one times out")
+    if folder is not None:
+        yield Setting(path, f"{folder}/fr_", "one file per rank, for `torchfrtrace`")
+
+
+def _debug(folder: Path | None) -> Iterator[Setting]:
+    """What `submit --debug` adds."""
+    yield Setting("NCCL_DEBUG", "INFO", "NCCL logs its choices")
+    why = "of interfaces, connections and variables, not each operation"
+    yield Setting("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,NET,ENV", why)
+    if folder is not None:
+        why = "one file per process (%h: host, %p: process)"
+        yield Setting("NCCL_DEBUG_FILE", f"{folder}/nccl.%h.%p.log", why)
+    yield Setting("TORCH_CPP_LOG_LEVEL", "INFO", "c10d logs how the ranks connect")
+    yield Setting("TORCH_DISTRIBUTED_DEBUG", "INFO", "c10d logs the members of each group")
+    yield Setting("LOGLEVEL", "INFO", "torchrun's agent logs its steps")
+
+
+def prepare(env: Environ) -> None:
+    """Make the folder that the settings name. Raises BadEnvironment if that fails."""
+    folder = _folder(env)
+    if folder is not None:
+        try:
+            private.folder(folder)
+        except OSError as error:
+            raise BadEnvironment(f"{folder} cannot be made here: {error.strerror}") from None

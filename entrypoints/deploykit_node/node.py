@@ -1,0 +1,181 @@
+"""One node of the job: join the other nodes, prepare the environment, run torchrun.
+
+torchrun starts one rank per process (`deploykit_node.rank`). Whatever happens, the node leaves an
+exit record in the run folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploykit_node import (
+    cluster,
+    command,
+    environment,
+    exit_records,
+    log,
+    records,
+    relay,
+    source_hash,
+    supervisor,
+)
+from deploykit_node.cluster import BadEnvironment
+from deploykit_node.command import Command
+from deploykit_node.environment import Environ
+from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.network import addresses, interfaces, rendezvous
+from deploykit_node.requeue.attempt import Attempt
+
+_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
+
+
+def run(argv: Sequence[str], env: Environ) -> None:
+    """Run the command `argv` on this node, and end this process as it ended. Does not return.
+
+    Raises LaunchError if the source is not the planned one.
+    """
+    source_hash.check(env)
+    group = cluster.non_training_group(env)
+    if group is not None:
+        relay.exit_like(_run_once(command.read(argv, env), env, group))
+    sys.exit(_run_node(argv, env))
+
+
+def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
+    """Run the program once, without a rank, in an instance group that does not train."""
+    environment.prepare(env)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    return relay.run(relay.command(words.program), env, f"[group {group}]")
+
+
+def _run_node(argv: Sequence[str], env: Environ) -> int:
+    """Run torchrun on this node, leave an exit record, and return the exit code."""
+    number, end = cluster.node_number(env), NodeExit(70, "")
+    try:
+        exit_records.clear(env, number)
+        here = cluster.find(env)
+        number = here.node
+        attempt = Attempt(env, here)
+        end = attempt.begin() or attempt.settle(
+            _run_torchrun(command.read(argv, env), env, here, attempt)
+        )
+        if end.code:
+            log.say(number, end.reason)
+    except cluster.LaunchError as error:
+        end = NodeExit(error.exit_code, str(error))
+        log.say(number, f"error: {error}")
+    except Exception as error:  # noqa: BLE001 - an exit record must be written in any case
+        end = NodeExit(70, f"launch.py itself failed: {error!r}; the node's log says where")
+        traceback.print_exc()
+    exit_records.record_node(env, number, end)
+    return end.code
+
+
+def _run_torchrun(
+    words: Command, env: Environ, here: cluster.Cluster, attempt: Attempt
+) -> NodeExit:
+    """Prepare this node, run torchrun, and return how the node ended."""
+    words.check_nodes(here)
+    _check_torch()
+    environment.prepare(env)
+    meeting = _connect(env, here)
+    environment.set_nccl_env(env, dict(env), here.node)
+    if env.get("DEPLOYKIT_PREFLIGHT"):
+        from deploykit_node.preflight import coordinator  # asyncio takes a while to load
+
+        coordinator.run(here, meeting, env, words.processes())
+    ranks = Path(tempfile.mkdtemp(prefix="deploykit-"))
+    env["DEPLOYKIT_RANK_DIR"] = str(ranks)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    attempt.start_heartbeat(meeting.local)
+    argv = _torchrun_argv(words, meeting)
+    try:
+        options = supervisor.Options(
+            _grace(env), lambda text: log.say(here.node, text), attempt.on_signal
+        )
+        code = supervisor.run(argv, env, ranks, options, meeting.held)
+        return _node_exit(code, env, ranks)
+    finally:
+        shutil.rmtree(ranks, ignore_errors=True)
+
+
+def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:
+    torchrun = [sys.executable, _LAUNCH, "--torchrun", *words.options, *meeting.options()]
+    return [*torchrun, _LAUNCH, "--rank", "--", *words.program]
+
+
+def _node_exit(returncode: int, env: Environ, ranks: Path) -> NodeExit:
+    """How the node ended: as the rank that failed first, on this node or a visible other one."""
+    if returncode == 0 or exit_records.all_ended_well(ranks):  # torchrun may have been signalled
+        rank = exit_records.first_stopped(ranks)
+        if rank is None:
+            return NodeExit(0, "every rank ended well")
+        return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
+    number = exit_records.attempt(env)
+    failures = exit_records.failures(records.folder(env), number)
+    failures = failures or exit_records.failures(ranks, number)
+    if failures:
+        first = failures[0]
+        reason = exit_records.sentence(first)
+        return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
+    vanished = sorted(exit_records.living(ranks))
+    if vanished and returncode > 0:
+        return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
+    code = exit_records.shell_code(returncode)
+    return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
+
+
+def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
+    """Join the other nodes; on several nodes, choose the network interface."""
+    if here.peer is None:
+        env.update(interfaces.loopback(env))
+        return rendezvous.alone(env)
+    route = _route_to(here.peer, addresses.peer_addresses(here))
+    choice = interfaces.choose(route, env)
+    env.update(choice.variables)
+    log.say(here.node, choice.why)
+    meeting = rendezvous.meet(here, env, route.source)
+    node = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
+    log.say(here.node, f"{node} meets the others at {meeting.host} port {meeting.port}")
+    return meeting
+
+
+def _route_to(peer: str, peer_addresses: Sequence[str]) -> interfaces.Route:
+    """The route to the node `peer` by the best of its addresses."""
+    route = interfaces.route_to_any(peer_addresses)
+    if route is None:
+        raise BadEnvironment(
+            f"There is no route from this node to {peer} ({', '.join(peer_addresses)}), which is "
+            "in the same job. Check that the nodes share a network and that its interface is up."
+        )
+    if route.source == route.peer and not addresses.is_loopback(route.peer):
+        raise BadEnvironment(
+            f"The host name {peer} resolves to {route.peer} here, which is this machine's own "
+            f"address on {route.interface}. Give {peer} its own address in /etc/hosts or DNS."
+        )
+    return route
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise BadEnvironment(
+            f"PyTorch is not installed for {sys.executable} on this node. "
+            "Install it there, or choose the Python of an environment that has it."
+        )
+
+
+def _grace(env: Environ) -> float | None:
+    """Seconds that the ranks have to end after a signal, if the user has set them."""
+    text = env.get("DEPLOYKIT_GRACE")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise BadEnvironment(
+            f"DEPLOYKIT_GRACE is {text!r}; it must be a number of seconds."
+        ) from None

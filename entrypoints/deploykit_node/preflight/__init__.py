@@ -1,0 +1,1 @@
+"""The network test that runs on every node before the trainer starts."""

@@ -1,0 +1,207 @@
+"""Run the preflight test: on all nodes at once, within a budget of seconds.
+
+Each node tests its links to the others and collects its own facts; then all join a small process
+group. After each part the nodes send their reports to node 0, which judges all of them and replies
+with a verdict. A node that cannot reach node 0 sends its report through another node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from deploykit_node import log
+from deploykit_node.cluster import BadEnvironment, Cluster, Environ
+from deploykit_node.network import interfaces
+from deploykit_node.network.rendezvous import Rendezvous
+from deploykit_node.preflight import messages, node_facts, pairwise, peers, report
+from deploykit_node.preflight.findings import Finding, judge, without_verdict
+from deploykit_node.preflight.messages import Record
+from deploykit_node.preflight.peers import Peers
+from deploykit_node.preflight.process_group import Ranks
+from deploykit_node.preflight.server import Server
+
+VARIABLE = "DEPLOYKIT_PREFLIGHT"
+"""Seconds for the whole test."""
+
+_PARTS = {"pairs": (0.4, 0.5), "versions": (0.75, 0.8), "group": (0.92, 0.96)}
+"""Shares of the budget at which a node ends a part, and at which node 0 judges what it has."""
+
+
+def budget(env: Environ) -> float:
+    """Seconds for the whole test. Raises BadEnvironment if the variable is not such a number."""
+    text = env.get(VARIABLE, "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 1 <= seconds < 3600:  # noqa: PLR2004 - an hour
+        raise BadEnvironment(f"{VARIABLE} is {text!r}; it must be a number of seconds from 1.")
+    return seconds
+
+
+def run(here: Cluster, meeting: Rendezvous, env: Environ, processes: int) -> None:
+    """Test the nodes of `here`, with `processes` ranks each, and log the report.
+
+    Raises BadEnvironment if the job would fail or hang.
+    """
+    test(peers.of_cluster(here, meeting), env, processes, lambda text: log.say(here.node, text))
+
+
+def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None]) -> None:
+    """As `run`, for nodes that are known already; `say` takes each line of the report."""
+    running = _Test(nodes, env, processes, budget(env))
+    asyncio.run(running.run())
+    took = time.monotonic() - running.begun
+    for line in running.lines(took):
+        say(f"preflight: {line}")
+    fatal = [finding.text for finding in running.findings if finding.fatal]
+    if fatal:
+        raise BadEnvironment(f"preflight stopped the job after {took:.1f} s: " + " | ".join(fatal))
+
+
+@dataclass
+class _Round:
+    """One part on node 0: the report of each node, and the verdict for all."""
+
+    reports: dict[int, Record] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+    verdict: Record = field(default_factory=dict)
+
+
+class _Test:
+    """The test on one node."""
+
+    def __init__(self, nodes: Peers, env: Environ, processes: int, seconds: float) -> None:
+        self._peers, self._env, self._processes = nodes, env, processes
+        self._seconds = seconds
+        self.begun = time.monotonic()
+        self._rounds: dict[str, _Round] = {}
+        self._links: dict[int, Record] = {}
+        self._server = Server(nodes, self._reply)
+        self.findings: list[Finding] = []
+
+    async def run(self) -> None:
+        """Test. Raises BadEnvironment if this node cannot listen."""
+        self._rounds = {part: _Round() for part in _PARTS}
+        try:
+            await self._server.start()
+        except OSError as error:
+            raise BadEnvironment(f"preflight cannot listen on this node: {error}") from None
+        try:
+            await self._run_parts()
+        finally:
+            await self._server.stop(patience=1)
+
+    async def _run_parts(self) -> None:
+        if not await self._pairs():
+            return
+        address = self._peers.addresses[0]
+        ranks = Ranks(self._peers.node, self._processes, address, self._env)
+        try:
+            await ranks.start()
+            store = await self._versions(ranks)
+            if store is not None:
+                await self._group(ranks, store)
+        finally:
+            await ranks.stop()
+
+    async def _pairs(self) -> bool:
+        """Whether every pair of nodes can connect, and all have the same software."""
+        self._links = await pairwise.test(self._peers, self._until("pairs"))
+        others = (self._peers.addresses[node] for node in self._peers.others)
+        route = interfaces.route_to_any(address for address in others if address)
+        links = {str(node): link for node, link in self._links.items()}
+        own_report = {"links": links, **node_facts.collect(self._env, route)}
+        verdict = await self._agree("pairs", own_report)
+        return verdict is not None and self._passed()
+
+    async def _versions(self, ranks: Ranks) -> int | None:
+        """The port of the group's store, once the ranks on all nodes have the same PyTorch."""
+        own_report = await ranks.versions(self._left("versions"))
+        verdict = await self._agree("versions", own_report)
+        return verdict["port"] if verdict and self._passed() else None
+
+    async def _group(self, ranks: Ranks, port: int) -> None:
+        world = self._processes * len(self._peers.hosts)
+        order = {"address": self._peers.addresses[0], "port": port, "world": world}
+        await self._agree("group", await ranks.reduce(order, self._left("group")))
+
+    def _passed(self) -> bool:
+        return not any(finding.fatal for finding in self.findings)
+
+    def _until(self, part: str, end: int = 0) -> float:
+        return self.begun + self._seconds * _PARTS[part][end]
+
+    def _left(self, part: str, end: int = 0) -> float:
+        return max(0.1, self._until(part, end) - time.monotonic())
+
+    async def _agree(self, part: str, own_report: Record) -> Record | None:
+        """Send the report to node 0 and adopt its verdict; None if there is none."""
+        if self._peers.node == 0:
+            verdict: Record | None = await self._judge(part, own_report)
+        else:
+            verdict = await self._send_report(part, own_report)
+        if verdict is None:
+            known = {self._peers.node: own_report}
+            self.findings += without_verdict(self._peers, part, known)
+        else:
+            self.findings += [Finding(*finding) for finding in verdict["findings"]]
+        return verdict
+
+    async def _judge(self, part: str, own_report: Record) -> Record:
+        """Node 0's side: wait for the others' reports, and judge for all."""
+        current = self._rounds[part]
+        self._store(part, 0, own_report)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(current.complete.wait(), self._left(part, 1))
+        findings = judge(part, self._peers, current.reports)
+        passed = len(current.reports) == len(self._peers.hosts) and not findings
+        current.verdict = {
+            "findings": findings,
+            "port": own_report.get("port") if passed else None,
+        }
+        current.judged.set()
+        return current.verdict
+
+    def _store(self, part: str, node: int, record: Record) -> None:
+        current = self._rounds[part]
+        current.reports[node] = record
+        if len(current.reports) == len(self._peers.hosts):
+            current.complete.set()
+
+    async def _reply(self, request: Record) -> Record:
+        """The reply to another node's report: the verdict, which other nodes get from node 0."""
+        if self._peers.node:
+            return await self._ask(0, request)
+        part = request["part"]
+        self._store(part, request["node"], request["report"])
+        await self._rounds[part].judged.wait()
+        return self._rounds[part].verdict
+
+    async def _send_report(self, part: str, own_report: Record) -> Record | None:
+        """Send the report to node 0, directly or through the first node that can reach it."""
+        request = self._peers.request("report", part=part, report=own_report)
+        greeted = [node for node in self._peers.others if "clock" in self._links[node]]
+        for node in sorted(greeted, key=bool):
+            with contextlib.suppress(OSError, EOFError, ValueError):
+                verdict = await self._ask(node, request)
+                messages.check_verdict(verdict)
+                return verdict
+        return None
+
+    async def _ask(self, node: int, request: Record) -> Record:
+        """Send a request to a node, and wait until it must have a verdict."""
+        # a node that forwards a report may still be testing its own links
+        known = self._links.get(node, {"port": self._peers.port})
+        patience = self._left(request["part"], 1) + self._seconds * 0.02
+        return await pairwise.ask(self._peers, node, known["port"], request, patience)
+
+    def lines(self, seconds: float) -> Sequence[str]:
+        """The report: on node 0 about all nodes, elsewhere the findings."""
+        reports = {part: current.reports for part, current in self._rounds.items()}
+        return report.lines(self._peers, reports, self.findings, seconds, self._server.ignored)

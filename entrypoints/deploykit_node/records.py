@@ -1,0 +1,112 @@
+"""The JSON files that launchers leave in the run folder: their schema, and how to read and write.
+
+All are in ``exit_records/`` of the run folder, one object in one line each. The control plane reads
+them in `deploykit/exit_records.py`; docs/reference/node.md describes them for users.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from deploykit_node import private
+from deploykit_node.cluster import Environ
+
+FOLDER = "exit_records"
+"""Folder inside the run folder."""
+
+_LONGEST = 1 << 20
+"""Bytes of a file that are read. A record is one line."""
+
+
+class NodeRecord(TypedDict):
+    """``node-N.json``: how the launcher of node N ended."""
+
+    exit_code: int
+    reason: str
+    rank: int | None
+    finished: str
+    attempt: int
+
+
+class RankRecord(TypedDict):
+    """``rank-N.json``: how the program of rank N ended."""
+
+    rank: int
+    local_world_size: int
+    world_size: int
+    exit_code: int
+    stopped: bool
+    finished: str
+    attempt: int
+
+
+class RestartRecord(TypedDict):
+    """``restart-N.json``: why Slurm started the job for the (N+1)th time."""
+
+    restart: int
+    why: str
+    time: str
+
+
+class AttemptRecord(TypedDict):
+    """``attempt.json``: the current attempt, and the size of each log when it began, in bytes."""
+
+    attempt: int
+    logs: dict[str, int]
+
+
+class HeartbeatRecord(TypedDict):
+    """``heartbeat-N.json``: where node N accepts connections while its launcher lives."""
+
+    host: str
+    port: int
+    attempt: int
+
+
+SCHEMA: dict[str, type] = {
+    "node-N.json": NodeRecord,
+    "rank-N.json": RankRecord,
+    "restart-N.json": RestartRecord,
+    "attempt.json": AttemptRecord,
+    "heartbeat-N.json": HeartbeatRecord,
+}
+"""Every kind of record, by the name of its file."""
+
+
+def folder(env: Environ) -> Path | None:
+    """``exit_records/`` of the run folder; None if the run has no folder, as on SageMaker."""
+    run = env.get("DEPLOYKIT_RUN_DIR")
+    return Path(run, FOLDER) if run else None
+
+
+def write(path: Path, record: Mapping[str, object]) -> None:
+    """Write `record` atomically: a reader sees all of it or nothing."""
+    private.folder(path.parent)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    private.write(scratch, json.dumps(record) + "\n")
+    scratch.replace(path)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The JSON object in the file; None if the file is missing or holds something else."""
+    try:
+        with path.open("rb") as file:
+            record = json.loads(file.read(_LONGEST))
+    except (OSError, ValueError, RecursionError):  # removed or replaced at this moment
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def read_all(
+    folder: Path, pattern: str, fields: Mapping[str, type]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number in the name and the content of each file whose `fields` have these types."""
+    for path in folder.glob(pattern):
+        number, record = re.fullmatch(r"\w+-([0-9]{1,9})", path.stem), read(path)
+        if number and record and all(isinstance(record.get(k), v) for k, v in fields.items()):
+            yield int(number[1]), record

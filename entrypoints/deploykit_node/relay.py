@@ -1,0 +1,191 @@
+"""Run the user's program as a child process and relay its output line by line.
+
+The relay is transparent: exact arguments, both output streams, signals, and the same exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deploykit_node import exit_records, log, signals
+
+FORWARDED = (*signals.STOPS, *signals.NOTICES)
+"""Signals that the program receives when the relay does."""
+PIECE = 64 * 1024
+"""Bytes read at once, and the longest unfinished line that is held back."""
+DRAIN = 3.0
+"""Seconds that a grandchild may keep the output open after the program has ended."""
+LISTENING = 0.2
+"""Seconds between two checks for a handler while a notice waits for the program to install one."""
+SAME = 5.0
+"""Seconds within which a signal from the launcher counts as the one that Slurm sent as well."""
+
+
+@dataclass(frozen=True)
+class ChildExit:
+    """How the program ended: the code of `subprocess`, and whether a signal asked it to stop."""
+
+    returncode: int
+    stopped: bool
+
+
+def command(program: Sequence[str]) -> list[str]:
+    """The argument vector for ``train.py a b`` or ``-m package.module a b``."""
+    return [sys.executable, *program]
+
+
+def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
+    """Run `argv` to its end, relaying output and signals. Call it from the main thread.
+
+    A UTC time and `prefix` go before each line.
+    """
+    before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
+    child = subprocess.Popen(
+        argv,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=signals.child_setup(before, signal.SIGKILL),  # noqa: PLW1509 - no thread yet
+    )
+    wake, ended = os.pipe()
+    relay = threading.Thread(target=_relay, args=(_streams(child, prefix), wake))
+    relay.start()
+    stopped = _forward_until_end(child)
+    os.close(ended)
+    relay.join()
+    return ChildExit(child.returncode, stopped)
+
+
+def exit_like(child: ChildExit) -> None:
+    """End this process as the program ended, by the same signal if one killed it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if child.returncode < 0:
+        signals.die_of(-child.returncode)
+    os._exit(exit_records.shell_code(child.returncode))
+
+
+def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
+    """Forward signals until the child has ended. Returns whether one of them was a stop signal.
+
+    A notice that comes before the program has a handler, while it loads its libraries, is kept
+    until it has one. A signal that the sender has delivered to the program itself is not forwarded,
+    unless the program has no handler: what kills it may come twice.
+    """
+    direct: dict[int, float] = {}
+    early: set[int] = set()
+    stopped = False
+    while True:
+        received = signals.wait([*FORWARDED, signal.SIGCHLD], LISTENING if early else None)
+        for number in [number for number in early if signals.caught(child.pid, number)]:
+            early.remove(number)
+            child.send_signal(number)
+        if received is None:
+            continue
+        number, sender = received
+        if number == signal.SIGCHLD:
+            if child.poll() is not None:
+                return stopped
+            continue
+        stopped = stopped or number in signals.STOPS
+        if number in signals.NOTICES and not signals.caught(child.pid, number):
+            early.add(number)
+        elif _reached_child(sender) and signals.caught(child.pid, number):
+            direct[number] = time.monotonic()
+        elif time.monotonic() - direct.get(number, -SAME) >= SAME:
+            child.send_signal(number)
+
+
+def _reached_child(sender: int) -> bool:
+    """Whether the sender signals whole process groups: torchrun, and on some clusters Slurm."""
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and sender == os.getppid()
+    return torchrun or signals.from_slurm(sender)
+
+
+@dataclass
+class _Stream:
+    """One pipe of the child and the descriptor to which its lines go."""
+
+    source: int
+    sink: int
+    prefix: str
+    rest: bytes = b""
+
+    def copy(self) -> bool:
+        """Relay what the pipe holds now. Returns whether more may come."""
+        data = os.read(self.source, PIECE)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        while len(self.rest) > PIECE:
+            lines.append(self.rest[:PIECE])
+            self.rest = self.rest[PIECE:]
+        self._emit(lines)
+        return bool(data)
+
+    def finish(self) -> None:
+        """Relay a last line that has no newline."""
+        self._emit([self.rest] if self.rest else [])
+        self.rest = b""
+
+    def _emit(self, lines: list[bytes]) -> None:
+        start = f"{log.now()} {self.prefix} ".encode()
+        for batch in _batches(start + line + b"\n" for line in lines):
+            _write(self.sink, batch)
+
+
+def _streams(child: subprocess.Popen[bytes], prefix: str) -> list[_Stream]:
+    assert child.stdout is not None  # noqa: S101 - for type checkers
+    assert child.stderr is not None  # noqa: S101 - for type checkers
+    return [_Stream(child.stdout.fileno(), 1, prefix), _Stream(child.stderr.fileno(), 2, prefix)]
+
+
+def _relay(streams: list[_Stream], wake: int) -> None:
+    """Copy until both pipes are closed, for at most `DRAIN` seconds after `wake` is closed."""
+    deadline = float("inf")
+    left = len(streams)
+    with selectors.DefaultSelector() as selector:
+        selector.register(wake, selectors.EVENT_READ)
+        for stream in streams:
+            selector.register(stream.source, selectors.EVENT_READ, stream)
+        while left and (patience := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(None if patience == float("inf") else patience):
+                if key.data is None:
+                    deadline = time.monotonic() + DRAIN
+                    selector.unregister(wake)
+                elif not key.data.copy():
+                    selector.unregister(key.fd)
+                    left -= 1
+    for stream in streams:
+        stream.finish()
+
+
+def _batches(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines joined, up to the size that a pipe takes without interleaving other writers."""
+    batch = b""
+    for line in lines:
+        if batch and len(batch) + len(line) > select.PIPE_BUF:
+            yield batch
+            batch = b""
+        batch += line
+    if batch:
+        yield batch
+
+
+def _write(sink: int, data: bytes) -> None:
+    """Write all of `data`. A log that is closed or full must not end the training."""
+    with contextlib.suppress(OSError):
+        while data:
+            try:
+                data = data[os.write(sink, data) :]
+            except BlockingIOError:
+                select.select([], [sink], [])

@@ -1,0 +1,117 @@
+"""Signals handled one at a time, each with its sender where the system reports it (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a process to stop."""
+
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that announce a time limit or a preemption. Ignored until the program has a handler."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Received(NamedTuple):
+    """One signal. `sender` is a process id, or 0 for the kernel or an unknown sender."""
+
+    number: int
+    sender: int
+
+
+def ignore_notices() -> None:
+    """Ignore notices, which kill a process by default, until `hold` is called."""
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def hold(numbers: Iterable[int]) -> set[int]:
+    """Block `numbers` so that `wait` can take them; returns the mask that a child needs back.
+
+    A stop signal that was ignored from the start, as under nohup, stays ignored.
+    """
+    for number in (*NOTICES, signal.SIGCHLD):  # macOS drops an ignored signal even while blocked
+        signal.signal(number, lambda *_: None)
+    wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, wanted))
+
+
+def wait(numbers: Iterable[int], patience: float | None = None) -> Received | None:
+    """The next of `numbers`, which `hold` has blocked; None after `patience` seconds."""
+    if not hasattr(signal, "sigwaitinfo"):  # macOS
+        return Received(signal.sigwait(numbers), 0)
+    if patience is None:
+        info = signal.sigwaitinfo(numbers)
+    else:
+        timed = signal.sigtimedwait(numbers, patience)
+        if timed is None:
+            return None
+        info = timed
+    return Received(info.si_signo, info.si_pid)
+
+
+def caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; True where the system does not tell.
+
+    SigCgt of /proc/PID/status, https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    mask = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt:")), "")
+    return bool(int(mask or "0", 16) >> (number - 1) & 1)
+
+
+def child_setup(before: set[int], death: int) -> Callable[[], None]:
+    """A `preexec_fn` that sets the mask `before`, ignores notices, and ties the child to us.
+
+    `death` is the signal that the child gets when this process dies for any reason.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def setup() -> None:
+        ignore_notices()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(death))
+            if os.getppid() != parent:
+                os.kill(os.getpid(), death)
+
+    return setup
+
+
+def from_slurm(sender: int) -> bool:
+    """Whether `sender` is Slurm's step daemon, which may signal every process of a step."""
+    try:
+        return Path(f"/proc/{sender}/comm").read_text() == "slurmstepd\n"
+    except OSError:
+        return False
+
+
+def name(number: int) -> str:
+    """``SIGTERM`` for 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def die_of(number: int) -> None:
+    """Kill this process with the signal that killed its child, without a second core file."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)

@@ -1,0 +1,167 @@
+"""Run torchrun on this node: start it, deliver signals to its ranks, and end it in time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit_node import exit_records, signals
+
+TICK = 0.2
+"""Seconds between two checks of the ranks while the job is being stopped."""
+SLURM_FIRST = 0.3
+"""Seconds left to Slurm to signal the ranks itself, so that they can tell our copy from Slurm's."""
+GRACE = 30.0
+"""Default seconds for the ranks to end after a signal to stop."""
+TORCHRUN_GRACE = 10.0
+"""Seconds that torchrun gets to end its workers before all are killed."""
+
+_TORCHRUN_STOP = signal.SIGHUP
+"""The signal that makes torchrun stop its workers and exit."""
+_HELD = (*signals.STOPS, *signals.NOTICES, signal.SIGCHLD, signal.SIGALRM)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a node supervises its torchrun."""
+
+    grace: float | None
+    """Seconds for the ranks to end after a signal to stop, before they are killed. None: `GRACE`,
+    or no limit for a signal from Slurm, which kills them itself."""
+    say: Callable[[str], None]
+    """Prints a line to the node's log."""
+    on_signal: Callable[[int, float], None]
+    """Called for each signal after the ranks have received it, with its time (`time.time`)."""
+
+
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    ranks: Path,
+    options: Options,
+    held: socket.socket | None = None,
+) -> int:
+    """Run torchrun to its end and return its code as `subprocess` reports it.
+
+    Signals go to the ranks, which end by themselves; torchrun would kill them. `ranks` is the
+    folder where the ranks register. `held` is a socket that torchrun inherits.
+    """
+    before = signals.hold(_HELD)
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        start_new_session=True,
+        pass_fds=[held.fileno()] if held else (),
+        preexec_fn=_shielded(before),  # noqa: PLW1509 - no thread yet
+    )
+    if held:
+        held.close()  # or the port would seem to answer after torchrun has ended
+    supervisor = _Supervisor(process, env, ranks, options)
+    while process.poll() is None:
+        if received := signals.wait(_HELD):
+            supervisor.handle(received)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    supervisor.kill_ranks()
+    return process.returncode
+
+
+def _shielded(before: set[int]) -> Callable[[], None]:
+    """The setup of the torchrun process: block SIGTERM, and let SIGHUP through.
+
+    Slurm sends SIGTERM to every process of a step, twice for a preemption. torchrun would end its
+    workers 30 seconds after the first one and abandon them at the second.
+    """
+    setup = signals.child_setup(before | {signal.SIGTERM}, _TORCHRUN_STOP)
+
+    def shielded() -> None:
+        signal.signal(_TORCHRUN_STOP, signal.SIG_DFL)
+        setup()
+
+    return shielded
+
+
+class _Supervisor:
+    """A running torchrun, and the deadlines for its end."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        env: Mapping[str, str],
+        ranks: Path,
+        options: Options,
+    ) -> None:
+        self._process, self._env = process, env
+        self._ranks, self._options = ranks, options
+        self._terminate_at: float | None = None
+        self._kill_at: float | None = None
+
+    def handle(self, received: signals.Received) -> None:
+        """Handle one signal."""
+        if received.number == signal.SIGALRM:
+            self._tick()
+        elif received.number != signal.SIGCHLD:
+            self._forward(received)
+
+    def _forward(self, received: signals.Received) -> None:
+        received_at = time.time()
+        slurm = signals.from_slurm(received.sender)
+        if slurm:
+            time.sleep(SLURM_FIRST)
+        pids = exit_records.living(self._ranks).values()
+        count = f"{len(pids)} rank{'' if len(pids) == 1 else 's'}"
+        self._options.say(f"{signals.name(received.number)} received and passed to {count}")
+        for pid in pids:
+            _send(os.kill, pid, received.number)
+        if received.number in signals.STOPS:
+            started = pids or exit_records.all_ended_well(self._ranks)
+            self._stop_after(self._grace(slurm=slurm) if started else 0)
+        self._options.on_signal(received.number, received_at)
+
+    def _grace(self, *, slurm: bool) -> float:
+        if self._options.grace is not None:
+            return self._options.grace
+        return math.inf if slurm else GRACE
+
+    def _stop_after(self, grace: float) -> None:
+        """From now on check every `TICK` whether the ranks have ended or `grace` is over."""
+        if self._terminate_at is None:
+            self._terminate_at = time.monotonic() + grace
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                self._kill()
+        elif exit_records.all_ended_well_everywhere(self._env):  # torchrun would take too long
+            _send(os.kill, self._process.pid, signal.SIGKILL)
+        elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
+            self._kill_at = now + TORCHRUN_GRACE
+            _send(os.kill, self._process.pid, _TORCHRUN_STOP)
+
+    def _one_failed(self) -> bool:
+        """Whether a rank failed: torchrun would restart it, or the others would wait for it."""
+        return any(map(exit_records.went_wrong, exit_records.all_ranks(self._ranks)))
+
+    def _kill(self) -> None:
+        self._options.say("the ranks did not end in time: SIGKILL")
+        _send(os.killpg, self._process.pid, signal.SIGKILL)
+        self.kill_ranks()
+
+    def kill_ranks(self) -> None:
+        """Kill the ranks that torchrun has left behind; each leads its own process group."""
+        for pid in exit_records.living(self._ranks).values():
+            _send(os.killpg, pid, signal.SIGKILL)
+
+
+def _send(how: Callable[[int, int], None], pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        how(pid, number)

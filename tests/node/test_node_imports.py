@@ -1,0 +1,97 @@
+"""Rules for the node plane's source: old Pythons, no other packages, no import cycles."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from deploykit import contract
+
+FILES = {
+    name: ast.parse(text, feature_version=(3, 10)) for name, text in contract.node_plane().items()
+}
+PACKAGE = f"{contract.FOLDER}/deploykit_node"
+ALLOWED = {
+    f"{PACKAGE}/secret_refs.py": {"boto3", "botocore"},
+    f"{PACKAGE}/preflight/group_member.py": {"torch"},
+    f"{PACKAGE}/network/elastic.py": {"torch"},
+}
+
+
+def imported(tree):
+    """Dotted names of the modules that a file imports, at its top or inside a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def file_of(module):
+    """The node plane's file that holds a module, or a name in it; None for other packages."""
+    while module.startswith("deploykit_node"):
+        path = f"{contract.FOLDER}/{module.replace('.', '/')}"
+        for name in (f"{path}.py", f"{path}/__init__.py"):
+            if name in FILES:
+                return name
+        module = module.rpartition(".")[0]
+    return None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_only_the_standard_library_and_its_own_package(name):
+    allowed = sys.stdlib_module_names | {"deploykit_node"} | ALLOWED.get(name, set())
+    assert {module.partition(".")[0] for module in imported(FILES[name])} <= allowed
+
+
+def test_no_file_imports_itself_through_others():
+    """A cycle raises CycleError. Imports for type checkers and inside functions count."""
+    graph = {
+        name: {file for file in map(file_of, imported(tree)) if file and file != name}
+        for name, tree in FILES.items()
+    }
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(FILES)
+
+
+def test_modules_of_the_user_neither_hide_ours_nor_are_hidden(bundle, as_rank):
+    """The user's folder, also on PYTHONPATH, has modules with the names of ours."""
+    names = ["cluster", "command", "log", "network", "node", "private", "rank", "records"]
+    names += ["relay", "signals", "launch"]
+    for name in names:
+        bundle.write(f"{name}.py", "MINE = True\n")
+    bundle.write(
+        "use.py", f"import {', '.join(names)}\nprint(all(m.MINE for m in [{', '.join(names)}]))"
+    )
+    done = bundle.run("use.py", **as_rank, PYTHONPATH=bundle.source)
+    assert done.said["rank 3"] == ["True"], done.log
+
+
+def test_the_user_cannot_import_the_node_plane(bundle, as_rank):
+    bundle.write("use.py", "import deploykit_node")
+    assert "No module named 'deploykit_node'" in bundle.run("use.py", **as_rank).log
+
+
+def test_starts_where_python_leaves_the_scripts_folder_out(bundle, as_rank):
+    bundle.write("use.py", "print('ran')")
+    assert bundle.run("use.py", **as_rank, PYTHONSAFEPATH=1).said["rank 3"] == ["ran"]
+
+
+def test_nothing_large_is_imported_before_it_is_needed(bundle, as_rank):
+    """A rank is started for each GPU; asyncio and torch belong to the preflight test."""
+    code = "import sys; sys.argv = ['x']; sys.path.insert(0, '.deploykit')\n"
+    code += "from deploykit_node import node, rank\nprint({'asyncio', 'torch'} & {*sys.modules})"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(
+        argv,
+        cwd=bundle.source,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "set()\n"

@@ -1,0 +1,80 @@
+"""The schema of exit records: both planes, the documentation, and the files themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from deploykit import contract, exit_records
+from deploykit_node import exit_records as node_records
+from deploykit_node import records
+from deploykit_node.cluster import Cluster, Rank
+from deploykit_node.requeue import heartbeat, restarts
+from deploykit_node.requeue.attempt import Attempt
+
+PAGE = Path(__file__).parents[2] / "docs/reference/node.md"
+
+
+@pytest.fixture
+def env(tmp_path):
+    (tmp_path / records.FOLDER).mkdir()
+    return {
+        "DEPLOYKIT_RUN_DIR": str(tmp_path),
+        "DEPLOYKIT_RESTARTS": '{"preemption": 3}',
+        "SLURM_RESTART_COUNT": "2",
+    }
+
+
+@pytest.fixture
+def written(env, tmp_path):
+    """Every kind of record, as the node plane writes it: its content by the name in the schema."""
+    end = node_records.NodeExit(137, "rank 3 was ended by SIGKILL (exit code 137)", 3)
+    node_records.record_node(env, 0, end)
+    node_records.record_rank(env, Rank("torchrun", 3, 1, 4, 2), -9, stopped=True)
+    restarts.record(env, 1, restarts.PREEMPTION)
+    restarts.record(env, 2, restarts.TIME_LIMIT)
+    Attempt(env, Cluster("slurm", 0, ("n0", "n1"))).begin()
+    heartbeat.start(env, 0, "127.0.0.1").close()
+    names = ("node-0", "rank-3", "restart-1", "attempt", "heartbeat-0")
+    contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
+    return dict(zip(records.SCHEMA, contents, strict=True))
+
+
+@pytest.mark.parametrize("name", records.SCHEMA)
+def test_what_is_written_has_the_fields_of_the_schema(written, name):
+    types = get_type_hints(records.SCHEMA[name])
+    assert list(written[name]) == list(types)
+    for field, value in written[name].items():
+        assert isinstance(value, dict if field == "logs" else types[field])
+
+
+def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
+    (end,) = exit_records.read(tmp_path)
+    record = written["node-N.json"]
+    assert [field.name for field in dataclasses.fields(end)] == list(record)
+    assert dataclasses.asdict(end) == {
+        **record,
+        "finished": datetime.fromisoformat(record["finished"]),
+    }
+    assert abs(datetime.now(UTC) - end.finished) < timedelta(days=1)  # the zone is right
+    assert exit_records.restarts(tmp_path) == ["preemption", "time_limit"]
+    assert exit_records.attempt(tmp_path) == 2
+
+
+def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():
+    assert records.FOLDER in contract.FOLDERS
+    assert node_records.STOPPED == exit_records.STOPPED
+
+
+@pytest.mark.parametrize("name", records.SCHEMA)
+def test_every_record_and_field_is_documented(name):
+    page = PAGE.read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    for field in get_type_hints(records.SCHEMA[name]):
+        assert f"`{field}`" in row
+        assert f"\n| `{field}` | " in page
