@@ -119,7 +119,7 @@ def test_a_program_that_never_stops_talking_is_stopped(stream):
 
 
 def test_a_program_that_does_not_read_or_end_is_stopped():
-    with pytest.raises(BackendUnavailable, match="no answer within"):
+    with pytest.raises(BackendUnavailable, match="timed out after"):
         shell.raw(["sleep", "600"], timeout=0.2, data=b"x" * (1 << 20))
 
 

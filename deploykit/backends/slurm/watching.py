@@ -255,7 +255,7 @@ def _left_behind(folder: Path, why_not: str | None) -> Status:
     return Status(state, _ENDED, end.reason, end.exit_code, finished=end.finished)
 
 
-def _end(folder: Path) -> exit_records.End | None:
+def _end(folder: Path) -> exit_records.ExitRecord | None:
     """The end of the last attempt: the first failure, else the first node that ended."""
     found = exit_records.read(folder)
     last = max((end.attempt for end in found), default=0)
