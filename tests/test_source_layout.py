@@ -1,0 +1,78 @@
+"""The shape of the source: small files and functions, one module that prints."""
+
+from __future__ import annotations
+
+import ast
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit import contract
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [
+    path
+    for folder in ("deploykit", "entrypoints", "infra", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+def functions(path):
+    tree = ast.parse(path.read_text())
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def length(node):
+    return node.end_lineno - node.lineno + 1
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_and_functions_are_small(path):
+    assert len(path.read_text().splitlines()) <= 400
+    assert [node.name for node in functions(path) if length(node) > 60] == []
+
+
+def test_most_functions_are_short():
+    lengths = sorted(length(node) for path in SOURCES for node in functions(path))
+    assert statistics.median(lengths) <= 10
+    assert lengths[len(lengths) * 9 // 10] <= 30
+
+
+def test_the_node_plane_is_complete_and_imports_nothing_else():
+    """Its files import each other, the standard library, boto3 and torch."""
+    names = {name.removesuffix(".py") for name in contract.NODE_PLANE}
+    for name in contract.NODE_PLANE:
+        tree = ast.parse((ROOT / "entrypoints" / name).read_text(), feature_version=(3, 10))
+        for node in ast.walk(tree):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
+                top = module.split(".")[0]
+                assert top in names | sys.stdlib_module_names | {"boto3", "botocore", "torch"}, (
+                    name,
+                    module,
+                )
+
+
+def test_only_one_module_prints():
+    """Any other output would bypass what makes untrusted text safe for a terminal."""
+    printing = []
+    for path in sorted((ROOT / "deploykit").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            stream = isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr"}
+            stream = stream and isinstance(node.value, ast.Name) and node.value.id == "sys"
+            if stream or (isinstance(node, ast.Name) and node.id == "print"):
+                printing.append(path.relative_to(ROOT / "deploykit").as_posix())
+    # cli.py flushes, and discards what cannot be written
+    assert sorted(set(printing)) == ["cli.py", "commands/output.py"]
+    assert printing.count("cli.py") == 2
+
+
+@pytest.mark.xdist_group("xdist")
+def test_groups_of_tests_that_share_a_server_stay_on_one_worker(request):
+    """With pytest 9.2, pytest-xdist 3.8 silently spreads them over all workers."""
+    assert request.node.nodeid.endswith("@xdist") == ("PYTEST_XDIST_WORKER" in os.environ)
