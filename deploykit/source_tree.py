@@ -13,13 +13,15 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from deploykit import paths
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.model import Entry, Problem
 from deploykit.paths import OpenFolder
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -253,13 +255,17 @@ def _specs_above(source: Path) -> list[tuple[str, GitIgnoreSpec]]:
 
 
 def _read(path: Path) -> GitIgnoreSpec | None:
-    """None where there is no such file."""
+    """The patterns of an ignore file; None where there is no such file, or no pattern in it."""
     try:
         content = paths.read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not any(line.strip() and not line.startswith("#") for line in lines):
+        return None
+    from pathspec import GitIgnoreSpec  # takes 25 ms, and many source folders need none
+
     try:
         return GitIgnoreSpec.from_lines(lines)
     except (ValueError, re.error):  # git skips an invalid pattern
@@ -267,6 +273,8 @@ def _read(path: Path) -> GitIgnoreSpec | None:
 
 
 def _is_pattern(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
     try:
         return bool(GitIgnoreSpec.from_lines([line]))
     except (ValueError, re.error):
