@@ -1,6 +1,6 @@
 """The git commit that is checked out at a folder, read without git.
 
-A ``.git`` may be somebody else's work: only regular files inside it are read, and only the hash of
+A ``.git`` may be another user's work: only regular files inside it are read, and only the hash of
 a commit is taken from them. https://git-scm.com/docs/gitrepository-layout
 """
 

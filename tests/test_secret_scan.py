@@ -290,7 +290,7 @@ def test_pieces_of_any_size_find_the_same():
 
 
 def test_finding_nothing_loads_no_pattern():
-    """Patterns are compiled where their literal stands: a dry run must start at once."""
+    """Patterns are compiled when their literal occurs, so that a dry run starts fast."""
     code = "import deploykit.secret_scan as s; s.Scanner().feed(b'x' * 9999); "
     code += "print(s._pattern.cache_info().currsize)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
