@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import itertools
 import json
@@ -67,7 +68,7 @@ class Trip:
         code = frame.f_code
         if event not in {"call", "return"} or not code.co_filename.startswith(self._package):
             return
-        if code.co_qualname == "<module>":
+        if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class: an import
             return
         stack = self._stacks.setdefault(threading.get_ident(), [])
         if event == "call":

@@ -1,6 +1,6 @@
-"""What travels with a job: a reproducible archive of the source folder, named by its content.
+"""The bundle of a job: a reproducible archive of the source folder, named by its content.
 
-The same tree gives the same hash, whatever the clock, the user or the order of the directory.
+The same tree gives the same hash, whatever the time, the user or the order of directory entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploykit import contract, paths, revision
 from deploykit.errors import JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
-from deploykit.secret_scan import KEY, Finding, Scanner
+from deploykit.secret_scan import KEY, Scanner, Secret
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     Mark = tuple[_Hash, int]
 
 _MOST_WARNINGS = 20
-"""Files with tokens that are named one by one."""
+"""Files with tokens that are listed one by one."""
 _MOST_LINES = 5
 
 
 def scan(source: Path, limit: int) -> Bundle:
-    """Read `source` as it would travel; `limit` in bytes. Writes nothing.
+    """Read `source` as it would be bundled; `limit` in bytes. Writes nothing.
 
     Raises JobFileError with every link that leaves the tree, every special file, every file that
-    cannot be read, and a bundle larger than `limit`; TryAgain when a file changes meanwhile.
+    cannot be read, and a bundle larger than `limit`; TryAgain when a file changes
+    while it is read.
     """
     problems: list[Problem] = []
     rules = _rules(source)
@@ -50,18 +51,18 @@ def scan(source: Path, limit: int) -> Bundle:
 
 
 def store(bundle: Bundle) -> Path:
-    """Write the archive below the state folder, unless it is there, and return its path.
+    """Write the archive to the state folder, unless it exists, and return its path.
 
-    One whose content is not what its name says is written again. Raises TryAgain when the source
+    One whose content does not match its name is written again. Raises TryAgain when the source
     has changed since it was scanned.
     """
-    import tempfile  # a dry run has no use for it
+    import tempfile  # not needed for a dry run
 
     folder = paths.private_folder(paths.bundles())
     path = folder / f"{bundle.hash}.tar.gz"
     if paths.is_own_file(path) and _holds(path, bundle.hash):
         return path
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # goes whatever happens
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
         written = Path(scratch, path.name)
         with open(written, "wb", opener=paths.private_opener) as file:
             digest = _write(bundle.source, bundle.entries, file)
@@ -72,9 +73,9 @@ def store(bundle: Bundle) -> Path:
 
 
 def _listing(entries: list[Entry]) -> Entry:
-    """The names of all other files and links, for a node that looks whether it has them all.
+    """The list of all other files and links, by which a node verifies what it has unpacked.
 
-    With them it can hash what it has unpacked: what is not in the list came later.
+    Files that are not in the list were added later, and are not hashed.
     """
     listed = {entry.path: entry.target or [entry.mode, entry.size] for entry in entries}
     content = json.dumps(listed, sort_keys=True).encode()
@@ -82,7 +83,7 @@ def _listing(entries: list[Entry]) -> Entry:
 
 
 def _holds(archive: Path, digest: str) -> bool:
-    """Whether this is an archive of the bundle `digest`: anybody can give a file that name."""
+    """Whether this is an archive of the bundle `digest`: its name alone proves nothing."""
     if not archive.is_file():
         return False
     try:
@@ -93,9 +94,9 @@ def _holds(archive: Path, digest: str) -> bool:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a stored archive into `target`, which may exist, for its owner alone.
+    """Unpack a stored archive into `target`, which may exist, with access for its owner alone.
 
-    Links are kept, and what the owner may do with a file.
+    Links and the owner's permissions are kept.
     """
     paths.private_folder(target)
     with tarfile.open(archive, "r:gz") as tar:
@@ -117,10 +118,10 @@ def _rules(source: Path) -> IgnoreRules:
 
 
 def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
-    """Hash what travels. The same bytes are searched for keys and tokens, and are read once."""
+    """Hash the files, and search them for private keys and tokens in the same pass."""
     archive = _Archive()
     travel: list[Entry] = []
-    found: dict[str, dict[Finding, int]] = {}
+    lines_by_file: dict[str, dict[Secret, int]] = {}
     with opened(source) as top:
         for entry in entries:
             before, scanner = archive.mark(), Scanner()
@@ -128,8 +129,8 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
                 archive.add(entry, scanner.watch(pieces(top, entry), entry.size))
             else:
                 archive.add(entry, _content(top, entry))
-            if scanner.findings:
-                found[entry.path] = scanner.lines(pieces(top, entry))
+            if scanner.secrets:
+                lines_by_file[entry.path] = scanner.lines(pieces(top, entry))
             if scanner.private:
                 archive.reset(before)
             else:
@@ -137,8 +138,8 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     names = {entry.path for entry in travel}
     travel.append(listing := _listing(travel))
     archive.add(listing, _content(top, listing))
-    keys = {path: lines for path, lines in found.items() if path not in names}
-    tokens = {path: lines for path, lines in found.items() if path in names}
+    keys = {path: lines for path, lines in lines_by_file.items() if path not in names}
+    tokens = {path: lines for path, lines in lines_by_file.items() if path in names}
     return Bundle(
         source,
         tuple(travel),
@@ -163,35 +164,35 @@ def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
     return pieces(top, entry) if entry.content is None else (entry.content,)
 
 
-def _key_warnings(found: dict[str, dict[Finding, int]]) -> Iterator[Problem]:
-    places = [
+def _key_warnings(lines_by_file: dict[str, dict[Secret, int]]) -> Iterator[Problem]:
+    keys = [
         f"{path} (line {line})"
-        for path, lines in found.items()
-        for finding, line in lines.items()
-        if finding.name == KEY
+        for path, lines in lines_by_file.items()
+        for secret, line in lines.items()
+        if secret.name == KEY
     ]
-    if places:
+    if keys:
         yield Problem(
             "source",
-            f"private keys stay behind: {', '.join(places)}",
-            "name them with a leading ! in .deploykitignore if the job needs them",
+            f"left out, because they contain private keys: {', '.join(keys)}",
+            "to include one, add it with a leading ! to .deploykitignore",
             severity="warning",
         )
 
 
-def _token_warnings(found: dict[str, dict[Finding, int]]) -> Iterator[Problem]:
-    for path, lines in list(found.items())[:_MOST_WARNINGS]:
-        for name, start in dict.fromkeys((finding.name, finding.start) for finding in lines):
-            numbers = sorted({line for finding, line in lines.items() if finding.name == name})
+def _token_warnings(lines_by_file: dict[str, dict[Secret, int]]) -> Iterator[Problem]:
+    for path, lines in list(lines_by_file.items())[:_MOST_WARNINGS]:
+        for name, start in dict.fromkeys((secret.name, secret.start) for secret in lines):
+            numbers = sorted({line for secret, line in lines.items() if secret.name == name})
             yield Problem(
                 "source",
                 f"{path}, {_listed(numbers)}: looks like {name}{f' ({start}...)' if start else ''}",
-                "take it out and pass it as a `secret:` of `env`; "
-                f"if it is none, write !/{path} into .deploykitignore",
+                "remove it and pass it as a `secret:` of `env`; "
+                f"if it is not a secret, add !/{path} to .deploykitignore",
                 severity="warning",
             )
-    if len(found) > _MOST_WARNINGS:
-        more = f"{len(found) - _MOST_WARNINGS} more files hold what looks like tokens"
+    if len(lines_by_file) > _MOST_WARNINGS:
+        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files contain what looks like tokens"
         yield Problem("source", more, severity="warning")
 
 
@@ -209,14 +210,14 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     listing = ", ".join(f"{entry.path} ({_readable(entry.size)})" for entry in largest)
     yield Problem(
         "max_bundle",
-        f"the source folder holds {_readable(total)}, more than the {_readable(limit)} allowed",
-        f"name what the job does not need in .deploykitignore, or raise max_bundle; "
+        f"the source folder has {_readable(total)}, more than the limit of {_readable(limit)}",
+        f"add what the job does not need to .deploykitignore, or raise max_bundle; "
         f"largest: {listing}",
     )
 
 
 def _readable(size: float) -> str:
-    """A number of bytes for people, in powers of 1000."""
+    """A number of bytes as text, in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:  # noqa: PLR2004 - the step between two units
             return f"{size:.1f} {unit}".replace(".0 B", " B")
@@ -225,7 +226,7 @@ def _readable(size: float) -> str:
 
 
 class _Archive:
-    """Entries are added in their order; `out` is None where only the hash is wanted."""
+    """A tar stream without owners and times, hashed; gzipped into `out`, if given."""
 
     def __init__(self, out: IO[bytes] | None = None) -> None:
         self._digest = hashlib.sha256()
@@ -233,22 +234,22 @@ class _Archive:
         self._out = gzip.GzipFile("", "wb", 6, out, mtime=0) if out is not None else None
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
-        """An entry with its bytes, of which there are as many as it says."""
+        """Add an entry with its content, of exactly `entry.size` bytes."""
         self._write(_header(entry))
         for piece in content:
             self._write(piece)
         self._write(b"\0" * (-entry.size % tarfile.BLOCKSIZE))
 
     def mark(self) -> Mark:
-        """Where the stream is now, for `reset`."""
+        """The current position, for `reset`."""
         return self._digest.copy(), self._size
 
     def reset(self, mark: Mark) -> None:
-        """Forget what was added since; only where nothing is written."""
+        """Discard what was added since `mark`; only where nothing is written."""
         self._digest, self._size = mark
 
     def close(self) -> str:
-        """Write the end of the archive; the SHA-256 of the stream before compression."""
+        """Write the end of the archive; return the SHA-256 of the uncompressed stream."""
         end = 2 * tarfile.BLOCKSIZE
         self._write(b"\0" * (end + -(self._size + end) % tarfile.RECORDSIZE))
         if self._out is not None:

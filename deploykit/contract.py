@@ -14,21 +14,21 @@ from deploykit import paths
 from deploykit.model import JobSpec, Problem
 
 FOLDER = ".deploykit"
-"""Folder inside every bundle that holds the node plane."""
+"""The folder of the node plane in every bundle."""
 
 LAUNCH = f"{FOLDER}/launch.py"
 
 FILES = f"{FOLDER}/files.json"
-"""List of what else is in a bundle, which lets a node hash what it has unpacked."""
+"""The list of a bundle's other files, by which a node can verify what it has unpacked."""
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
-"""Folders of a run, where its nodes see them."""
+"""Subfolders of a run folder."""
 
 NODE_PLANE = ("launch.py", "deploykit_node")
 """The file and the package of ``entrypoints/`` that travel in every bundle."""
 
 PREFLIGHT = 30
-"""Seconds that the test of the network before the trainer may take."""
+"""Seconds that the network test before the trainer may take."""
 
 SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
 
@@ -36,7 +36,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_YOURS = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 
 def node_plane() -> dict[str, bytes]:
@@ -49,7 +49,7 @@ def node_plane() -> dict[str, bytes]:
     }
 
 
-def environment(  # noqa: PLR0913 - one keyword for each place of the contract
+def environment(  # noqa: PLR0913 - one keyword for each location of the contract
     job: JobSpec,
     *,
     backend: str,
@@ -62,27 +62,27 @@ def environment(  # noqa: PLR0913 - one keyword for each place of the contract
     """The variables that a plan sets on each node, sorted by name.
 
     `output`, `checkpoints` and `data` are folders as the node sees them. `folder` is the run's,
-    where the nodes can see it: there the launcher leaves its end file. Secrets are not resolved:
+    where the nodes can see it: there the launcher writes its exit record. Secrets are not resolved:
     ``DEPLOYKIT_SECRETS`` carries the references, and the node looks them up.
     """
     plain = {name: value for name, value in job.env.items() if not is_secret(value)}
     secret = {name: value for name, value in sorted(job.env.items()) if is_secret(value)}
-    ours = {
+    variables = {
         "DEPLOYKIT_BACKEND": backend,
         "DEPLOYKIT_CHECKPOINT_DIR": checkpoints,
         "DEPLOYKIT_OUTPUT_DIR": output,
         "DEPLOYKIT_RUN": run,
-        **{f"DEPLOYKIT_DATA_{name.upper()}": place for name, place in data.items()},
+        **{f"DEPLOYKIT_DATA_{name.upper()}": location for name, location in data.items()},
     }
     if secret:
-        ours["DEPLOYKIT_SECRETS"] = json.dumps(secret)
+        variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
-        ours["DEPLOYKIT_RUN_DIR"] = folder
+        variables["DEPLOYKIT_RUN_DIR"] = folder
     if job.debug:
-        ours["DEPLOYKIT_DEBUG"] = "1"
+        variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
-        ours["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
-    return dict(sorted({**plain, **ours}.items()))
+        variables["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
+    return dict(sorted({**plain, **variables}.items()))
 
 
 def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
@@ -99,16 +99,16 @@ def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, s
 
 
 def locations(job: JobSpec) -> dict[str, str]:
-    """Folders and addresses of a job file, by their path in it."""
-    found = {f"data.{name}": place for name, place in job.data.items()}
-    chosen = {"output": job.output, "checkpoints": job.checkpoints}
-    return found | {path: place for path, place in chosen.items() if place is not None}
+    """The locations that a job file names, by their path in it."""
+    data = {f"data.{name}": location for name, location in job.data.items()}
+    others = {"output": job.output, "checkpoints": job.checkpoints}
+    return data | {path: location for path, location in others.items() if location is not None}
 
 
 def command(job: JobSpec) -> list[str]:
-    """The words after ``launch.py``: torchrun's options, ``--``, the program and its arguments.
+    """The arguments of ``launch.py``: torchrun's options, ``--``, the program and its arguments.
 
-    What only the node can know (address, port, node rank) is added there.
+    The launcher adds what only the node knows: address, port, node rank.
     """
     return [
         "torchrun",
@@ -134,33 +134,33 @@ def is_secret(value: str) -> bool:
 
 
 def check(job: JobSpec) -> Iterator[Problem]:
-    """Problems of the environment that no backend could get right."""
+    """Problems of the environment, the same on every backend."""
     yield from _same_variable(job.data)
     for name, value in job.env.items():
-        if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _YOURS):
+        if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
             yield Problem(
                 f"env.{name}",
-                "this variable is set by the launcher on each rank and cannot be chosen",
-                "remove it; see docs/reference/node.md for what a trainer can read",
+                "is set by the launcher on each rank and cannot be overridden",
+                "remove it; docs/reference/node.md lists the variables that a trainer can read",
             )
         if is_secret(value) and _kind(value) is None:
             yield Problem(
                 f"env.{name}",
-                f"a secret is written secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
+                f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
                 "for example secret:env:HF_TOKEN",
             )
 
 
 def _same_variable(names: Iterable[str]) -> Iterator[Problem]:
-    """Channels whose variables would be one and the same."""
+    """Problems of channels that would share a variable."""
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(name.upper(), name)
         if other != name:
             yield Problem(
                 f"data.{name}",
-                f"has the same variable as {other!r}, DEPLOYKIT_DATA_{name.upper()}",
-                "choose names that differ in more than the case",
+                f"sets the same variable as {other!r}, DEPLOYKIT_DATA_{name.upper()}",
+                "choose names that differ in more than case",
             )
 
 

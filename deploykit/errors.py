@@ -7,25 +7,10 @@ of the trainer (1, 2, or 128 + a signal), which ``wait`` and ``submit --wait`` r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
-
-@dataclass(frozen=True)
-class Problem:
-    """An error or a warning about a job: where, what was expected, what was probably meant.
-
-    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
-    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is the URL that
-    documents the rule.
-    """
-
-    path: str
-    message: str
-    hint: str | None = None
-    line: int | None = None
-    severity: Literal["error", "warning"] = "error"
-    source: str | None = None
+if TYPE_CHECKING:  # dataclasses would slow down --help
+    from deploykit.problem import Problem
 
 
 class DeploykitError(Exception):

@@ -1,4 +1,4 @@
-"""How a run ended, as the launcher of each node wrote it down (``exit_records/node-<N>.json``)."""
+"""The exit records that each node's launcher writes into a run (``exit_records/node-<N>.json``)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from deploykit import parsing
 from deploykit.decode import whole
 
 STOPPED = 75
-"""Exit code of a trainer that was told to stop, has saved a checkpoint, and can go on from it."""
+"""Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
 
 _LONGEST = 1 << 20
-"""Bytes of a record that are read; it has one line."""
+"""Bytes of a record that are read; a record is one line."""
 _LAST_CODE = 255
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of one node. `rank` is the first rank that failed there, None where none did."""
+class ExitRecord:
+    """How one node ended. `rank` is the first rank that failed there; None where none did."""
 
     exit_code: int
     reason: str
@@ -30,40 +30,40 @@ class End:
     attempt: int
 
 
-def read(folder: Path) -> list[End]:
-    """The ends of all nodes that have ended, failures first, then by time."""
-    found = [_end(_record(path)) for path in folder.glob("exit_records/node-*.json")]
-    known = [end for end in found if end is not None]  # whoever asks falls back on the scheduler
-    return sorted(known, key=lambda end: (end.exit_code == 0, end.finished))
+def read(folder: Path) -> list[ExitRecord]:
+    """The records of all nodes that have ended, failures first, then by time."""
+    parsed = [_exit_record(_data(path)) for path in folder.glob("exit_records/node-*.json")]
+    valid = [record for record in parsed if record is not None]
+    return sorted(valid, key=lambda record: (record.exit_code == 0, record.finished))
 
 
 def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
-    """The reasons of the job's restarts, as far as they are known; with `upto`, of the first."""
-    found: dict[int, str] = {}
+    """The known reasons of the job's restarts, in order; with `upto`, of the restarts up to it."""
+    reasons: dict[int, str] = {}
     for path in folder.glob("exit_records/restart-*.json"):
-        number, why = whole(path.stem.rpartition("-")[2]), _record(path).get("why")
+        number, why = whole(path.stem.rpartition("-")[2]), _data(path).get("why")
         if number is not None and isinstance(why, str):
-            found[number] = why
-    return [found[number] for number in sorted(found) if upto is None or number <= upto]
+            reasons[number] = why
+    return [reasons[number] for number in sorted(reasons) if upto is None or number <= upto]
 
 
 def attempt(folder: Path) -> int | None:
-    """The number of the attempt that has begun last, from 0; None before the first."""
-    number = _record(folder / "exit_records" / "attempt.json").get("attempt")
+    """The number of the latest attempt, from 0; None before the first."""
+    number = _data(folder / "exit_records" / "attempt.json").get("attempt")
     return number if isinstance(number, int) else None
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """What a launcher has written there; nothing where it was written by something else."""
+def _data(path: Path) -> dict[str, Any]:
+    """The content of a record; empty where it is not a JSON object."""
     try:
         with path.open("rb") as file:
-            found = parsing.json(file.read(_LONGEST))
+            data = parsing.json(file.read(_LONGEST))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
-def _end(record: dict[str, Any]) -> End | None:
+def _exit_record(record: dict[str, Any]) -> ExitRecord | None:
     match record:
         case {
             "exit_code": int(code),
@@ -75,5 +75,5 @@ def _end(record: dict[str, Any]) -> End | None:
             with contextlib.suppress(ValueError, OverflowError):
                 moment = datetime.fromisoformat(finished)
                 moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-                return End(code, reason, rank, moment.astimezone(UTC), number)
+                return ExitRecord(code, reason, rank, moment.astimezone(UTC), number)
     return None

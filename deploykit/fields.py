@@ -1,4 +1,4 @@
-"""What a field of the job file can say about itself, as ``typing.Annotated`` metadata.
+"""Metadata of the job file's fields, as arguments of ``typing.Annotated``.
 
 One declaration serves four readers: the decoder (`decode.py`), the JSON Schema, the commented
 file that ``deploykit init`` writes, and the reference in ``docs/``.
@@ -14,7 +14,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Help:
-    """One sentence for people; `example` is a value as it is written in the job file."""
+    """The description of a field; `example` is a value as written in the job file."""
 
     text: str
     example: str | None = None
@@ -30,18 +30,18 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Text must match `regex` as a whole; `meaning` says in words what that is."""
+    """Text must fully match `regex`; `meaning` describes it in words."""
 
     regex: str
     meaning: str
 
 
-NOT_EMPTY = Pattern(r"[\s\S]+", "a value; leave the key out for the default")
+NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """An integer that people write with a unit: ``30m``, ``4GiB``.
+    """An integer written with a unit: ``30m``, ``4GiB``.
 
     `parse` turns the written text into the integer and raises ValueError; `regex` is for editors.
     """
@@ -56,7 +56,7 @@ _SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)
 _SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 _LONGEST = 10**9
-"""Seconds, about 30 years: beyond that a limit is none, and dates cannot be computed with."""
+"""Seconds, about 30 years; more would overflow dates."""
 
 
 def _seconds(text: str) -> int:
@@ -65,10 +65,10 @@ def _seconds(text: str) -> int:
     if not text or match is None:
         raise ValueError(text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if found > _LONGEST:
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total > _LONGEST:
         raise ValueError(text)
-    return found
+    return total
 
 
 def _bytes(text: str) -> int:

@@ -1,7 +1,7 @@
-"""Read a job file: YAML or TOML, with ``--set a.b=c`` on top, into a JobSpec and its sections.
+"""Read a job file, YAML or TOML, with overrides (``--set a.b=c``), into a JobSpec and sections.
 
-A scalar that stands unquoted in YAML keeps its text and takes the type that its place expects, so
-that ``args: [--lr, 0.10, --flag, yes]`` arrives as it was written.
+An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
+``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deploykit.model import JobSpec, Problem
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job, and the decoded sections of the backends that were asked for."""
+    """A job, and the decoded sections of the requested backends."""
 
     path: Path
     job: JobSpec
@@ -31,11 +31,11 @@ class JobFile:
     """Line of each key of the file, by its path; empty for TOML."""
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The warnings among `problems`; raises JobFileError with all when one is an error."""
-        found = located(problems, self.lines)
-        if any(problem.severity == "error" for problem in found):
-            raise JobFileError(str(self.path), found)
-        return found
+        """The warnings among `problems`. Raises JobFileError with all if one is an error."""
+        ordered = located(problems, self.lines)
+        if any(problem.severity == "error" for problem in ordered):
+            raise JobFileError(str(self.path), ordered)
+        return ordered
 
 
 def load(
@@ -45,14 +45,14 @@ def load(
     options: Mapping[str, type[Any]],
     backends: Callable[[], Iterable[str]],
 ) -> JobFile:
-    """Read and decode `path`, with `overrides` (``a.b=c``) on top.
+    """Read and decode `path`, then apply `overrides` (``a.b=c``).
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first.
 
-    Relative places in the file become absolute, from the file's folder.
+    Relative locations become absolute, from the folder of the file.
 
-    Raises NotFound, UsageError (a bad override) or JobFileError with every problem.
+    Raises NotFound, UsageError (an invalid override) or JobFileError with every problem.
     """
     tree, lines = parse(path)
     for override in overrides:
@@ -60,12 +60,12 @@ def load(
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems = list(unknown_keys("", [key for key in tree if key not in known], known))
-    job, found = decode(JobSpec, {key: tree[key] for key in tree if key in names})
-    problems += found
+    job, more = decode(JobSpec, {key: tree[key] for key in tree if key in names})
+    problems += more
     sections = {}
     for name, cls in options.items():
-        sections[name], found = decode(cls, tree.get(name), name)
-        problems += found
+        sections[name], more = decode(cls, tree.get(name), name)
+        problems += more
     if job is not None:
         job = _absolute(job, path.absolute().parent)
         problems += [*_check(job), *contract.check(job)]
@@ -75,7 +75,7 @@ def load(
 
 
 def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Names of backends until all `keys` are among them: installed ones take 25 ms to look for."""
+    """Names of backends until they include all `keys`: finding installed ones takes 25 ms."""
     if not keys:
         return
     for name in backends():
@@ -93,7 +93,7 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(
             f"cannot read the job file {path}: {what}",
-            hint="name it, or write one with `deploykit init`",
+            hint="name an existing file, or write one with `deploykit init`",
         ) from error
     try:
         if path.suffix == ".toml":
@@ -102,14 +102,14 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except parsing.Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
     if not isinstance(tree, dict):
-        problems.append(Problem("", "expected keys and values, such as `name: digits`"))
+        problems.append(Problem("", "expected keys with values, such as `name: digits`"))
     if problems:
         raise JobFileError(str(path), problems)
     return tree, lines
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
-    """Apply one ``--set a.b=c``. A list, section or quoted text is written as in YAML."""
+    """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
@@ -129,17 +129,17 @@ def _override_value(text: str, value: str) -> Any:
     try:
         return parsing.yaml(value)[0]
     except parsing.Malformed as error:
-        hint = "lists are written [a, b]; quote the whole argument for the shell"
+        hint = "write lists as [a, b], and quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
 def _check(job: JobSpec) -> Iterable[Problem]:
-    """What is wrong with the neutral part, beyond the types."""
+    """Problems of the neutral part, beyond the types."""
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
-        yield Problem("source", f"there is no folder {source}")
+        yield Problem("source", f"folder {source} not found")
     elif entry.script is not None:
         yield from _check_script(entry.script, source)
 
@@ -149,15 +149,15 @@ def _check_script(script: str, source: Path) -> Iterable[Problem]:
     if path.is_absolute() or ".." in path.parts or script.startswith("-"):
         yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
     elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
-        here = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
-        hint = did_you_mean(script, here) or f"Python files there: {', '.join(here[:8]) or 'none'}"
-        yield Problem("entrypoint.script", f"there is no file {script!r} in {source}", hint)
+        scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
+        hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
+        yield Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
 
 
 def _absolute(job: JobSpec, folder: Path) -> JobSpec:
-    """The job with every relative place made absolute; addresses (s3://...) stay."""
+    """The job with absolute locations; addresses (s3://...) are kept."""
 
-    def place(text: str) -> str:
+    def absolute(text: str) -> str:
         if "://" in text:
             return text
         home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
@@ -165,17 +165,17 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
 
     return dataclasses.replace(
         job,
-        source=place(job.source),
-        data={name: place(where) for name, where in job.data.items()},
-        output=place(job.output) if job.output else None,
-        checkpoints=place(job.checkpoints) if job.checkpoints else None,
+        source=absolute(job.source),
+        data={name: absolute(location) for name, location in job.data.items()},
+        output=absolute(job.output) if job.output else None,
+        checkpoints=absolute(job.checkpoints) if job.checkpoints else None,
     )
 
 
 def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
     """The problems with their lines, in the order of the file."""
-    found = [
+    numbered = [
         dataclasses.replace(problem, line=problem.line or lines.get(problem.path))
         for problem in problems
     ]
-    return sorted(found, key=lambda problem: problem.line or sys.maxsize)
+    return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)

@@ -1,4 +1,4 @@
-"""Log files that the node plane writes: one a node, lines marked with time and rank."""
+"""The log files of the node plane: one for each node, with time and rank before each line."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _PAUSE = 0.2
-"""Seconds between two looks at the files while following."""
+"""Seconds between two reads while following."""
 
 
 def whole(handle: Handle) -> Path:
-    """The run's folder. Raises NotFound where it was deleted, and its logs with it."""
+    """The run folder. Raises NotFound where it was deleted."""
     folder = Path(handle.folder)
     if not folder.is_dir():
-        raise NotFound(f"{handle.run} has no logs any more: its folder {folder} was deleted")
+        raise NotFound(f"{handle.run} has no logs: its folder {folder} was deleted")
     return folder
 
 
 def parse(text: str, node: int | None) -> LogLine:
-    """A line of a log, with the marks of the node plane taken off where it has them."""
+    """A line of a log; time and rank are parsed where the node plane wrote them."""
     match = _LINE.fullmatch(text)
     if match is None:
         return LogLine(text, node)
@@ -52,15 +52,15 @@ def read(
 ) -> Iterator[LogLine]:
     """Lines of every log in `folder`, merged by time as far as they carry one.
 
-    With `follow`, new lines as they come, from files that may not exist yet, until `ended()` is
-    true and everything written before that has been read. A last line without a line end counts.
+    With `follow`, new lines as they arrive, from files that may not exist yet, until `ended()` is
+    true and everything written before has been read. A last line without a newline is included.
     """
     tails: dict[Path, _Tail] = {}
     while True:
         last = not follow or ended()
         fresh = []
-        found = (path for pattern in patterns for path in folder.glob(pattern))
-        for path in sorted(found, key=_by_number):
+        names = (path for pattern in patterns for path in folder.glob(pattern))
+        for path in sorted(names, key=_by_number):
             tail = tails.setdefault(path, _Tail(path))
             fresh.append(tail.lines(whole=last))
         yield from _merge(fresh)
@@ -75,7 +75,7 @@ def _by_number(path: Path) -> tuple[int, str]:
 
 
 def _merge(files: list[list[LogLine]]) -> Iterator[LogLine]:
-    """All lines by time; a line without one stays behind the line before it in its file."""
+    """All lines by time; a line without a time follows the previous line of its file."""
     keyed = []
     for lines in files:
         last = _BEGINNING
@@ -87,7 +87,7 @@ def _merge(files: list[list[LogLine]]) -> Iterator[LogLine]:
 
 
 class _Tail:
-    """The part of a file that was not read yet."""
+    """Reads a file as it grows."""
 
     def __init__(self, path: Path) -> None:
         match = _NODE.fullmatch(path.name)
@@ -98,7 +98,7 @@ class _Tail:
         self._rest = b""
 
     def lines(self, *, whole: bool) -> list[LogLine]:
-        """Complete lines written since the last call; with `whole`, an unfinished one too."""
+        """Complete lines written since the last call; with `whole`, also an incomplete last one."""
         with self._path.open("rb") as file:
             file.seek(self._at)
             data = file.read()

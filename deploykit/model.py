@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.errors import Problem as Problem  # noqa: PLC0414 - a noun, which errors carry
 from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(
     r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",

@@ -2,8 +2,8 @@
 
 A state folder holds what runs as its owner: sources, scripts, pickled functions. So everything in
 it is made here, with mode 0700 or 0600 whatever the umask. A source folder and its ``.git`` may be
-somebody else's work: a link in it could name any file of the user, and a named pipe would block
-whoever opens it, so its files are read through `OpenFolder`.
+another user's work: a link in it could name any file of this user, and a named pipe would block
+its reader, so its files are read through `OpenFolder`.
 """
 
 from __future__ import annotations

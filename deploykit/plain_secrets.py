@@ -1,4 +1,4 @@
-"""Secrets that a job file holds as plain text: they would stand in the script and the request."""
+"""Find secrets that a job file contains as plain text, and that would appear in the plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NAME = re.compile(
     r"(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$",
     re.IGNORECASE,
 )
-"""Variables whose value is a secret, whatever it looks like."""
+"""Variables whose value is always a secret."""
 _TOKEN_NAME = re.compile(r"(?:^|_)(?:TOKEN|CREDENTIALS?)$", re.IGNORECASE)
-"""Variables whose value is one unless it is a word of a tokenizer, such as <pad>, or a path."""
+"""Variables whose value is a secret unless it is a path or a tokenizer's word, such as <pad>."""
 _MAYBE = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-"""Variables whose value is one if it looks random."""
+"""Variables whose value is a secret if it looks random."""
 _NO_SECRET = re.compile(
     r"|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*", re.IGNORECASE
 )
@@ -28,13 +28,13 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNO
 
 
 def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """A warning for each plain secret of the job and of its sections. It is never quoted."""
+    """A warning for each plain secret of the job and of its sections, which never quotes it."""
     for name, value in job.env.items():
         if not contract.is_secret(value) and (what := _in_variable(name, value)):
             yield _warning(
                 f"env.{name}",
                 what,
-                f"write secret:env:{name} and set {name} where you submit from, or name a store: "
+                f"write secret:env:{name} and set {name} where you submit, or use a store: "
                 "secret:file:PATH, secret:ssm:NAME, secret:secretsmanager:NAME",
             )
     texts = [*_texts(dataclasses.replace(job, env={}), "")]
@@ -42,12 +42,12 @@ def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
         texts += _texts(options, section)
     for path, text in texts:
         if what := _in_text(text):
-            hint = "make it a variable of `env`, such as TOKEN: secret:env:TOKEN, and read that"
+            hint = "pass it as a variable of `env`, such as TOKEN: secret:env:TOKEN"
             yield _warning(path, what, hint)
 
 
 def _warning(path: str, what: str, hint: str) -> Problem:
-    message = f"{what}; its text would stand in the plan for everybody to read"
+    message = f"{what}; it would appear in the plan as plain text"
     return Problem(path, message, hint, severity="warning")
 
 
@@ -66,11 +66,11 @@ def _in_text(text: str) -> str | None:
     finding = secret_scan.secret(text)
     if finding is not None:
         return f"looks like {finding.name}"
-    return "holds an address with a password" if _URL.search(text) else None
+    return "contains an address with a password" if _URL.search(text) else None
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text in it, with its path in the job file."""
+    """Every text in a value, with its path in the job file."""
     if isinstance(value, str):
         yield path, value
     elif dataclasses.is_dataclass(value):

@@ -1,7 +1,7 @@
-"""Values in what a person pastes: a command, a YAML file, a Terraform file.
+"""Quote values in text that a person pastes: a command, a YAML file, a Terraform file.
 
-Such values come from job files, saved facts and other machines. Whatever is in one, it arrives as
-that value, and is never code. In templates, render.py does the same.
+The values come from job files, saved facts and other machines; quoting keeps them from becoming
+code. In templates, render.py does the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z]([\w./ -]*[\w./-])?", re.ASCII)
 _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
-"""What YAML takes for something else than a text."""
+"""Words that YAML does not read as text."""
 _ESCAPE = re.compile(r"\\u(d[89ab]..)\\u(d[c-f]..)|\\(.)")
 _SHORT = {"b": "\\u0008", "f": "\\u000c"}
 _FILL_IN = re.compile(r"(\$+|%+)\{")
@@ -26,23 +26,23 @@ def command(*words: str | Path) -> str:
 
 
 def path(name: Path) -> str:
-    """A path that no program takes for an option."""
+    """A path that no program reads as an option."""
     return f"./{name}" if str(name).startswith("-") else str(name)
 
 
 def yaml(text: str) -> str:
-    """A text as a scalar of YAML, quoted only where it must be."""
+    """A text as a YAML scalar, quoted only where necessary."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
     return text if plain else data(text)
 
 
 def data(value: Any) -> str:
-    """Plain data as JSON in the escapes that YAML and Terraform read too, in ASCII."""
+    """Plain data as ASCII JSON, with the escapes that YAML and Terraform also read."""
     return _ESCAPE.sub(_escape, json.dumps(value, default=str))
 
 
 def terraform(value: Any) -> str:
-    """The same, in which Terraform finds nothing to fill in (``${``, ``%{``)."""
+    """The same, without Terraform's template sequences (``${``, ``%{``)."""
     return _FILL_IN.sub(_literal, data(value))
 
 
@@ -54,6 +54,6 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _literal(match: re.Match[str]) -> str:
-    """``${`` is written ``$${``; of several signs the first ones as numbers, or they would pair."""
+    """``${`` becomes ``$${``; of several signs the first ones are escaped, or they would pair."""
     sign, count = match[1][0], len(match[1])
     return f"\\u{ord(sign):04x}" * (count - 1) + f"{sign}{sign}{{"

@@ -1,4 +1,4 @@
-"""Jinja, as deploykit uses it: a typo raises, and a value never becomes shell code."""
+"""Render Jinja templates: an undefined name raises, and a value never becomes code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploykit import paths, quoting
 
 
 def shell(template: str, **values: Any) -> str:
-    """Render ``templates/<template>``; every ``{{ value }}`` comes out shell-quoted.
+    """Render ``templates/<template>``; every ``{{ value }}`` is shell-quoted.
 
     Raises jinja2.UndefinedError for a name that is not among `values`.
     """
@@ -18,7 +18,7 @@ def shell(template: str, **values: Any) -> str:
 
 
 def data(template: str, **values: Any) -> str:
-    """Render a YAML or Terraform file; every ``{{ value }}`` comes out as JSON, which both read.
+    """Render a YAML or Terraform file; every ``{{ value }}`` becomes JSON, which both read.
 
     Raises jinja2.UndefinedError for a name that is not among `values`.
     """
@@ -48,7 +48,7 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
 
 
 class _Quoted(str):
-    """Text that is code already."""
+    """Text that is already code."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """The git commit that is checked out at a folder, read without git.
 
-Every file of a ``.git`` may be somebody else's work: only regular files inside it are read, and
-only a commit's own hash is taken from them. https://git-scm.com/docs/gitrepository-layout
+A ``.git`` may be another user's work: only regular files inside it are read, and only the hash of
+a commit is taken from them. https://git-scm.com/docs/gitrepository-layout
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _REF = re.compile(
 )
 """A ref by the rules of git-check-ref-format, below ``refs/``."""
 _SMALL, _PACKED = 4096, 1 << 26
-"""Most bytes of a file that holds one name, and of ``packed-refs``."""
+"""Most bytes of a file with one name, and of ``packed-refs``."""
 _MOST_HOPS = 5
 """Refs that may point to other refs in a row, as in git."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A work tree `top`; `git` is its own folder, `shared` the one of all its work trees."""
+    """A work tree `top`, its own git folder, and the one `shared` by all work trees."""
 
     top: Path
     git: Path
@@ -34,7 +34,7 @@ class Repository:
 
 
 def find(source: Path) -> Repository | None:
-    """The repository that `source` is in; None where there is none, or one of an odd shape."""
+    """The repository that `source` is in; None without one, or where its layout is unusual."""
     source = Path(os.path.realpath(source))
     for folder in (source, *source.parents):
         git = folder / ".git"
@@ -92,5 +92,5 @@ def _head(repository: Repository) -> str | None:
 
 def _packed(repository: Repository, name: bytes) -> bytes | None:
     lines = paths.read_below(repository.shared, "packed-refs", _PACKED) or b""
-    found = re.search(rb"^([0-9a-f]+) " + re.escape(name) + rb"$", lines, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rb"^([0-9a-f]+) " + re.escape(name) + rb"$", lines, re.MULTILINE)
+    return match[1] if match else None

@@ -1,4 +1,4 @@
-"""The job file described: a JSON Schema for editors, and a commented file to start from."""
+"""Describe the job file: a JSON Schema for editors, and a commented file to start from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHOWN = {
     *("resources.nodes", "resources.processes_per_node"),
     *("sagemaker.instance_type", "sagemaker.framework_version"),
 }
-"""Optional keys that the commented file has switched on."""
+"""Optional keys that the commented file sets."""
 
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": ["string", "number", "boolean"]},
     int: {"type": ["integer"]},
     bool: {"type": ["boolean", "string"], "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$"},
 }
-"""Schemas by Python type; unquoted numbers in a YAML file count as the text they are, and editors,
-which follow YAML 1.2, take `yes` for text."""
+"""Schemas by Python type. A number may stand for text, since unquoted scalars keep their text, and
+`yes` is text to editors, which follow YAML 1.2."""
 
 
 def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
 
 
 def _schema(kind: Any, metadata: tuple[Any, ...], *, optional: bool) -> dict[str, Any]:
-    found = {**_type(kind, metadata), **_limits(metadata)}
+    schema = {**_type(kind, metadata), **_limits(metadata)}
     if optional:
-        _allow_null(found)
-    return found
+        _allow_null(schema)
+    return schema
 
 
 def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _object(cls: Any) -> dict[str, Any]:
         properties[field.name] = _of(hints(cls)[field.name])
         if is_required(field):
             required.append(field.name)
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**found, "required": required} if required else found
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
 
 
 def _of(hint: Any) -> dict[str, Any]:
@@ -82,17 +82,17 @@ def _of(hint: Any) -> dict[str, Any]:
 
 
 def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    schema: dict[str, Any] = {}
     quantity = any(isinstance(note, Quantity) for note in metadata)
     for note in metadata:
         if isinstance(note, Help):
-            found["description"] = note.text
+            schema["description"] = note.text
         elif isinstance(note, Pattern):
-            found["pattern"] = f"^({note.regex})$"
+            schema["pattern"] = f"^({note.regex})$"
         elif isinstance(note, Bounds) and not quantity:
             limits = {"minimum": note.low, "maximum": note.high}
-            found |= {name: limit for name, limit in limits.items() if limit is not None}
-    return found
+            schema |= {name: limit for name, limit in limits.items() if limit is not None}
+    return schema
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
 
 
 def commented(sections: Mapping[str, type[Any]]) -> str:
-    """A job file with every key explained; what is optional is commented out."""
+    """A job file with every key explained; optional keys are commented out."""
     lines = [
         "# A deploykit job file. Keys that are commented out are optional.",
         "# `deploykit check` finds every problem; `deploykit submit --dry-run` sends nothing.",
@@ -117,7 +117,7 @@ def commented(sections: Mapping[str, type[Any]]) -> str:
 
 
 def _fields(cls: Any, path: str) -> Iterator[str]:
-    """The lines of a section; those of the top level are set apart by empty ones."""
+    """The lines of a section, with an empty line between keys of the top level."""
     indent = "  " * path.count(".")
     for number, field in enumerate(dataclasses.fields(cls)):
         kind, metadata, optional = split(hints(cls)[field.name])

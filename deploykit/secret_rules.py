@@ -1,7 +1,7 @@
 """What a private key or an access token looks like, as data.
 
-The shapes are those that their issuers document and that scanners such as gitleaks and
-detect-secrets look for. Left out is what only looks random: it would be found in any source.
+The patterns are those that their issuers document and that scanners such as gitleaks and
+detect-secrets use. Text that only looks random is not covered: it occurs in any source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PUT = rb"""[\w.-]{0,20}["'\])]{0,3}\s{0,3}(?:=>|:=|[=:,(\s])\s{0,3}["'(]{0,3}""
 
 @dataclass(frozen=True)
 class TokenRule:
-    """A kind of token. `pattern` is matched where one of `literals` stands.
+    """A kind of token. `pattern` is matched where one of `literals` occurs.
 
     With a group in it, the group is the token and the literal a word in front of it.
     """
@@ -26,18 +26,17 @@ class TokenRule:
 
 
 KEY_LITERALS = (b"PRIVATE KEY", b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-1", b"LS0tLS1CRUdJTi")
-"""What stands in every private key; the last is ``-----BEGIN`` in base64."""
+"""One of these is in every private key; the last is ``-----BEGIN`` in base64."""
 
 MOST_LITERALS = 64
-"""As many are searched for at once by the processor's wide instructions; with one more the search
-takes five times as long."""
+"""The most that vector instructions search for at once; one more makes it five times slower."""
 
 PLACEHOLDERS = (
     *(b"example", b"placeholder", b"changeme", b"dummy", b"your", b"fake", b"redacted"),
     *(b"xxxx", b"....", b"****", b"00000000", b"1234567890", b"0123456789", b"abcdefgh"),
     b"eyjzdwiioiixmjm0nty3odkw",  # the sample of jwt.io
 )
-"""What stands in tokens of manuals, in small letters."""
+"""Parts of the tokens in manuals, in lower case."""
 
 TOKEN_RULES = (
     TokenRule("an AWS access key", (b"AKIA", b"ASIA"), rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),

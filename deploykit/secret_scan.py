@@ -1,7 +1,7 @@
-"""Look for private keys and access tokens in bytes, at about the speed of hashing them.
+"""Search bytes for private keys and access tokens, at about the speed of hashing.
 
-One pass finds the few places where a literal of `secret_rules` stands; only there a pattern is
-tried. No secret is kept: a finding says what it is and where, and how its kind begins.
+One pass finds the few occurrences of the literals of `secret_rules`; a pattern is tried only there.
+The secret itself is not kept, only its kind, its offset and the beginning that its kind has.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from deploykit.secret_rules import KEY_LITERALS, PLACEHOLDERS, TOKEN_RULES, TokenRule
 
 _REACH = 4096
-"""Most bytes that a pattern looks at from its literal on."""
+"""Bytes that a pattern may examine from its literal on."""
 _BEFORE = 128
-"""Most bytes that it looks at before."""
+"""Bytes that it may examine before."""
 _HEADER = re.compile(rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z")
 _HEADER_END = re.compile(rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}")
 _NEXT_LINE = re.compile(
@@ -29,7 +29,7 @@ _BODY_PART = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
 _LEAST_BODY = 48
 """Characters of base64 in the shortest private key (Ed25519's has 64)."""
 _MOST_WORDS = 16
-"""Words between a header and the body: of RFC 1421's and OpenPGP's own headers."""
+"""Words between a header and the body, such as the fields of RFC 1421 and OpenPGP."""
 _MOST_TOKENS = 100
 
 KEY = "a private key"
@@ -38,41 +38,41 @@ _Hits = Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that looks like a secret, `offset` bytes after the first."""
+class Secret:
+    """Something that looks like a secret, at `offset` bytes."""
 
     name: str
     offset: int
     start: str = ""
-    """At most the four characters with which such a token begins."""
+    """At most four characters with which every token of its kind begins."""
 
 
 class Scanner:
-    """What is found in one file, which is fed to it in pieces."""
+    """Searches one file, which is fed to it in pieces."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.secrets: list[Secret] = []
         self._rest = b""
         self._before = 0
         """Bytes before `_rest`."""
         self._done = 0
-        """Bytes of `_rest` that were looked at."""
+        """Bytes of `_rest` that were searched."""
         self._wide: bool | None = None
 
     @property
     def private(self) -> bool:
         """Whether a private key was found."""
-        return any(finding.name == KEY for finding in self.findings)
+        return any(secret.name == KEY for secret in self.secrets)
 
     def watch(self, pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
-        """The same pieces, `size` bytes in all, looked at on their way."""
+        """The same pieces, `size` bytes in all, searched as they pass."""
         for piece in pieces:
             size -= len(piece)
             self.feed(piece, last=size <= 0)
             yield piece
 
     def feed(self, piece: bytes, *, last: bool = True) -> None:
-        """The next bytes of the file; each but the last is best far longer than `_REACH`."""
+        """Search the next bytes of the file; pieces should be far longer than `_REACH`."""
         piece = self._narrow(piece)
         data = self._rest + piece if self._rest else piece
         end = len(data) if last else max(len(data) - _REACH, self._done)
@@ -82,26 +82,26 @@ class Scanner:
         keep = max(end - _BEFORE, 0)
         self._before, self._rest, self._done = self._before + keep, data[keep:], end - keep
 
-    def lines(self, pieces: Iterable[bytes]) -> dict[Finding, int]:
-        """The line of each finding, from 1. Reads the file again, up to the last of them."""
-        found: dict[Finding, int] = {}
-        waiting = sorted(self.findings, key=lambda finding: -finding.offset)
+    def lines(self, pieces: Iterable[bytes]) -> dict[Secret, int]:
+        """The line of each secret, from 1. Reads the file again, up to the last of them."""
+        line_by_secret: dict[Secret, int] = {}
+        waiting = sorted(self.secrets, key=lambda secret: -secret.offset)
         line, before = 1, 0
         for piece in map(self._narrow, pieces):
             counted = 0
             while waiting and waiting[-1].offset < before + len(piece):
-                finding = waiting.pop()
-                line += piece.count(b"\n", counted, finding.offset - before)
-                counted = finding.offset - before
-                found[finding] = line
+                secret = waiting.pop()
+                line += piece.count(b"\n", counted, secret.offset - before)
+                counted = secret.offset - before
+                line_by_secret[secret] = line
             if not waiting:
                 break
             line += piece.count(b"\n", counted)
             before += len(piece)
-        return found
+        return line_by_secret
 
     def _narrow(self, piece: bytes) -> bytes:
-        """Text in UTF-16 or UTF-32 without its zeros."""
+        """Text in UTF-16 or UTF-32 without its zero bytes."""
         if self._wide is None:
             self._wide = _is_wide(piece)
         return piece.replace(b"\0", b"") if self._wide else piece
@@ -110,54 +110,54 @@ class Scanner:
         offset = self._before + start
         if index < len(KEY_LITERALS):
             if not self.private and _is_key(data, start):
-                self.findings.append(Finding(KEY, offset))
+                self.secrets.append(Secret(KEY, offset))
             return
-        if len(self.findings) > _MOST_TOKENS:
+        if len(self.secrets) > _MOST_TOKENS:
             return
         rule = next((rule for rule in _rules()[index] if _is_token(rule, data, start)), None)
         if rule is not None:
             shown = "" if _pattern(rule).groups else _literals()[index][:4].decode()
-            self.findings.append(Finding(rule.name, offset, shown))
+            self.secrets.append(Secret(rule.name, offset, shown))
 
 
 def private_key(data: bytes) -> bool:
-    """Whether there is a private key in it."""
+    """Whether `data` contains a private key."""
     scanner = Scanner()
     scanner.feed(data)
     return scanner.private
 
 
-def secret(text: str) -> Finding | None:
-    """The first key or token in a text."""
+def secret(text: str) -> Secret | None:
+    """The first private key or token in a text; None without one."""
     scanner = Scanner()
     scanner.feed(text.encode(errors="replace"))
-    return scanner.findings[0] if scanner.findings else None
+    return scanner.secrets[0] if scanner.secrets else None
 
 
 def _is_wide(start: bytes) -> bool:
-    """Whether text in UTF-16 or UTF-32 may begin so: by its mark, or by its many zeros."""
+    """Whether this may be UTF-16 or UTF-32: it has a byte order mark, or many zero bytes."""
     first = start[:512]
     return first.startswith((b"\xff\xfe", b"\xfe\xff")) or first.count(0) > len(first) // 3
 
 
 @functools.cache
 def _literals() -> tuple[bytes, ...]:
-    """Those of keys, then those of tokens."""
+    """The literals of keys, then those of tokens."""
     return (*KEY_LITERALS, *dict.fromkeys(item for rule in TOKEN_RULES for item in rule.literals))
 
 
 @functools.cache
 def _rules() -> list[list[TokenRule]]:
-    """The rules to try at each literal."""
+    """The rules of each literal."""
     return [[rule for rule in TOKEN_RULES if item in rule.literals] for item in _literals()]
 
 
 @functools.cache
 def _finder() -> Callable[[bytes], _Hits]:
-    """A function that gives each place where a literal stands, as its number and the offset."""
+    """A function that yields each occurrence of a literal, as its number and its offset."""
     try:
         import ahocorasick_rs
-    except ImportError:  # some thirty times slower, but found everywhere
+    except ImportError:  # about thirty times slower, but always available
         pattern = re.compile(b"|".join(b"(%b)" % re.escape(item) for item in _literals()))
         return lambda data: (
             ((hit.lastindex or 1) - 1, hit.start()) for hit in pattern.finditer(data)
@@ -173,12 +173,12 @@ def _is_token(rule: TokenRule, data: bytes, start: int) -> bool:
     hit = _pattern(rule).match(data, start, start + _REACH)
     if hit is None:
         return False
-    found = hit[hit.re.groups].lower()
-    return not any(word in found for word in PLACEHOLDERS)
+    token = hit[hit.re.groups].lower()
+    return not any(word in token for word in PLACEHOLDERS)
 
 
 def _in_word(data: bytes, start: int) -> bool:
-    """Whether a word began before and goes on here."""
+    """Whether this is inside a word."""
     before, here = data[max(start - 1, 0) : start], data[start : start + 1]
     return here.isalnum() and (before.isalnum() or before == b"_")
 
@@ -203,14 +203,14 @@ def _is_key(data: bytes, start: int) -> bool:
 
 
 def _is_wrapped_key(near: bytes) -> bool:
-    """Whether base64 holds a key's header and body, as in a kubeconfig."""
+    """Whether base64 contains a key's header and body, as in a kubeconfig."""
     whole = re.match(rb"[A-Za-z0-9+/]+", near)
     text = base64.b64decode(whole[0][: len(whole[0]) // 4 * 4]) if whole else b""
     return b"PRIVATE KEY-----" in text[:64] and private_key(text)
 
 
 def _has_body(text: bytes) -> bool:
-    """Whether base64 follows a header; in code that only names the header it does not."""
+    """Whether base64 follows a header, unlike in code that only mentions the header."""
     if _NEXT_LINE.match(text):
         return True
     length = 0

@@ -38,8 +38,8 @@ def run(
 ) -> Result:
     """Run `argv` to its end, whatever its exit code; `timeout` in seconds.
 
-    Raises BackendUnavailable when the program is missing, does not answer in time, or prints
-    without end.
+    Raises BackendUnavailable when the program is missing, does not answer in time, or prints more
+    than 256 MiB.
     """
     code, out, err = raw(argv, cwd=cwd, env=env, timeout=timeout)
     return Result(code, out.decode(errors="replace"), err)
@@ -53,12 +53,12 @@ def raw(
     timeout: float = 60,
     data: bytes | None = None,
 ) -> tuple[int, bytes, str]:
-    """The same with its output as it is, and `data` as its standard input."""
-    import subprocess  # a dry run has no use for it
+    """The same, with its output as bytes, and `data` as its standard input."""
+    import subprocess  # not needed for a dry run
 
     if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
         raise BackendUnavailable(
-            f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]} or fix PATH"
+            f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]}, or fix PATH"
         )
     pipe = subprocess.PIPE
     process = subprocess.Popen(
@@ -75,17 +75,17 @@ def raw(
             code = process.wait()
         except TimeoutError as error:
             raise BackendUnavailable(
-                f"{argv[0]} gave no answer within {timeout:g} s", hint="try again later"
+                f"{argv[0]} timed out after {timeout:g} s", hint="try again later"
             ) from error
         except OverflowError as error:
             raise BackendUnavailable(f"{argv[0]} printed more than {_MOST >> 20} MiB") from error
         finally:
-            process.kill()  # which does nothing to one that has ended
+            process.kill()  # no effect on one that has ended
     return code, bytes(out), err.decode(errors="replace")
 
 
 def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearray, bytearray]:
-    """What a program prints until it has closed both streams, while it is given `data`.
+    """Write `data` to a program, and read what it prints until it closes both streams.
 
     Raises TimeoutError after the deadline, OverflowError for more than `_MOST` bytes.
     """
@@ -117,7 +117,7 @@ def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearra
 
 
 def _given(stream: IO[bytes], data: memoryview) -> int:
-    """How much of `data` a program took; all of it where the program reads no more."""
+    """The bytes of `data` that a program has read; all of them where it has closed its input."""
     try:
         return os.write(stream.fileno(), data[:_PIECE])
     except BrokenPipeError:
@@ -125,7 +125,7 @@ def _given(stream: IO[bytes], data: memoryview) -> int:
 
 
 def _taken(stream: IO[bytes], kept: bytearray) -> bool:
-    """Keep what a program has printed; whether there may be more."""
+    """Append what a program has printed to `kept`; return whether there may be more."""
     piece = os.read(stream.fileno(), _PIECE)
     kept += piece
     if len(kept) > _MOST:

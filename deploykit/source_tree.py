@@ -13,13 +13,15 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from deploykit import paths
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.model import Entry, Problem
 from deploykit.paths import OpenFolder
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -32,7 +34,7 @@ SECRETS = (
     *(".aws/", ".azure/", ".gcloud/", ".ssh/", ".gnupg/", ".kube/", ".docker/"),
     *(".huggingface/", ".kaggle/", ".ngc/", ".terraform.d/"),
 )
-"""Patterns of names that may hold secrets, in small letters; case makes no difference."""
+"""Patterns of names that may contain secrets, in lower case; matched case-insensitively."""
 
 _CLUTTER = (
     *(".git", ".hg/", ".svn/", ".deploykit/", ".ds_store"),
@@ -46,18 +48,19 @@ _PIECE = 1 << 20
 
 
 class _Names:
-    """Patterns for a file's or folder's own name, whatever folder it is in."""
+    """Patterns that match the name of a file or folder, in any folder."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
-        self._folders = _any_of(pattern.removesuffix("/") for pattern in wanted)
-        self._files = _any_of(pattern for pattern in wanted if not pattern.endswith("/"))
+        positive = [pattern for pattern in patterns if not pattern.startswith("!")]
+        self._folders = _any_of(pattern.removesuffix("/") for pattern in positive)
+        self._files = _any_of(pattern for pattern in positive if not pattern.endswith("/"))
         self._not = _any_of(pattern[1:] for pattern in patterns if pattern.startswith("!"))
 
     def match(self, path: str, *, is_folder: bool) -> bool:
+        """Whether the last part of `path` matches."""
         name = path.rpartition("/")[2].lower()
-        found = (self._folders if is_folder else self._files).match(name)
-        return found is not None and self._not.match(name) is None
+        matched = (self._folders if is_folder else self._files).match(name)
+        return matched is not None and self._not.match(name) is None
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -69,15 +72,15 @@ _ALWAYS = _Names([".git", ".deploykit/"])
 
 
 class IgnoreRules:
-    """The ignore rules of one source folder, gathered while it is walked from the top down.
+    """The ignore rules of one source folder, read while it is walked from the top down.
 
-    Raises OSError where an ignore file is there and cannot be read: what it names might travel.
+    Raises OSError where an ignore file cannot be read: the files that it names might be bundled.
     """
 
     def __init__(self, source: Path) -> None:
         self._source = source
         self._git: list[tuple[str, GitIgnoreSpec]] = []
-        self._ours: list[tuple[str, GitIgnoreSpec]] = []
+        self._explicit: list[tuple[str, GitIgnoreSpec]] = []
         self._above = _specs_above(source.resolve())
         self._entered: set[str] = set()
 
@@ -86,26 +89,26 @@ class IgnoreRules:
         if folder in self._entered:
             return
         self._entered.add(folder)
-        for name, into in ((".gitignore", self._git), (".deploykitignore", self._ours)):
+        for name, into in ((".gitignore", self._git), (".deploykitignore", self._explicit)):
             spec = _read(self._source / folder / name)
             if spec is not None:
                 into.append((folder, spec))
 
     def ignored(self, path: str, *, is_folder: bool) -> bool:
-        """Whether `path`, relative to the source folder, stays behind."""
+        """Whether `path`, relative to the source folder, is left out."""
         if _ALWAYS.match(path, is_folder=is_folder):
             return True
         name = f"{path}/" if is_folder else path
-        ours = _verdict(self._ours, name)
-        if ours is not None:
-            return ours
+        explicit = _decision(self._explicit, name)
+        if explicit is not None:
+            return explicit
         if _DEFAULT.match(path, is_folder=is_folder):
             return True
-        git = _verdict(self._git, name)
-        return bool(_above_verdict(self._above, name) if git is None else git)
+        git = _decision(self._git, name)
+        return bool(_decision_above(self._above, name) if git is None else git)
 
     def travels(self, path: str) -> bool:
-        """Whether the file `path` would travel, by the names of it and of the folders it is in."""
+        """Whether the file `path` would be bundled, by its name and those of its folders."""
         folder = ""
         for name in path.split("/")[:-1]:
             self.enter(folder)
@@ -116,26 +119,26 @@ class IgnoreRules:
         return not self.ignored(path, is_folder=False)
 
     def wanted(self, path: str) -> bool:
-        """Whether a ``.deploykitignore`` lets this file travel, whatever it holds."""
-        return _verdict(self._ours, path) is False
+        """Whether a ``.deploykitignore`` includes this file, whatever its content."""
+        return _decision(self._explicit, path) is False
 
 
 def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[Entry]:
-    """Every file and link below `source` that is not ignored; what cannot travel is a problem."""
+    """Every file and link below `source` that is not ignored; unusable ones become problems."""
     top, state = os.path.realpath(source), str(paths.state())
     folders = [""]
     while folders:
         folder = folders.pop()
         try:
             rules.enter(folder)
-            found = sorted(os.scandir(source / folder), key=lambda item: item.name)
+            items = sorted(os.scandir(source / folder), key=lambda item: item.name)
         except OSError as error:
             problems.append(_unreadable(folder or ".", error))
             continue
-        for item in found:
+        for item in items:
             path = f"{folder}{item.name}"
             is_folder = item.is_dir(follow_symlinks=False)
-            # deploykit's own folder may lie inside a source folder
+            # the state folder may be inside a source folder
             if rules.ignored(path, is_folder=is_folder) or os.path.abspath(item.path) == state:  # noqa: PTH100 - keeps links
                 continue
             if is_folder:
@@ -149,7 +152,7 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
 
 
 def opened(source: Path) -> OpenFolder:
-    """The source folder, for `pieces`. Raises TryAgain when it is no longer there."""
+    """The source folder, for `pieces`. Raises TryAgain where it no longer exists."""
     try:
         return OpenFolder(source)
     except OSError as error:
@@ -157,9 +160,9 @@ def opened(source: Path) -> OpenFolder:
 
 
 def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
-    """The bytes of a file that `walk` found, some MiB at a time.
+    """The content of a file that `walk` found, in pieces of at most 1 MiB.
 
-    Raises TryAgain when it is no longer what it was, JobFileError when it cannot be read.
+    Raises TryAgain where it has changed, JobFileError where it cannot be read.
     """
     left = entry.size
     try:
@@ -178,10 +181,10 @@ def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
 
 
 def changed(path: str) -> TryAgain:
-    """The error for a source that is being written to."""
+    """The error for a file or folder that changed while it was read."""
     return TryAgain(
         f"{path} changed while it was being bundled",
-        hint="submit again; list files that are always being written to in .deploykitignore",
+        hint="submit again; add files that change all the time to .deploykitignore",
     )
 
 
@@ -198,14 +201,14 @@ def _file(item: os.DirEntry[str], path: str) -> Entry | Problem:
 
 
 def _link(item: os.DirEntry[str], path: str, top: str) -> Entry | Problem:
-    """The link itself travels, so what it says is read once, and judged as it was then."""
+    """The link is bundled itself, so its target is read once, and checked as read."""
     try:
         target = os.readlink(item.path)  # noqa: PTH115 - as it is written
     except OSError as error:
         raise changed(path) from error
     end = os.path.realpath(os.path.join(os.path.dirname(item.path), target))  # noqa: PTH118, PTH120 - Path.resolve() raises on a loop of links
     if target.startswith("/") or os.path.commonpath([end, top]) != top:
-        return _problem(path, f"is a link that leaves the source folder, to {target}")
+        return _problem(path, f"is a link to {target}, outside the source folder")
     return Entry(path, 0o777, target=target)
 
 
@@ -216,24 +219,24 @@ def _unreadable(path: str, error: OSError) -> Problem:
 
 
 def _problem(path: str, what: str) -> Problem:
-    return Problem("source", f"{path} {what}", "name it in .deploykitignore, or replace it")
+    return Problem("source", f"{path} {what}", "add it to .deploykitignore, or replace it")
 
 
-def _verdict(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
-    """The deepest folder's word on `name`: True ignored, False wanted, None not mentioned."""
+def _decision(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
+    """The deepest folder's rule for `name`: True ignored, False included, None no rule."""
     for folder, spec in reversed(specs):
         if name.startswith(folder):
-            verdict = spec.check_file(name.removeprefix(folder)).include
-            if verdict is not None:
-                return verdict
+            decision = spec.check_file(name.removeprefix(folder)).include
+            if decision is not None:
+                return decision
     return None
 
 
-def _above_verdict(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
+def _decision_above(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
     for prefix, spec in specs:
-        verdict = spec.check_file(f"{prefix}{name}").include
-        if verdict is not None:
-            return verdict
+        decision = spec.check_file(f"{prefix}{name}").include
+        if decision is not None:
+            return decision
     return None
 
 
@@ -241,31 +244,37 @@ def _specs_above(source: Path) -> list[tuple[str, GitIgnoreSpec]]:
     """Ignore rules of the folders above `source` in its repository, the nearest first."""
     if (source / ".git").exists():
         return []
-    found: list[tuple[str, GitIgnoreSpec]] = []
+    specs: list[tuple[str, GitIgnoreSpec]] = []
     for folder in source.parents:
         spec = _read(folder / ".gitignore")
         if spec is not None:
-            found.append((f"{source.relative_to(folder).as_posix()}/", spec))
+            specs.append((f"{source.relative_to(folder).as_posix()}/", spec))
         if (folder / ".git").exists():
-            return found
+            return specs
     return []
 
 
 def _read(path: Path) -> GitIgnoreSpec | None:
-    """None where there is no such file."""
+    """The patterns of an ignore file; None where there is no such file, or no pattern in it."""
     try:
         content = paths.read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not any(line.strip() and not line.startswith("#") for line in lines):
+        return None
+    from pathspec import GitIgnoreSpec  # takes 25 ms, and many source folders need none
+
     try:
         return GitIgnoreSpec.from_lines(lines)
-    except (ValueError, re.error):  # git passes over a pattern that is none
+    except (ValueError, re.error):  # git skips an invalid pattern
         return GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
 
 
 def _is_pattern(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
     try:
         return bool(GitIgnoreSpec.from_lines([line]))
     except (ValueError, re.error):

@@ -1,8 +1,8 @@
-"""Text of others made safe for a terminal: nothing in it can act, hide, or pose as our own words.
+"""Make untrusted text safe for a terminal: nothing in it can act, hide, or imitate other output.
 
-Logs, reasons, names and files come from jobs, nodes and services. A terminal obeys control
-characters (one sequence writes the clipboard), and some characters of Unicode change the order of
-others, or show nothing.
+Logs, reasons, names and files come from jobs, nodes and services. A terminal executes control
+characters (one sequence writes the clipboard), and some Unicode characters reorder others, or are
+invisible.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import unicodedata
 
 _ODD = re.compile(r"[^ -~]")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-"""SGR, the one kind of sequence that does no more than colour (ECMA-48, 8.3.117)."""
+"""SGR, the only kind of sequence that just sets colours (ECMA-48, 8.3.117)."""
 _COLOURS_END = "\x1b[0m"
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
-"""Letters and marks to Unicode that show nothing."""
+"""Letters and marks in Unicode that are invisible."""
 _SHORT = {"\t": "\t", "\n": "\\n", "\r": "\\r"}
 _BYTES = range(0xDC80, 0xDD00)
-"""What stands for the bytes 0x80 to 0xff where they are no UTF-8 (PEP 383)."""
+"""Surrogates of the bytes 0x80 to 0xff where they are not UTF-8 (PEP 383)."""
 
 
 def line(text: str) -> str:
-    r"""`text` as one line; a character that acts or hides stands there as an escape, ``\x1b``."""
+    r"""`text` as one line; control and invisible characters become escapes such as ``\x1b``."""
     return _ODD.sub(_shown, text)
 
 
@@ -33,27 +33,27 @@ def lines(text: str) -> str:
 
 
 def log(text: str, *, colours: bool) -> list[str]:
-    """A line of a log as lines: one for each state of a progress bar, which overwrites itself.
+    """A line of a log as one line for each state of a progress bar, which overwrites itself.
 
-    Its colours are kept, up to the end of the line, or left out.
+    `colours` keeps its colours, reset at the end of each line; otherwise they are removed.
     """
     states = [part for part in text.split("\r") if part] or [""]
     return [_coloured(part) if colours else line(_COLOUR.sub("", part)) for part in states]
 
 
 def data(text: str) -> str:
-    """JSON that means the same, with such characters as JSON's own escapes."""
+    """Equivalent JSON, with such characters as JSON escapes."""
     return _ODD.sub(_in_json, text)
 
 
 def _coloured(text: str) -> str:
-    pieces = re.split(f"({_COLOUR.pattern})", text)  # every second one is a colour
+    pieces = re.split(f"({_COLOUR.pattern})", text)  # every second piece is a colour
     shown = [piece if number % 2 else line(piece) for number, piece in enumerate(pieces)]
     return "".join(shown) + (_COLOURS_END if len(pieces) > 1 else "")
 
 
 def _harmless(character: str) -> bool:
-    """Whether it shows itself, or is a blank of another script."""
+    """Whether a character is visible, or a space of any script."""
     shows = character.isprintable() and character not in _INVISIBLE
     return shows or unicodedata.category(character) == "Zs"
 

@@ -1,9 +1,9 @@
-"""What of a bundle is in no commit yet, as a patch: commit and patch together are the bundle.
+"""The uncommitted changes of a bundle as a patch: commit and patch together give the bundle.
 
 A repository's own configuration and attributes can name programs that git starts: diff drivers,
-filters, monitors, transports, hooks. So git never sees them. It runs in an empty repository of
-ours that borrows the objects of the other one, and compares two trees there: the commit's, and one
-made of the files in the stored archive. It looks at no work tree.
+filters, monitors, transports, hooks. So git runs in an empty repository of deploykit's own, which
+only borrows the objects of the other one, and compares two trees: the commit's, and one made of
+the files in the stored archive. It reads no work tree.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from deploykit.model import Bundle
 from deploykit.source_tree import IgnoreRules
 
 _MOST = 100 * 1024**2
-"""Bytes of changed files above which no patch is made; the archive holds them in any case."""
+"""Bytes of changed files above which no patch is made; the archive contains them anyway."""
 _LARGE_FILE = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize \d+\n"
 )
-"""What git stores of a file that Git LFS keeps elsewhere."""
+"""The pointer that git stores for a file in Git LFS."""
 _LINK = 0o120000
 _BRANCH = "refs/heads/bundle"
 
@@ -40,7 +40,7 @@ class Patch:
 
     text: bytes
     left_out: tuple[str, ...]
-    """Changed files in whose committed version a private key stands."""
+    """Changed files whose committed version contains a private key."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _File:
 def patch(bundle: Bundle, archive: Path) -> Patch:
     """The changes from the bundle's commit to its stored `archive`.
 
-    Raises DeploykitError where they cannot be told.
+    Raises DeploykitError where they cannot be determined.
     """
     try:
         return _patch(bundle, archive)
@@ -66,7 +66,7 @@ def patch(bundle: Bundle, archive: Path) -> Patch:
 def _patch(bundle: Bundle, archive: Path) -> Patch:
     repository = revision.find(bundle.source)
     if repository is None or bundle.commit is None:
-        raise DeploykitError("the source is in no git repository")
+        raise DeploykitError("the source is not in a git repository")
     inside = Path(os.path.realpath(bundle.source)).relative_to(repository.top)
     prefix = "".join(f"{part}/" for part in inside.parts)
     with tempfile.TemporaryDirectory() as folder:
@@ -84,14 +84,14 @@ def _patch(bundle: Bundle, archive: Path) -> Patch:
 
 
 def _changed(bundle: Bundle, archive: Path, before: Mapping[str, _File]) -> dict[str, _File]:
-    """The files and links of the archive that are not as committed."""
+    """The files and links of the archive that differ from the commit."""
     algorithm = _algorithm(bundle.commit or "")
-    ours = {entry.path for entry in bundle.entries if entry.content is None}
-    found: dict[str, _File] = {}
+    from_source = {entry.path for entry in bundle.entries if entry.content is None}
+    changed: dict[str, _File] = {}
     size = 0
     with tarfile.open(archive, "r:gz") as tar:
         for info in tar:
-            if info.name not in ours:
+            if info.name not in from_source:
                 continue
             target = os.fsencode(info.linkname)
             length = info.size if info.isfile() else len(target)
@@ -100,13 +100,13 @@ def _changed(bundle: Bundle, archive: Path, before: Mapping[str, _File]) -> dict
             file = _File(0o100000 | info.mode if info.isfile() else _LINK, digest, content)
             old = before.get(info.name)
             if old is None or (old.mode, old.hash) != (file.mode, file.hash):
-                found[info.name] = file
+                changed[info.name] = file
                 size = _add(size, length)
-    return found
+    return changed
 
 
 def _read(stream: IO[bytes], length: int, algorithm: str) -> tuple[str, bytes]:
-    """Git's hash of a file, and what is in it unless that is too much to keep."""
+    """Git's hash of a file, and its content unless that is too large."""
     digest = hashlib.new(algorithm, b"blob %d\0" % length, usedforsecurity=False)
     kept = []
     while piece := stream.read(1 << 20):
@@ -117,23 +117,23 @@ def _read(stream: IO[bytes], length: int, algorithm: str) -> tuple[str, bytes]:
 
 
 def _gone(bundle: Bundle, before: Iterable[str]) -> list[str]:
-    """Committed files that were deleted; not those that are there and stay behind."""
+    """Committed files that were deleted; not those that exist and are ignored."""
     rules = IgnoreRules(bundle.source)
-    travel = {entry.path for entry in bundle.entries}
+    bundled = {entry.path for entry in bundle.entries}
     return [
         path
         for path in before
-        if path not in travel
+        if path not in bundled
         and rules.travels(path)
-        and not _is_there(bundle.source / path, path, travel)
+        and not _exists(bundle.source / path, path, bundled)
     ]
 
 
-def _is_there(place: Path, path: str, travel: set[str]) -> bool:
+def _exists(full: Path, path: str, bundled: set[str]) -> bool:
     parents = path.split("/")[:-1]
-    if any("/".join(parents[: n + 1]) in travel for n in range(len(parents))):
+    if any("/".join(parents[: n + 1]) in bundled for n in range(len(parents))):
         return False  # a folder on the way is now a file or a link
-    return os.path.lexists(place) and (place.is_symlink() or not place.is_dir())
+    return os.path.lexists(full) and (full.is_symlink() or not full.is_dir())
 
 
 def _is_large_file(committed: bytes | None, file: _File) -> bool:
@@ -152,7 +152,7 @@ def _add(size: int, more: int) -> int:
 
 
 class _Git:
-    """Git in an empty repository that borrows another's objects, with nobody's configuration."""
+    """Git in an empty repository that borrows another's objects, without any configuration."""
 
     def __init__(self, folder: Path, objects: Path, commit: str) -> None:
         self._folder, self._commit = folder, commit
@@ -181,31 +181,31 @@ class _Git:
     def files(self, prefix: str) -> dict[str, _File]:
         """The commit's files and links below `prefix`, without it; no submodules."""
         listing = self._run("ls-tree", "-r", "-z", self._commit, "--", *filter(None, [prefix]))
-        found = {}
+        files = {}
         for line in listing.split(b"\0")[:-1]:
             about, _, path = line.partition(b"\t")
             mode, kind, name = about.decode().split()
             if kind == "blob":
-                found[os.fsdecode(path).removeprefix(prefix)] = _File(int(mode, 8), name)
-        return found
+                files[os.fsdecode(path).removeprefix(prefix)] = _File(int(mode, 8), name)
+        return files
 
     def contents(self, files: Mapping[str, _File]) -> dict[str, bytes]:
-        """What was committed of each file."""
-        wanted = "".join(f"{file.hash}\n" for file in files.values()).encode()
+        """The committed content of each file."""
+        hashes = "".join(f"{file.hash}\n" for file in files.values()).encode()
         size = 0
-        for line in self._run("cat-file", "--batch-check", data=wanted).decode().splitlines():
+        for line in self._run("cat-file", "--batch-check", data=hashes).decode().splitlines():
             _, *kind, bytes_ = line.split()
             if kind != ["blob"]:
                 raise DeploykitError(f"git cat-file: {line}")
             size = _add(size, int(bytes_))
-        answer = self._run("cat-file", "--batch", data=wanted)
-        found, start = {}, 0
+        answer = self._run("cat-file", "--batch", data=hashes)
+        contents, start = {}, 0
         for path in files:
             end = answer.index(b"\n", start)
             length = int(answer[start:end].split()[2])
-            found[path] = answer[end + 1 : end + 1 + length]
+            contents[path] = answer[end + 1 : end + 1 + length]
             start = end + 2 + length
-        return found
+        return contents
 
     def patch(self, prefix: str, changed: Mapping[str, _File], gone: Collection[str]) -> bytes:
         """The patch from the commit to the commit with these changes."""
@@ -227,7 +227,7 @@ class _Git:
 def _new_commit(
     commit: str, prefix: str, changed: Mapping[str, _File], gone: Collection[str]
 ) -> Iterator[bytes]:
-    """What fast-import is told; its format is https://git-scm.com/docs/git-fast-import#_commands."""
+    """The input of fast-import: https://git-scm.com/docs/git-fast-import#_commands."""
     yield f"commit {_BRANCH}\ncommitter deploykit <> 0 +0000\ndata 0\nfrom {commit}\n".encode()
     for path in gone:
         yield b"D %b\n" % _quoted(prefix + path)

@@ -61,5 +61,5 @@ def modes(folder):
 
 
 def too_wide(found):
-    """Those that somebody else may use."""
+    """The modes that are open to other users."""
     return {path: f"{mode:04o}" for path, mode in found.items() if mode & 0o077}

@@ -90,7 +90,7 @@ def test_reports_all_problems_at_once():
             {"name": "a\0"},
             "name",
             "expected text, got 'a\\x00'",
-            "remove the NUL character or the broken code point",
+            "remove the NUL character or the unpaired surrogate",
         ),
         ({"table": {"a": None}}, "table.a", "expected text, got nothing", None),
         (

@@ -99,5 +99,5 @@ def test_a_local_run_of_which_nothing_is_left(project, capsys):
         f"how it ended is not known any more; its folder {folder} was deleted"
     )
     assert cli.main(["logs", "lost"]) == 66
-    assert f"lost has no logs any more: its folder {folder} was deleted" in capsys.readouterr().err
+    assert f"lost has no logs: its folder {folder} was deleted" in capsys.readouterr().err
     assert cli.main(["logs", "kept"]) == 0

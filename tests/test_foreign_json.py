@@ -1,4 +1,4 @@
-"""JSON of others, nested without end or of another shape: a sentence, never a crash."""
+"""Untrusted JSON, deeply nested or of another shape: an error message, never a crash."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _in_s3(job):
 
 
 def _names_a_field(path, job):
-    """A problem's path begins with a key that stands in the job, or that it lacks."""
+    """The path of a problem begins with a key of the job, or with a missing one."""
     return path.split(".")[0].split("[")[0] in {*job, "entrypoint", "resources"}
 
 

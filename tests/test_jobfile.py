@@ -68,7 +68,7 @@ def test_sections_of_other_backends_are_allowed_but_misspelt_ones_are_not(projec
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n- b\n", "expected keys and values, such as `name: digits`"),
+        ("- a\n- b\n", "expected keys with values, such as `name: digits`"),
         ("name: [a\n", "is not valid YAML: did not find expected ',' or ']'"),
         ("a: &a [*a]\n", "is not valid YAML: the alias 'a' contains itself"),
         ("? [a, b]\n: c\n", "is not valid YAML: expected a plain name as a key"),
@@ -132,7 +132,7 @@ def test_bad_overrides(project, override):
         (
             "env.RANK=0",
             "env.RANK",
-            "remove it; see docs/reference/node.md for what a trainer can read",
+            "remove it; docs/reference/node.md lists the variables that a trainer can read",
         ),
         ("env.A=secret:vault:x", "env.A", "for example secret:env:HF_TOKEN"),
         ("env.A=secret:env:", "env.A", "for example secret:env:HF_TOKEN"),

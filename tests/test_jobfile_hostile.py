@@ -43,7 +43,7 @@ YAML_ATTACKS = {
     "keys": (GOOD + "".join(f"k{n}: 1\n" for n in range(60_000)), "59980 more keys"),
     "long-key": (f"{'k' * 900}: {{{'k' * 900}: [1, 2]}}", "keys of more than 1000 characters"),
     "two": (f"{GOOD}---\n{GOOD}", "line 4: is not valid YAML: expected a single document"),
-    "tag": ("!!python/object/apply:os.system ['touch pwned']", "expected keys and values"),
+    "tag": ("!!python/object/apply:os.system ['touch pwned']", "expected keys with values"),
 }
 TOML_ATTACKS = {
     "lists": ("a = " + "[" * 30_000, "is nested too deeply"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, paths
+from deploykit import cli, lifecycle, paths
 
 pytestmark = pytest.mark.torch
 
@@ -107,10 +108,13 @@ def test_a_cancel_while_launchers_are_being_started_reaches_each(tmp_path):
     assert done.returncode == 143
 
 
-def test_the_time_limit_holds(project, capsys, tmp_path, monkeypatch):
+def test_the_time_limit_holds(project, capsys):
+    """The least that a job file may say is a minute; the plan of this run says 3 s."""
     (project / "train.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("deploykit.backends.local._seconds", lambda job: 3)
-    run = submit(capsys)["run"]
+    plan = lifecycle.prepare(Path("job.yaml"), [], "local", None).plan
+    assert "--time-limit=300 " in plan.text
+    text = plan.text.replace("--time-limit=300 ", "--time-limit=3 ")
+    run = lifecycle.submit(dataclasses.replace(plan, text=text)).run
     assert cli.main(["wait", run]) == 124
     assert "time limit" in status(capsys, run)["reason"]
 

@@ -1,4 +1,4 @@
-"""Nobody else reads or changes what a run leaves, whatever the umask and whoever came before."""
+"""Files that deploykit makes are closed to other users, whatever the umask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def home(open_place, monkeypatch):  # noqa: F811 - the fixture
 
 @pytest.fixture
 def trained(project):
-    """A project with a package, a program and a file that nobody else may read."""
+    """A project with a package, a program and a private file."""
     (project / "train.py").write_text(TRAINER)
     (project / "package").mkdir()
     (project / "package/run.sh").touch()
@@ -111,7 +111,7 @@ def test_a_state_folder_that_others_could_change_is_narrowed(trained, home, capl
 
 
 @pytest.mark.parametrize("verb", ["list", "status", "submit"])
-def test_a_state_folder_of_somebody_else_is_refused(trained, home, capsys, verb):
+def test_another_users_state_folder_is_refused(trained, home, capsys, verb):
     """Who made it first could put there what runs as us."""
     home.mkdir(parents=True)
     (home / "runs.sqlite").touch()
@@ -124,7 +124,7 @@ def test_a_state_folder_of_somebody_else_is_refused(trained, home, capsys, verb)
     assert sorted(path.name for path in home.iterdir()) == ["runs.sqlite"]
 
 
-def test_a_link_that_somebody_else_made_is_refused(home, open_place):  # noqa: F811
+def test_another_users_link_is_refused(home, open_place):  # noqa: F811
     """It leads to a folder of ours today, and to another tomorrow."""
     (open_place / "ours").mkdir(mode=0o700)
     home.parent.mkdir()
@@ -135,7 +135,7 @@ def test_a_link_that_somebody_else_made_is_refused(home, open_place):  # noqa: F
         paths.private_folder(home)
 
 
-def test_a_bundle_that_somebody_else_has_put_there_is_not_believed(trained, home):
+def test_a_bundle_planted_by_another_user_is_not_used(trained, home):
     """It has the right name, and another's code."""
     packed = bundle.scan(trained, 10**9)
     true = bundle.store(packed).read_bytes()

@@ -1,4 +1,4 @@
-"""Keys that stay behind, tokens that are warned of, and what is neither."""
+"""Private keys that are left out, tokens that are warned of, and text that is neither."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_private_key_stays_behind(key, certificate, tmp_path, name):
     assert scanned.kept_back == ("settings",)
     assert "settings" not in names(source, 10**8)
     (warning,) = scanned.warnings
-    assert "private keys stay behind: settings (line " in warning.message
+    assert "contain private keys: settings (line " in warning.message
     tree(source, {".deploykitignore": "!settings\n"})
     scanned = bundle.scan(source, 10**8)
     assert "settings" in names(source, 10**8)
@@ -194,7 +194,7 @@ def test_many_findings_give_few_warnings(tmp_path):
     warnings = bundle.scan(source, LIMIT * 9).warnings
     assert len(warnings) == 21
     assert "lines 1, 2, 3, 4, 5, ...: looks like" in warnings[0].message
-    assert warnings[-1].message == "30 more files hold what looks like tokens"
+    assert warnings[-1].message == "30 more files contain what looks like tokens"
 
 
 SECRET_NAMES = (
@@ -252,8 +252,8 @@ def test_without_the_library_the_same_is_found(monkeypatch, key):
     monkeypatch.setattr(builtins, "__import__", none)
     without.feed(data)
     secret_scan._finder.cache_clear()
-    assert len(with_library.findings) >= len(SHAPES)
-    assert with_library.findings == without.findings
+    assert len(with_library.secrets) >= len(SHAPES)
+    assert with_library.secrets == without.secrets
 
 
 def test_there_are_not_too_many_literals_for_a_fast_search():
@@ -280,17 +280,17 @@ def test_pieces_of_any_size_find_the_same():
     data = b"# \n" + b"\n".join(parts)
     whole = Scanner()
     whole.feed(data)
-    assert len(whole.findings) == len(SHAPES)
+    assert len(whole.secrets) == len(SHAPES)
     for size in (100, 5000, 9000, 20_000):
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         scanner = Scanner()
         assert b"".join(scanner.watch(pieces, len(data))) == data
-        assert scanner.findings == whole.findings
+        assert scanner.secrets == whole.secrets
         assert scanner.lines(pieces) == whole.lines([data])
 
 
 def test_finding_nothing_loads_no_pattern():
-    """Patterns are compiled where their literal stands: a dry run must start at once."""
+    """Patterns are compiled when their literal occurs, so that a dry run starts fast."""
     code = "import deploykit.secret_scan as s; s.Scanner().feed(b'x' * 9999); "
     code += "print(s._pattern.cache_info().currsize)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Words of others on a terminal: shown, and neither obeyed nor taken for ours.
+"""Untrusted text on a terminal is shown, never executed, and cannot imitate deploykit's own output.
 
 Each verb runs as a child whose terminal is a real one (pty); what reaches it is read at the other
 side. Through a pipe the same words go byte for byte.

@@ -1,4 +1,4 @@
-"""`uncommitted.diff`: the commit and the patch are the bundle, and git runs nobody's program."""
+"""`uncommitted.diff`: commit and patch give the bundle, and git runs no configured program."""
 
 from __future__ import annotations
 

@@ -73,13 +73,9 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         python=options.python or sys.executable,
         launch=contract.LAUNCH,
         command=contract.command(job),
-        seconds=_seconds(job),
+        seconds=job.resources.time_limit,
     )
     return Plan("local", os.uname().nodename, run, text, "sh", job, options, bundle, output)
-
-
-def _seconds(job: JobSpec) -> int:
-    return job.resources.time_limit
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

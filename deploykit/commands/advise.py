@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit(_data(advice))
     else:
-        _tell(advice, args.write)
+        _print(advice, args.write)
     return 0
 
 
@@ -84,7 +84,7 @@ def _write(path: Path, advice: Advice) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _tell(advice: Advice, written: Path | None) -> None:
+def _print(advice: Advice, written: Path | None) -> None:
     for line in (*words.subject(advice), "", words.case(advice), *words.recommendation(advice)):
         output.say(line)
     output.say("")
@@ -116,10 +116,10 @@ def _degrees(each: Candidate) -> str:
     layout = each.layout
     named = {"tensor": layout.tensor, "stages": layout.pipeline, "shards": layout.shards}
     named["micro-batches"] = layout.micro_batches
-    told = [f"{name} {value}" for name, value in named.items() if value > 1]
-    told += ["checkpointing"] if layout.checkpointing else []
-    told += ["offload"] if layout.offload else []
-    return ", ".join(told)
+    parts = [f"{name} {value}" for name, value in named.items() if value > 1]
+    parts += ["checkpointing"] if layout.checkpointing else []
+    parts += ["offload"] if layout.offload else []
+    return ", ".join(parts)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

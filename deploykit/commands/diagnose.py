@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
         diagnosis = Diagnosis(known, _values(row))
         _read_run(diagnosis, row)
         _read_dumps(diagnosis, _dumps(row))
-    found = diagnosis.findings()
+    findings = diagnosis.findings()
     if args.json:
-        output.emit({"findings": [_data(finding) for finding in found]})
+        output.emit({"findings": [_data(finding) for finding in findings]})
     else:
-        _print(found)
-    return CAUSE_FOUND if found else 0
+        _print(findings)
+    return CAUSE_FOUND if findings else 0
 
 
 def brief(row: Run) -> str | None:
@@ -73,11 +73,11 @@ def brief(row: Run) -> str | None:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
-    found = diagnosis.findings()
-    if not found:
+    findings = diagnosis.findings()
+    if not findings:
         return None
-    proof = found[0].evidence[0]
-    return f"{found[0].cause.label}, {found[0].cause.means}: {_source(proof)}: {proof.text[:160]}"
+    cause, proof = findings[0].cause, findings[0].evidence[0]
+    return f"{cause.label}, {cause.means}: {_source(proof)}: {proof.text[:160]}"
 
 
 def _are_files(words: Sequence[str]) -> bool:
@@ -116,13 +116,13 @@ def _values(row: Run) -> dict[str, str]:
 
 def _dumps(row: Run) -> list[Dump]:
     """The dumps in the run folder; a truncated one is skipped with a warning."""
-    found = []
+    readable = []
     for path in sorted(Path(row.folder, "debug").glob(f"{dumps.PREFIX}*")):
         try:
-            found.append(dumps.read(path))
+            readable.append(dumps.read(path))
         except dumps.NotADump as error:
             output.note(f"warning: {error}")
-    return found
+    return readable
 
 
 def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
@@ -130,11 +130,11 @@ def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
     if not recorded:
         return
     try:
-        found = flight.faults(recorded)
+        faults = flight.faults(recorded)
     except BackendUnavailable as error:
         output.note(f"warning: {error}", f"  {error.hint}")
         return
-    for fault in found:
+    for fault in faults:
         diagnosis.read(str(fault.path), [fault.line])
 
 
@@ -158,15 +158,15 @@ def _data(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _print(found: Sequence[Finding]) -> None:
+def _print(findings: Sequence[Finding]) -> None:
     """Print the causes in the order in which they occurred, the most probable one marked."""
-    if not found:
+    if not findings:
         output.say("no known cause in these logs: no failure, or one that no rule describes")
         output.say("  next    see the first error of any rank: deploykit logs RUN --first-error")
         return
-    likely = found[0]
-    for finding in sorted(found, key=lambda finding: finding.order):
-        mark = " (the most probable)" if finding is likely and len(found) > 1 else ""
+    likely = findings[0]
+    for finding in sorted(findings, key=lambda finding: finding.order):
+        mark = " (the most probable)" if finding is likely and len(findings) > 1 else ""
         output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
         for proof in finding.evidence:
             output.say(f"  proof   {_source(proof)}", f"          {proof.text}")

@@ -67,8 +67,8 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
     """The findings of one backend, the worst first."""
     doctor = backend.require(name, backend.Doctor)
     lifecycle.check(file, name)
-    found = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
-    return finding.ordered(found)
+    findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
+    return finding.ordered(findings)
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:

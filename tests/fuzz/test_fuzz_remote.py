@@ -119,8 +119,8 @@ def test_a_program_with_endless_output_is_stopped(stream):
         shell.raw([sys.executable, "-c", script])
 
 
-def test_a_program_that_neither_reads_nor_exits_is_stopped():
-    with pytest.raises(BackendUnavailable, match="no answer within"):
+def test_a_program_that_does_not_read_or_end_is_stopped():
+    with pytest.raises(BackendUnavailable, match="timed out after"):
         shell.raw(["sleep", "600"], timeout=0.2, data=b"x" * (1 << 20))
 
 

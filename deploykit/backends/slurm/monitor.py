@@ -260,7 +260,7 @@ def _recorded_status(folder: Path, problem: str | None) -> Status:
     return Status(state, _EXIT_RECORD, end.reason, end.exit_code, finished=end.finished)
 
 
-def _last_exit_record(folder: Path) -> exit_records.End | None:
+def _last_exit_record(folder: Path) -> exit_records.ExitRecord | None:
     """The record of the last attempt: the first failure, else the first node that finished."""
     ends = exit_records.read(folder)
     last = max((end.attempt for end in ends), default=0)

@@ -1,4 +1,4 @@
-"""Many at once: fifty submits from fifty processes lose nothing."""
+"""Fifty concurrent submits, from fifty processes, lose no run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploykit import cli
 
 @pytest.mark.aws
 @pytest.mark.timeout(900)
-def test_fifty_submits(project, aws, capsys):
+def test_fifty_concurrent_submits_start_fifty_jobs(project, aws, capsys):
     with (project / "job.yaml").open("a") as file:
         file.write(SECTION)
     argv = [sys.executable, "-m", "deploykit", "submit", "--backend", "sagemaker", "--json"]

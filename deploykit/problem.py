@@ -1,0 +1,23 @@
+"""What may be wrong in a job file, apart from `errors`, which raise lists of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error or a warning about a job: where, what was expected, what was probably meant.
+
+    `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.
+    `line` counts from 1; None where unknown (TOML, --set, a missing key). `source` is the URL that
+    documents the rule.
+    """
+
+    path: str
+    message: str
+    hint: str | None = None
+    line: int | None = None
+    severity: Literal["error", "warning"] = "error"
+    source: str | None = None
