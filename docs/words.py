@@ -52,7 +52,7 @@ A file with what looks like an access token travels, with a warning that names f
 
 A `.deploykitignore` has the same format as `.gitignore` and the last word: `!.env.test` in it lets
 that file travel, and nothing is said of what is in it. See
-[Secrets and the source](../guides/secrets.md). Links that leave the folder are refused, and so is a
+[Secrets and the source](../how-to/secrets.md). Links that leave the folder are refused, and so is a
 source larger than `max_bundle`.
 """
 
@@ -147,14 +147,14 @@ starts, nothing but the standard library (boto3 for secrets of AWS).
 2. on several nodes finds the interface that leads to another node of the job, and says in the log
    which and why; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
-4. starts torchrun with a [rendezvous of its own](../guides/network.md#who-else-can-come), on an
+4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-come), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
 6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks, and keeps them from
    torchrun. After the first three the ranks have {grace} seconds to end by themselves, on Slurm as
    long as Slurm lets them; then they are ended by force;
-7. on Slurm, sees to another attempt where one is [due](../guides/slurm.md#a-job-that-survives);
+7. on Slurm, sees to another attempt where one is [due](../how-to/slurm.md#a-job-that-survives);
 8. writes down how the node ended, and ends with the exit code of the rank that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
@@ -293,5 +293,5 @@ is well.
 
 INFRA = """\
 The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` writes what must exist
-on AWS: see [the guide](../guides/infra.md). All problems are reported at once.
+on AWS: see [the guide](../how-to/infra.md). All problems are reported at once.
 """

@@ -5,7 +5,7 @@ stream. ``files.json`` lists the bundle's files, so what came later (caches, wha
 left) does not count.
 
 It finds an archive that was mixed up, or changed without thought of this check. Whoever can change
-the archive can change this file too, so it is no defence against them; docs/guides/sagemaker.md
+the archive can change this file too, so it is no defence against them; docs/how-to/sagemaker.md
 says what is.
 """
 

@@ -157,7 +157,7 @@ def test_first_steps_run(tmp_path, monkeypatch):
     monkeypatch.delenv("DEPLOYKIT_HOME")
     folder = tmp_path / "hello"
     folder.mkdir()
-    play((DOCS / "first-steps.md").read_text(encoding="utf-8"), folder)
+    play((DOCS / "tutorial/first-steps.md").read_text(encoding="utf-8"), folder)
 
 
 @pytest.mark.torch
@@ -165,12 +165,12 @@ def test_trainer_guide_runs(tmp_path):
     for name in ("train.py", "report.py", "export.py", "trainer"):
         copy = shutil.copytree if name == "trainer" else shutil.copy
         copy(ROOT / "entrypoints" / name, tmp_path / name)
-    play((DOCS / "guides/trainer.md").read_text(encoding="utf-8"), tmp_path)
+    play((DOCS / "how-to/trainer.md").read_text(encoding="utf-8"), tmp_path)
 
 
 @pytest.mark.timeout(900)
 def test_infra_guide_runs(tmp_path):
-    play((DOCS / "guides/infra.md").read_text(encoding="utf-8"), tmp_path)
+    play((DOCS / "how-to/infra.md").read_text(encoding="utf-8"), tmp_path)
 
 
 @pytest.mark.slurm
@@ -185,7 +185,7 @@ def test_slurm_guide_runs(tmp_path, monkeypatch):
     boxes = Path(tempfile.mkdtemp(prefix="boxes-"))
     monkeypatch.setenv("TMPDIR", str(boxes))
     try:
-        play((DOCS / "guides/slurm.md").read_text(encoding="utf-8"), project)
+        play((DOCS / "how-to/slurm.md").read_text(encoding="utf-8"), project)
     finally:
         for box in boxes.iterdir():
             stop = [sys.executable, ROOT / "infra/slurm/cluster.py", "stop", box]
