@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-frameworks lint audit fuzz bench bench-slurm docs constraints clean
+.PHONY: run test test-frameworks lint audit fuzz bench bench-slurm docs docs-site constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -45,6 +45,11 @@ bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
 
+# The site, in build/site. It needs the network only to make its environment.
+docs-site: .venv-docs/.ready
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/site
+	@echo 'open build/site/index.html'
+
 # The environments. torch is installed first, so that nothing else chooses its build.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -67,6 +72,11 @@ LAUNCHER := tests/sagemaker/launcher
 .venv-aws/.ready: tests/doctor/requirements.txt
 	$(PYTHON) -m venv .venv-aws
 	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
+	touch $@
+
+.venv-docs/.ready: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r docs/requirements.txt
 	touch $@
 
 .venv-audit/.ready: tests/audit/requirements.txt
@@ -99,4 +109,4 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit .venv-docs

@@ -177,7 +177,7 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
 
 
 def infra() -> str:
-    return page("Answers for deploykit infra", words.INFRA, *sections(Answers, ""))
+    return page("Answers for deploykit infra", words.INFRA, "## Keys", *sections(Answers, ""))
 
 
 # What SageMaker does with a job
