@@ -58,7 +58,7 @@ def _read(_app: Any, name: str, source: list[str]) -> None:
         source[0] = (ROOT / original).read_text(encoding="utf-8")
     folder = ROOT if original else HERE / page.parent
     source[0] = re.sub(
-        r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]+)?\)",
+        r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]+)?\)",
         lambda link: _link(link, folder, HERE / page.parent),
         source[0],
     )

@@ -137,6 +137,8 @@ Every backend runs the same file on every node, in the unpacked source folder:
 
     PYTHON .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 -- train.py
 
+![The processes on one node](../pictures/node-plane.svg)
+
 On this machine `local_nodes.py` starts it, once for each node, and keeps the time limit. What is in
 `.deploykit/` travels in every bundle: {files}. It needs Python 3.10 or later and, until the trainer
 starts, nothing but the standard library (boto3 for secrets of AWS).
