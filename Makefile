@@ -45,6 +45,7 @@ bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/terminal.py
 
 # The site, in build/site. It needs the network only to make its environment.
 docs-site: .venv-docs/.ready

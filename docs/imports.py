@@ -81,7 +81,7 @@ def picture() -> Picture:
         drawn.text((LEFT - 8, TOP + at + 13), unit, "code end")
         drawn.slanted((LEFT + at + 13, TOP - 8), unit)
         drawn.rect((LEFT + at, TOP + at), (CELL, CELL), "empty", radius=0)
-        for other in imports[unit]:
+        for other in sorted(imports[unit]):
             style = "blue" if (PACKAGE / other).is_dir() else "green"
             style = style if order.index(other) > number else "amber"
             place = (LEFT + CELL * order.index(other) + 3, TOP + at + 3)

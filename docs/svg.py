@@ -16,7 +16,7 @@ Point = tuple[float, float]
 STYLE = """
 text { font: 13px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #1f2933 }
 .title { font-weight: 600 } .small { font-size: 11px; fill: #55606d }
-.code { font-family: ui-monospace, 'SF Mono', 'DejaVu Sans Mono', monospace; font-size: 12px }
+.code { font: 12px ui-monospace, 'SF Mono', 'DejaVu Sans Mono', monospace; white-space: pre }
 .middle { text-anchor: middle } .end { text-anchor: end } .cell { font-size: 10px }
 rect, path, line { stroke: #8a95a3; stroke-width: 1.2 }
 path, .frame { fill: none } .frame { stroke-dasharray: 4 4 }

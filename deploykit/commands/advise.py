@@ -1,6 +1,7 @@
 """Say which parallel strategy to train with, what each would need per GPU, and why.
 
-Computed, not measured: no GPU is needed here. docs/how-to/choose-a-strategy.md says how far to trust it.
+Computed, not measured: no GPU is needed here. docs/how-to/choose-a-strategy.md says how far to
+trust it.
 """
 
 from __future__ import annotations
