@@ -3,12 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-frameworks lint audit fuzz bench bench-slurm docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
 
-test: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready
+# In five minutes: the installation, every verb on all three backends, and what is quick to test.
+test: .venv/.dev
+	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest \
+	    -m 'quick or not (slow or slurm or torch or frameworks)'
+
+# Everything, in some forty minutes on two cores.
+test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
 	$(BIN)/python -m pytest
 
 # Minutes more: every example of examples/frameworks, in three places each.
@@ -28,12 +34,16 @@ audit: .venv/.dev .venv-audit/.ready
 	$(BIN)/python tests/audit/calls.py
 	$(BIN)/python tests/audit/packages.py
 
-# Ten thousand hostile answers, files and lines for each reader; `make test` tries 500.
+# Ten thousand hostile answers, files and lines for each reader; `make test-all` tries 500.
 FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/test_paste.py \
     tests/node/test_node_preflight_messages.py tests/trainer/test_hostile_table.py \
     tests/trainer/test_hostile_requests.py
 fuzz: .venv/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
+
+# Changes five modules in one place at a time, and prints the changes that no test notices. Hours.
+mutation: .venv/.dev .venv-mutation/.ready
+	$(BIN)/python tests/mutation/mutate.py
 
 bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
@@ -81,6 +91,11 @@ LAUNCHER := tests/sagemaker/launcher
 	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r docs/requirements.txt
 	touch $@
 
+.venv-mutation/.ready: tests/mutation/requirements.txt
+	$(PYTHON) -m venv .venv-mutation
+	.venv-mutation/bin/python -m pip --disable-pip-version-check install -q -r tests/mutation/requirements.txt
+	touch $@
+
 .venv-audit/.ready: tests/audit/requirements.txt
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip --disable-pip-version-check install -q -r tests/audit/requirements.txt
@@ -111,4 +126,5 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit .venv-docs
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit \
+	    .venv-mutation .venv-docs

@@ -16,9 +16,10 @@ _ANY = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     "derandomize": bool(os.environ.get("CI")),
 }
-settings.register_profile("quick", max_examples=500, **_ANY)
+settings.register_profile("brief", max_examples=25, **_ANY)
+settings.register_profile("full", max_examples=500, **_ANY)
 settings.register_profile("nightly", max_examples=10_000, **_ANY | {"derandomize": False})
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
 
 @pytest.fixture(autouse=True)

@@ -141,6 +141,7 @@ def test_the_listing_of_strings_tells_messages_from_the_rest(script, tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SPHINX.exists(), reason="run make .venv-docs/.ready first")
 def test_the_site_builds_without_a_warning_and_loads_nothing(tmp_path):
     command = [SPHINX, "-m", "sphinx", "--fail-on-warning", "-q", "-b", "html", DOCS, tmp_path]

@@ -197,7 +197,7 @@ def test_a_home_that_cannot_be_written(project, disk, capsys, known):
     remount(disk, "ro")
     submit_fails(capsys, "--run", "one", tells="Read-only file system")
     assert cli.main(["list"]) == (73 if known else 0)
-    assert ("Read-only" in capsys.readouterr().err) == known
+    assert ("readonly" in capsys.readouterr().err) == known
 
 
 @pytest.mark.torch

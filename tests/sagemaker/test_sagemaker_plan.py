@@ -194,7 +194,7 @@ def test_backend_and_plan_import_no_sdk():
         " region='us-east-1', framework_version='2.8.0')\n"
         "bundle = types.SimpleNamespace(hash='0' * 64, entries=())\n"
         "assert all(p.severity == 'warning' for p in sagemaker.check(job, options))\n"
-        "print(sagemaker.plan(job, options, run='a-1', bundle=bundle).place)\n"
+        "print(sagemaker.plan(job, options, run='a-1', bundle=bundle).target)\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "print(loaded & {'boto3', 'botocore', 'sagemaker', 'urllib3', 'torch', 'submitit'})\n"
     )

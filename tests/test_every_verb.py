@@ -1,0 +1,172 @@
+"""Every verb on all three backends, as a user types it: what `make test` proves first.
+
+One program that checks its own result trains nothing and needs two ranks: on this machine, on two
+nodes of a real Slurm cluster, and as a training job of a moto server, which runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aws_server import SECTION
+
+ROOT = Path(__file__).parent.parent
+RANKS = 2
+PROGRAM = """\
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+print("sum", total.item(), "arguments", sys.argv[1:], flush=True)
+code = int(os.environ.get("CODE", "0"))
+dist.destroy_process_group()
+raise SystemExit(code)
+"""
+JOB = """\
+name: sum
+entrypoint: {script: train.py, args: [--lr, 0.10, a b]}
+resources: {nodes: 1, processes_per_node: 2, time_limit: 5m}
+env: {OMP_NUM_THREADS: 1}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A job file and its program."""
+    here = tmp_path / "a project"
+    here.mkdir()
+    (here / "train.py").write_text(PROGRAM)
+    (here / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.fixture
+def deploykit(folder):
+    """Run a verb in a process of its own: what it prints, which is JSON with `--json`."""
+
+    def run(*words, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "deploykit", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    return run
+
+
+def plan_and_submit(deploykit, backend, run, *settings):
+    """Check, dry run, submit; the plan's text that was shown before, and the run."""
+    chosen = ["--backend", backend, *(word for setting in settings for word in ("--set", setting))]
+    deploykit("check", *chosen)
+    shown = deploykit("submit", *chosen, "--run", run, "--dry-run")
+    row = deploykit("submit", *chosen, "--run", run, "--json")
+    assert deploykit("submit", *chosen, "--run", run, "--json")["handle"] == row["handle"]
+    kept = next(Path(row["folder"]).glob("plan.*"))
+    assert kept.read_text() == shown
+    return row
+
+
+def succeeds(deploykit, backend, *settings):
+    """A run from the check to its logs."""
+    row = plan_and_submit(deploykit, backend, "good", *settings)
+    assert row["handle"].startswith(f"{backend}://")
+    assert deploykit("wait", "good", "--json")["state"] == "succeeded"
+    lines = [line for line in deploykit("logs", "good").splitlines() if "] sum" in line]
+    assert (
+        sorted(line.split("] ", 1)[1] for line in lines)
+        == ["sum 3.0 arguments ['--lr', '0.10', 'a b']"] * RANKS
+    )
+    assert [one["run"] for one in deploykit("list", "--json")] == ["good"]
+
+
+def fails(deploykit, backend, *settings):
+    """A run that ends with a code of the program's own, which every verb knows."""
+    plan_and_submit(deploykit, backend, "bad", *settings, "env.CODE=3")
+    assert deploykit("wait", "bad", "--json", code=3)["exit_code"] == 3
+    (row,) = deploykit("status", "bad", "--json")
+    assert (row["state"], row["exit_code"]) == ("failed", 3)
+    assert deploykit("diagnose", "bad", "--json", code=79)
+
+
+def is_cancelled(deploykit, backend, *settings):
+    """A run that is stopped."""
+    sleep = "entrypoint={script: sleep.py}"
+    Path("sleep.py").write_text("import time; time.sleep(600)\n")
+    plan_and_submit(deploykit, backend, "long", *settings, sleep)
+    deploykit("cancel", "long")
+    assert deploykit("wait", "long", "--json", code=143)["state"] == "cancelled"
+
+
+@pytest.mark.torch
+@pytest.mark.quick
+def test_on_this_machine(deploykit):
+    succeeds(deploykit, "local")
+    fails(deploykit, "local")
+    is_cancelled(deploykit, "local")
+    deploykit("doctor", "--backend", "local", "--json")
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.quick
+@pytest.mark.xdist_group("slurm")
+def test_on_a_slurm_cluster(cluster, deploykit):
+    two = ("resources.nodes=2", "resources.processes_per_node=1")
+    succeeds(deploykit, "slurm", *two)
+    fails(deploykit, "slurm", *two)
+    is_cancelled(deploykit, "slurm", *two)
+    deploykit("doctor", "--backend", "slurm", "--json")
+    assert deploykit("backends", "--probe", "slurm")
+
+
+@pytest.mark.aws
+@pytest.mark.quick
+def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
+    """moto runs nothing, ends each job at once and cannot stop one."""
+    with (folder / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    row = plan_and_submit(deploykit, "sagemaker", "good")
+    assert row["handle"] == "sagemaker://us-east-1/good"
+    assert deploykit("wait", "good", "--json")["state"] == "succeeded"
+    deploykit("logs", "good")
+
+    state = ["InProgress", "Training"]
+    aws.answers |= {
+        "StopTrainingJob": lambda _: state.__setitem__(slice(None), ["Stopped", "Stopped"]) or {},
+        "DescribeTrainingJob": lambda body: {
+            **body,
+            "TrainingJobStatus": state[0],
+            "SecondaryStatus": state[1],
+        },
+    }
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "another machine"))
+    attached = deploykit("attach", "good", "--region", "us-east-1", "--json")
+    assert attached["state"] == "running"
+    assert deploykit("cancel", "good", "--json")["state"] == "cancelled"
+    (row,) = deploykit("status", "good", "--json")
+    assert row["state"] == "cancelled"
+
+
+@pytest.mark.quick
+def test_without_a_backend(deploykit):
+    assert "submit" in deploykit("--help")
+    deploykit("init", "new.yaml")
+    deploykit("check", "new.yaml", "--backend", "local")
+    names = [line.split()[0] for line in deploykit("backends").splitlines()]
+    assert {"local", "slurm", "sagemaker"} <= set(names)
+    assert "complete" in deploykit("completion", "bash")
+    assert deploykit("infra", "--help")
+    assert deploykit("advise", "--help")
