@@ -69,7 +69,7 @@ def _of_lines(text: str, *, rules: bool) -> Iterator[Line]:
     inside = False
     for number, line in enumerate(text.splitlines(), 1):
         if rules and (inside or line.startswith(_RULE_KEYS)):
-            inside = "]" not in line if inside else line.rstrip().endswith("[")
+            inside = not line.startswith("]") if inside else line.rstrip().endswith("[")
             continue
         shown = re.sub(r"{#.*?#}|{%.*?%}", "", line).strip()
         if _is_prose(shown):

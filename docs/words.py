@@ -149,7 +149,7 @@ starts, nothing but the standard library (boto3 for secrets of AWS).
 2. on several nodes finds the interface that leads to another node of the job, and says in the log
    which and why; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
-4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-come), on an
+4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;

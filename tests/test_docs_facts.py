@@ -60,7 +60,7 @@ def facts():
         ("how-to/sagemaker.md", r"older images, (\S+) to", next(iter(images.VERSIONS))),
         ("how-to/sagemaker.md", r"images, \S+ to ([\d.]+\d);", list(images.VERSIONS)[-1]),
         ("how-to/trainer.md", r"\| body \| (\d+) MiB", limits["body_bytes"] >> 20),
-        ("how-to/trainer.md", r"requests under way \| (\d+) MiB", limits["held_bytes"] >> 20),
+        ("how-to/trainer.md", r"requests in progress \| (\d+) MiB", limits["held_bytes"] >> 20),
         ("how-to/trainer.md", r"\| connections \| (\d+)", limits["connections"]),
         ("explanation/strategies.md", r"after (\w+) exact steps", constant("EXACT_STEPS")),
     ]
