@@ -142,15 +142,3 @@ def test_versions_of_libraries_in_the_design_are_those_that_are_installed():
     assert needs == ["sagemaker>=2.257,<3"]  # the guide: "version 2.257 or a later 2.x"
     text = (DOCS / "how-to/sagemaker.md").read_text(encoding="utf-8")
     assert "2.257 or a later 2.x" in " ".join(text.split())
-
-
-@pytest.mark.parametrize("line", re.findall(
-    r"^\|.*`test_.*$", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE
-))  # fmt: skip
-def test_every_attack_of_the_security_page_is_a_test(line):
-    text = ""
-    for part in re.split(r"(\]\([^)]+\))|(`test_\w+`)", line):
-        if part and part.startswith("]("):
-            text = (ROOT / part[2:-1]).read_text(encoding="utf-8")
-        elif part and part.startswith("`test_"):
-            assert f"def {part.strip('`')}(" in text, part
