@@ -131,31 +131,31 @@ and only reads torchrun's variables runs unmodified.
 
 ## The command
 
+![The processes on one node](../pictures/node-plane.svg)
+
 Every backend runs the same file on every node, in the unpacked source folder:
 
     PYTHON .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=4 --max-restarts=0 -- train.py
 
-![The processes on one node](../pictures/node-plane.svg)
-
-On this machine `local_nodes.py` starts it, once for each node, and enforces the time limit. Every
-bundle contains `.deploykit/`: {files}. It needs Python 3.10 or later and, until the trainer
+On this machine `local_nodes.py` starts it, once for each node, and keeps the time limit. What is in
+`.deploykit/` travels in every bundle: {files}. It needs Python 3.10 or later and, until the trainer
 starts, nothing but the standard library (boto3 for secrets of AWS).
 
 `launch.py`
 
 1. finds out which node this is, from {launchers}, or that it is alone;
-2. on several nodes finds the interface that leads to another node of the job, and logs which and
-   why; on one node chooses loopback;
+2. on several nodes finds the interface that leads to another node of the job, and says in the log
+   which and why; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
 4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
-6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, but not to torchrun. After
-   the first three the ranks have {grace} seconds to exit, on Slurm as long as Slurm lets them; then
-   they are killed;
-7. on Slurm, requeues the job [if it should be restarted](../how-to/slurm.md#a-job-that-survives);
-8. writes an exit record of the node, and exits with the code of the rank that failed first.
+6. passes SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 on to the ranks, and keeps them from
+   torchrun. After the first three the ranks have {grace} seconds to end by themselves, on Slurm as
+   long as Slurm lets them; then they are ended by force;
+7. on Slurm, sees to another attempt where one is [due](../how-to/slurm.md#a-job-that-survives);
+8. writes down how the node ended, and ends with the exit code of the rank that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
 them. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
@@ -163,13 +163,13 @@ one JSON list.
 
 ## Stopping, and going on
 
-SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or another job gets the node. A
-trainer that then saves a checkpoint to `DEPLOYKIT_CHECKPOINT_DIR`, and can resume from it, should
-exit with code **{stopped}** on every rank (`EX_TEMPFAIL` of `sysexits.h`: try again). This does not
-count as a failure: torchrun neither restarts the rank nor stops the others, which may still be
-saving. If the job is not restarted, the run ends with {stopped} too, and says how to continue.
+SIGTERM and SIGUSR2 tell a trainer to stop: a time limit is near, or the node goes to somebody
+else. One that saves a checkpoint into `DEPLOYKIT_CHECKPOINT_DIR` then and can go on from it ends,
+on every rank, with exit code **{stopped}** (`EX_TEMPFAIL` of `sysexits.h`: try again). Nobody takes
+that for a failure: torchrun neither starts the rank again nor stops the others, which may still be
+saving. Where nothing starts the job again, the run ends with {stopped} too, and says how to go on.
 
-Exit code 0 after such a signal means that the trainer has finished, any other code that it failed.
+A trainer that ends with 0 after such a signal is finished, and one that ends otherwise has failed.
 
 ## Variables of the trainer
 """
@@ -179,57 +179,59 @@ VARIABLES = {
     "LOCAL_RANK": "number of this process on its node, from 0; the GPU to use",
     "WORLD_SIZE": "processes in the whole job",
     "LOCAL_WORLD_SIZE": "processes on this node",
-    "MASTER_ADDR": "address of the rendezvous; `torch.distributed.init_process_group()` reads it",
-    "MASTER_PORT": "its port",
+    "MASTER_ADDR": "where the ranks meet; `torch.distributed.init_process_group()` reads it",
+    "MASTER_PORT": "the port there",
     "DEPLOYKIT_BACKEND": "`local`, `slurm` or `sagemaker`",
     "DEPLOYKIT_RUN": "the run id",
     "DEPLOYKIT_RUN_DIR": "the run's folder; not on SageMaker",
     "DEPLOYKIT_OUTPUT_DIR": "folder for results; made before the trainer starts",
     "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; made before the trainer starts",
     "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
-    "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun",
+    "DEPLOYKIT_RESTART_COUNT": "how often the job was started again, by Slurm or by torchrun; "
+    "0 at first",
 }
 
 NODE_REST = """\
-The variables of `env` are set too, secrets with their values. By default, `OMP_NUM_THREADS` is 1
-and `PYTHONUNBUFFERED` is 1. On several nodes `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` are set
-to the interface found, unless you set them in `env`. On SageMaker AWS's launcher overwrites your
-values for NCCL, libfabric, Gloo and `OMP_NUM_THREADS`; deploykit restores them before the trainer
-starts.
+The variables of `env` are there too, secrets with their values. Where nothing else is chosen,
+`OMP_NUM_THREADS` is 1 and `PYTHONUNBUFFERED` is 1. On several nodes `NCCL_SOCKET_IFNAME` and
+`GLOO_SOCKET_IFNAME` are set to the interface found, unless you chose them in `env`. On SageMaker
+the launcher above would overwrite what you chose for NCCL, libfabric, Gloo and `OMP_NUM_THREADS`;
+it is put back before the trainer starts.
 
 ## Variables of the launcher
 
 Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` and `DEPLOYKIT_PORTS` can be set
-in `env`: torchrun's variables above and other names that begin with `DEPLOYKIT_` are refused
+in `env`: torchrun's variables above, and other names that begin with `DEPLOYKIT_`, are refused
 there.
 """
 
 INTERNAL = {
     "DEPLOYKIT_SECRETS": "JSON, variable to `secret:` reference; removed once resolved",
     "DEPLOYKIT_BUNDLE": "on SageMaker: the hash of the source that was planned, which `launch.py` "
-    "computes again from the files; removed after that",
-    "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to restore last; removed after that",
+    "computes once more over the bundle's files; removed after that",
+    "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to put back last; removed after that",
     "DEPLOYKIT_NODE_RANK": "number of this node, where several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
-    "DEPLOYKIT_WORKERS": "folder in which the ranks of a node report to its launcher",
-    "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
+    "DEPLOYKIT_WORKERS": "folder where the ranks of a node tell its launcher that they live",
+    "DEPLOYKIT_ROUND": "how often torchrun has started the ranks again, alike on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
     "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; for a signal of "
     "Slurm's, until Slurm ends them",
-    "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports that the rendezvous may use. Default: "
+    "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
     "any free one from 10000 to 29999",
-    "DEPLOYKIT_PREFLIGHT": "seconds for the network test before the trainer; no test if not set",
-    "DEPLOYKIT_DEBUG": "1 turns on the debug output of NCCL and PyTorch",
+    "DEPLOYKIT_PREFLIGHT": "seconds for the test of the network before the trainer; no test where "
+    "it is not set",
+    "DEPLOYKIT_DEBUG": "1 where NCCL and PyTorch are to say what they do",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
-    "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be restarted, by reason",
+    "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be started again, by reason",
 }
 
 SETTINGS = """\
 ## Variables for NCCL and PyTorch
 
-The launcher sets few, each with a reason that is in the log of node 0. Values from `env` or from
-the machine are kept. `RUN` is the run folder, on SageMaker the output folder. Before PyTorch 2.9
-the flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
+`launch.py` sets few, each for a reason that the log of node 0 repeats. What is set already, by
+`env` or by the machine, stays. `RUN` is the run's folder, on SageMaker the output's. Before
+PyTorch 2.9 the flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, and are set by those names.
 """
 
@@ -243,48 +245,50 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `plan.sh` | what was sent (`plan.json` for SageMaker) |
 | `source/` | the unpacked source, the working folder of the trainer |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
-| `logs/node-N.log` | output of node N |
-| `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
+| `logs/node-N.log` | what node N printed |
+| `output/`, `checkpoints/` | results and checkpoints, unless the job file names other places |
 | `ends/node-N.json`, `ends/rank-N.json` | how each node and rank ended |
 | `ends/restart-N.json` | on Slurm: why restart N happened |
-| `debug/` | debug output of NCCL and PyTorch, one file per process |
-| `rendezvous.json` | address of the rendezvous, and the key of this attempt |
+| `debug/` | what NCCL and PyTorch wrote of themselves, a file for each process |
+| `rendezvous.json` | where the nodes meet, and the key of this attempt |
 
-For a run on SageMaker the folder contains only what was sent; the rest is in S3 and CloudWatch.
+For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
 
-Whatever your umask, other users can neither read nor change it, here or on a login node:
+Whatever your umask, nobody else reads or changes it, here or on a login node:
 
 | | mode |
 |---|---|
 | the state folder, and each folder in it that deploykit makes | `0700` |
 | the list of runs, bundles, scripts, logs, exit records, pickled functions | `0600` |
-| `source/`: executable files, all others | `0700`, `0600` |
-| what your program, Python and Slurm write there | by your umask |
+| `source/`: files that you may start, all others | `0700`, `0600` |
+| what your program, Python and Slurm's own functions write in there | as your umask has it |
 
-If a state folder was open to others, deploykit narrows its mode and warns; one that belongs to
-another user is refused. For locations in the job file (`output`, `checkpoints`), the parent folder
-and your umask decide.
+A state folder that was open to others is narrowed, and a warning says so; one that belongs to
+another user is refused. Places that the job file names (`output`, `checkpoints`) are yours: what is
+made there is as wide as the folder around it and your umask allow.
 """
 
 ORACLE = """\
-Some settings do not do what they say: the SageMaker SDK accepts a misspelt distribution, and the
-job trains on one process. `deploykit check` and `submit` apply these rules before anything is
+Some settings do not do what they say: the SageMaker SDK takes a misspelt distribution, and the job
+trains on one process. `deploykit check` and `submit` consult these rules before anything is
 uploaded. **refused** is an error, and nothing is sent; **runs as something else** and **cannot
-know** are warnings, and so is an image that gets no more patches.
+know** are warnings, and so is the end of an image's patches.
 
 Each row is a job: two `ml.g5.12xlarge` with four ranks each in AWS's image of PyTorch 2.10, changed
-as the first column says (keys without a section belong to `sagemaker`). The second column says what
-the SDK itself does; a test asks the real SDK for every row, and again with the last column's
-advice. Nothing here was tested on the real service.
+as the first column says (keys without a section are those of `sagemaker:`, but for `nodes` and the
+like, which stand with theirs). The second column says what the SDK itself does with it; a test asks
+the real one for every row, and for every row with the last column's advice. Nothing here was tried
+on the real service.
 """
 
 PATCHES = """\
-SageMaker still runs an image that gets no more patches; `check` warns. The dates are AWS's.
+The service runs an image whose patches have ended; `check` warns. These are AWS's own dates.
 """
 
 ORACLE_END = """\
-The SDK's own list of versions ends at 2.8.0, so PyTorch 2.9 and later need `image_uri`. Nothing is
-known about images that are not AWS's own: the rules then answer that they cannot know.
+The SDK's own list of versions ends at 2.8.0, so PyTorch 2.9 and later need `image_uri`. Of an image
+that is not AWS's own, nothing is known: the oracle then says that it cannot know, and not that all
+is well.
 """
 
 INFRA = """\

@@ -51,7 +51,7 @@ def facts():
         ("how-to/network.md", r"for at most (\d+) seconds", contract.PREFLIGHT),
         ("how-to/diagnose.md", r"and with (\d+) when", diagnose.CAUSE_FOUND),
         ("how-to/doctor.md", r"\| error \| .* \| (\d+) \|", doctor.FAULT_FOUND),
-        ("how-to/doctor.md", r"\| unseen \| .* \| (\d+) \|", doctor.FAULT_FOUND),
+        ("how-to/doctor.md", r"\| (?:unseen|unchecked) \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         *(
             ("how-to/slurm.md", rf"^  restarts: {{.*\b{name}: (\d+)", count)
             for name, count in dataclasses.asdict(restarts).items()
