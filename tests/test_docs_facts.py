@@ -62,6 +62,11 @@ def facts():
         ("how-to/trainer.md", r"\| body \| (\d+) MiB", limits["body_bytes"] >> 20),
         ("how-to/trainer.md", r"requests in progress \| (\d+) MiB", limits["held_bytes"] >> 20),
         ("how-to/trainer.md", r"\| connections \| (\d+)", limits["connections"]),
+        (
+            "how-to/choose-a-strategy.md",
+            r"compute at (\d+)% of the peak",
+            constant("UTILISATION") * 100,
+        ),
         ("explanation/strategies.md", r"after (\w+) exact steps", constant("EXACT_STEPS")),
     ]
 
