@@ -28,6 +28,7 @@ _PROSE = re.compile(r"[a-z]{2,}[,;:]? \(?[`'{a-z]", re.IGNORECASE)
 _NO_PROSE = re.compile(r"\\[wsdSb]|\(\?|^SELECT |^INSERT |^UPDATE |^CREATE |^PRAGMA ")
 _RULE_KEYS = (
     "match",
+    "literals",
     "needs",
     "after",
     "unless",
