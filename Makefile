@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs constraints clean
+.PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
 
 run: .venv/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -14,7 +14,7 @@ test: .venv/.dev
 	    -m 'quick or not (slow or slurm or torch or frameworks)'
 
 # Everything, in some forty minutes on two cores.
-test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready
+test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
 	$(BIN)/python -m pytest
 
 # Minutes more: every example of examples/frameworks, in three places each.
@@ -55,6 +55,13 @@ bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
 
 docs: .venv/.dev
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/terminal.py
+
+# The site, in build/site. It needs the network only to make its environment.
+docs-site: .venv-docs/.ready
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/site
+	@echo 'open build/site/index.html'
 
 # The environments. torch is installed first, so that nothing else chooses its build.
 .venv/bin/python:
@@ -78,6 +85,11 @@ LAUNCHER := tests/sagemaker/launcher
 .venv-aws/.ready: tests/doctor/requirements.txt
 	$(PYTHON) -m venv .venv-aws
 	.venv-aws/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/requirements.txt
+	touch $@
+
+.venv-docs/.ready: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install -q -r docs/requirements.txt
 	touch $@
 
 .venv-mutation/.ready: tests/mutation/requirements.txt
@@ -115,4 +127,5 @@ constraints: .venv/.dev
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit .venv-mutation
+	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit \
+	    .venv-mutation .venv-docs

@@ -101,7 +101,9 @@ def job_file() -> str:
 
 def sections(cls: Any, path: str) -> Iterator[str]:
     """The table of a dataclass, then those of the sections in it."""
-    yield table(["key", "takes", "default", ""], (row(cls, field, path) for field in fields(cls)))
+    yield table(
+        ["key", "takes", "default", "meaning"], (row(cls, field, path) for field in fields(cls))
+    )
     for field in fields(cls):
         kind, place = inner(split(hints(cls)[field.name])[0], f"{path}{field.name}")
         if dataclasses.is_dataclass(kind):
@@ -181,7 +183,7 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
 
 
 def infra() -> str:
-    return page("Answers for deploykit infra", words.INFRA, *sections(Answers, ""))
+    return page("Answers for deploykit infra", words.INFRA, "## Keys", *sections(Answers, ""))
 
 
 # What SageMaker does with a job
@@ -203,7 +205,7 @@ def oracle_page() -> str:
 def commands() -> str:
     verbs = verb_parsers()
     listing = table(
-        ["command", ""],
+        ["command", "purpose"],
         ([f"[`{name}`](#deploykit-{name})", text] for name, text in cli.VERBS.items()),
     )
     described = [part for name, sub in verbs.items() for part in command(name, sub)]
@@ -228,7 +230,9 @@ def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
     yield re.sub(r"^(bash|zsh): +(.*)$", r"* \1: `\2`", sub.description or "", flags=re.MULTILINE)
     if actions:
-        yield table(["argument", ""], ([spelled(action), action.help or ""] for action in actions))
+        yield table(
+            ["argument", "meaning"], ([spelled(action), action.help or ""] for action in actions)
+        )
 
 
 def usage(action: argparse.Action) -> str:
@@ -256,12 +260,12 @@ def placeholder(action: argparse.Action) -> str:
 def exit_codes() -> str:
     kinds = [errors.DeploykitError, *errors.DeploykitError.__subclasses__()]
     found = {kind.exit_code: kind.meaning for kind in kinds} | {
-        0: "it worked; for `wait` and `submit --wait`: the run succeeded",
-        wait._TIMED_OUT: "`wait --timeout` ran out; the run goes on",  # noqa: SLF001
-        cli._INTERRUPTED: "interrupted with ^C; a run that was submitted goes on",  # noqa: SLF001
-        cli._PIPE_CLOSED: "whoever read the output closed the pipe",  # noqa: SLF001
+        0: "success; for `wait` and `submit --wait`: the run succeeded",
+        wait._TIMED_OUT: "`wait --timeout` expired; the run continues",  # noqa: SLF001
+        cli._INTERRUPTED: "interrupted with ^C; a submitted run continues",  # noqa: SLF001
+        cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
-        doctor.FAULT_FOUND: "`doctor` found something that will stop the job, or could not look",
+        doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
     rows = [[str(code), found[code]] for code in sorted(found)]
@@ -291,7 +295,7 @@ def node() -> str:
         words.NODE_REST,
         variables(words.INTERNAL),
         words.SETTINGS,
-        table(["variable", "value", "", "where"], set_for_nccl()),
+        table(["variable", "value", "reason", "where"], set_for_nccl()),
         words.RUN_FOLDER,
         words.EXIT_RECORDS,
         table(["file", "", "fields"], exit_record_files()),
@@ -335,7 +339,7 @@ def set_for_nccl() -> Iterator[list[str]]:
 
 
 def variables(described: Mapping[str, str]) -> str:
-    return table(["variable", ""], ([f"`{name}`", text] for name, text in described.items()))
+    return table(["variable", "meaning"], ([f"`{name}`", text] for name, text in described.items()))
 
 
 if __name__ == "__main__":

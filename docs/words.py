@@ -13,116 +13,114 @@ MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/
 JOB_FILE = """\
 One file describes a job, in YAML (`job.yaml`) or TOML (any name that ends in `.toml`).
 `deploykit init` writes a commented one, `deploykit check` finds every problem in one, and
-`deploykit init --schema` writes a JSON Schema ([the same as here](job.schema.json)) with which an
-editor completes keys and marks mistakes. In VS Code with the YAML extension this first line is
-enough:
+`deploykit init --schema` writes a JSON Schema ([also here](job.schema.json)), with which editors
+complete keys and mark mistakes. For VS Code with the YAML extension, make this the first line:
 
     # yaml-language-server: $schema=job.schema.json
 
-Rules that hold everywhere:
+Rules for every key:
 
-* An unknown key is an error, and so is a key that stands twice. All problems are reported at once.
+* Unknown and duplicate keys are errors. All problems are reported at once.
 * A value without quotes in YAML keeps its text where text is expected: `args: [--lr, 0.10, yes]`
-  passes `0.10` and `yes`, not `0.1` and `True`. In TOML, text stands in quotes.
-* A relative folder is relative to the job file, not to where you stand. `~` is your home.
-* `--set a.b=c` replaces one value for this time. Lists and sections are written as in YAML:
-  `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` takes an optional value away.
+  passes `0.10` and `yes`, not `0.1` and `True`. In TOML, text needs quotes.
+* A relative folder is relative to the job file, not to the current folder. `~` is your home.
+* `--set a.b=c` overrides one value for one command. Lists and sections are written as in YAML:
+  `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` removes an optional value.
 * `entrypoint` has exactly one of `script` and `module`.
-* A backend's section is read only when that backend is asked for.
+* A backend's section is read only when that backend is used.
 """
 
 TRAVELS = """\
-## What travels
+## What is in the bundle
 
-The folder `source` travels as it is on disk, committed or not. For a source folder in a git
-repository the run's folder also keeps the commit and, in `uncommitted.diff`, what was not
-committed: the commit with this patch applied has exactly the files that travelled. Nothing of the
-repository's own configuration is run for it. The same files give the same archive, which is stored
-and uploaded once.
+The bundle contains the folder `source` as it is on disk, committed or not. For a source folder in a
+git repository the run folder also keeps the commit and, in `uncommitted.diff`, the changes since:
+the commit with this patch applied has exactly the files in the bundle. The repository's own
+configuration is not run. The same files give the same archive, which is stored and uploaded once.
 
-Left behind are:
+Excluded are:
 
 * what `.gitignore` files ignore (those of the source folder and of the folders above it, up to the
   repository's root);
-* files that may hold secrets, whatever the case of their names: {secrets}, but not {let_through};
+* files that may contain secrets, in upper or lower case: {secrets}, but not {let_through};
 * clutter: {clutter};
-* any other file with a private key in it, wherever it stands; a warning names file and line.
+* any other file that contains a private key; a warning names file and line.
 
-A file with what looks like an access token travels, with a warning that names file and line.
+A file that seems to contain an access token is included, with a warning that names file and line.
 
-A `.deploykitignore` has the same format as `.gitignore` and the last word: `!.env.test` in it lets
-that file travel, and nothing is said of what is in it. See
-[Secrets and the source](../guides/secrets.md). Links that leave the folder are refused, and so is a
-source larger than `max_bundle`.
+A `.deploykitignore` has the format of `.gitignore` and takes precedence: `!.env.test` in it
+includes that file, without warnings about its content. See [Keep secrets out of
+jobs](../how-to/secrets.md). Links that leave the folder are refused, and so is a source larger than
+`max_bundle`.
 """
 
 SECRETS = """\
 ## Secrets
 
 A value of `env` may be a reference, `secret:KIND:NAME`. Plans, scripts, logs and the registry
-hold the reference only; each node looks the value up before the trainer starts.
+contain only the reference; each node resolves it before the trainer starts.
 
 | reference | value |
 |---|---|
 | `secret:env:NAME` | the variable NAME of the node's own environment |
-| `secret:file:PATH` | the text of a file that nobody else may read (`chmod 600`) |
+| `secret:file:PATH` | the text of a file that only you can read (`chmod 600`) |
 | `secret:ssm:NAME` | a parameter of AWS Systems Manager; needs boto3 on the node |
 | `secret:secretsmanager:NAME` | a text secret of AWS Secrets Manager; needs boto3 on the node |
 
-A value that is a secret itself, or an argument with a token in it, gives a warning;
-`deploykit check --strict` and `submit --strict` refuse the job for it.
+A plain secret in `env`, or a token in an argument, gives a warning; `deploykit check --strict` and
+`submit --strict` refuse the job for it.
 
-On SageMaker only the last two can be seen. On Slurm, `env` means the environment from which you
-submit, since sbatch carries it to the nodes.
+SageMaker supports only the last two. On Slurm, `env` means the environment from which you submit,
+since sbatch copies it to the nodes.
 """
 
 COMMANDS = """\
 `deploykit submit` without a file reads `./job.yaml`. Every command but `completion` has `--json`
 and then prints JSON on standard output; errors too, as
-`{{"error": {{"message", "hint", "exit_code", "transient", "problems"}}}}`. Without it, answers go
-to standard output, remarks and errors to standard error. Tables are drawn on a terminal and
-tab-separated, without headings, in a pipe. How a command can end: [exit codes](exit-codes.md).
+`{{"error": {{"message", "hint", "exit_code", "transient", "problems"}}}}`. Without it, results go
+to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
+tab-separated without headings in a pipe. See also [exit codes](exit-codes.md).
 
-RUN is a run id, or the beginning or end of one when that is unique.
+RUN is a run id, or a unique beginning or end of one.
 """
 
 STATES = {
-    "unsent": "the far side refused it, or submit was interrupted before anything was sent",
-    "submitting": "the row is written, and the far side has not confirmed the job yet",
-    "queued": "it waits for machines, or they are being made ready",
-    "running": "its programs run",
-    "stopping": "it was told to end, or is being cleaned up",
-    "succeeded": "it ended, and every rank with exit code 0",
-    "failed": "it ended otherwise; `why` says how",
+    "unsent": "the target refused it, or submit was interrupted before anything was sent",
+    "submitting": "recorded here; the target has not confirmed the job yet",
+    "queued": "it waits for machines, or they are being prepared",
+    "running": "its program runs",
+    "stopping": "it was told to stop, or is being cleaned up",
+    "succeeded": "it ended, with exit code 0 on every rank",
+    "failed": "it ended with an error; `why` gives the reason",
     "cancelled": "it was stopped on request",
-    "unknown": "the far side cannot be asked from here, or no longer knows the job",
+    "unknown": "the target cannot be reached from here, or has no record of the job",
 }
 
 EXIT_CODES = """\
-Scripts may rely on these. Codes 64 to 77 follow BSD's `sysexits.h`, so that they are not taken for
-a trainer's own, which are 1, 2 or 128 + a signal as a rule.
+Scripts may rely on these. Codes 64 to 77 follow BSD's `sysexits.h`, so that they are not confused
+with a trainer's own, which usually are 1, 2 or 128 + a signal.
 """
 
 PASSED_ON = """\
-## What `wait` and `submit --wait` pass on
+## Exit codes of a run
 
-A run's exit code is that of the rank that failed first, with 128 + N for signal N. Where a run
-failed and nobody could tell a code, it is 1. These do not come from the trainer:
+`wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
+If the run failed and no code is known, it is 1. These codes do not come from the trainer:
 
 | code | meaning |
 |---|---|
-| 75 | the trainer was told to stop, has saved a checkpoint, and no other attempt follows |
+| 75 | the trainer was told to stop and saved a checkpoint, and no other attempt follows |
 | 124 | the run reached its time limit (local, Slurm) |
 | 137 | a rank was killed (128 + 9); on Slurm also: a node ran out of memory |
 {launcher}
 
-So after `submit --wait` a code from 64 to 78 can be deploykit's or the run's. `--json` tells them
-apart: an `error` is deploykit's, a run with `exit_code` is the run's.
+So after `submit --wait` a code from 64 to 78 can be deploykit's or the run's. `--json`
+distinguishes them: `error` is deploykit's, `exit_code` is the run's.
 """
 
 LAUNCHER = {
-    "BadCommand": "the launcher on the node got a wrong command, or the program is not there",
-    "LaunchError": "a fault in the launcher itself; the node's log has the details",
+    "BadCommand": "the launcher on the node got an invalid command, or the program does not exist",
+    "LaunchError": "an error in the launcher itself; the node's log has the details",
     "BadEnvironment": "the job cannot run in this environment: no PyTorch, no route to another "
     "node, a secret that cannot be read, a folder that cannot be made",
 }
@@ -132,6 +130,8 @@ What a trainer finds on a node, the same on every backend. A script that knows n
 and only reads torchrun's variables runs unmodified.
 
 ## The command
+
+![The processes on one node](../pictures/node-plane.svg)
 
 Every backend runs the same file on every node, in the unpacked source folder:
 
@@ -148,14 +148,14 @@ They are not on the trainer's `sys.path`.
 2. on several nodes finds the interface that leads to another node of the job, and logs its choice
    with the reason; on one node chooses loopback;
 3. resolves secrets and makes the output and checkpoint folders;
-4. starts torchrun with a [rendezvous of its own](../guides/network.md#who-else-can-come), on an
+4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
    `[rank N]` before each line that it prints;
 6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, and keeps them from torchrun.
    After one of the first three the ranks have {grace} seconds to end by themselves, on Slurm as
    long as Slurm lets them; then they are killed;
-7. on Slurm, requests another attempt if one is [due](../guides/slurm.md#a-job-that-survives);
+7. on Slurm, requests another attempt if one is [due](../how-to/slurm.md#a-job-that-survives);
 8. writes an [exit record](#exit-records), and exits with the code of the rank that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
@@ -323,6 +323,6 @@ job is fine.
 """
 
 INFRA = """\
-The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` writes what must exist
-on AWS: see [the guide](../guides/infra.md). All problems are reported at once.
+The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` generates what must
+exist on AWS: see [the guide](../how-to/infra.md). All problems are reported at once.
 """

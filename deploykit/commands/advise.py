@@ -1,6 +1,6 @@
 """Recommend a parallel strategy: the memory and time that each would need per GPU, and why.
 
-Computed, not measured: needs no GPU here. docs/guides/strategy.md states the accuracy.
+Computed, not measured: needs no GPU here. docs/how-to/choose-a-strategy.md states the accuracy.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The check finds an archive that was mixed up, or changed by a program that does not know of the
 check. It is no defence against an attacker, who can change this file as well as the rest of the
-archive; docs/guides/sagemaker.md says what is.
+archive; docs/how-to/sagemaker.md says what is.
 """
 
 from __future__ import annotations

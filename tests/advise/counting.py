@@ -1,6 +1,6 @@
 """Predicted bytes beside those that torch allocates, counted on every rank of real processes.
 
-`python tests/advise/counting.py` prints the table of docs/guides/strategy.md.
+`python tests/advise/counting.py` prints the table of docs/how-to/choose-a-strategy.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from counting import ALL, count, predict, rows
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("advise")]
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/strategy.md"
+GUIDE = Path(__file__).parents[2] / "docs/how-to/choose-a-strategy.md"
 SCALARS = 1024
 """Bytes: AdamW keeps a step counter for each tensor, the loss a few single numbers."""
 

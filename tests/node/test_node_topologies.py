@@ -16,7 +16,7 @@ import topologies
 from deploykit import paths
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "guides" / "network.md"
+PAGE = HERE.parent.parent / "docs" / "how-to" / "network.md"
 WAYS = {
     "ours": "deploykit",
     "eth0": "`eth0`",

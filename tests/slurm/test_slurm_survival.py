@@ -24,7 +24,7 @@ from slurm_helpers import output, wait_for
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "slurm.md"
 TWO = "resources.nodes=2"
 LOW = "slurm.partition=low"
 GRACED = "slurm.partition=graced"

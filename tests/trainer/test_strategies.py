@@ -1,7 +1,7 @@
 """Every strategy trains as one process does: the same losses, gradients and weights, on 4 ranks.
 
 A new strategy is a new row of `STRATEGIES`. What each row measures is printed (`pytest -s`), and
-stands in docs/guides/strategies.md.
+stands in docs/explanation/strategies.md.
 """
 
 import re
