@@ -29,8 +29,9 @@ from torch import Tensor, nn
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
 
-from trainer import bubble, group, models, optimizers, options, strategies  # noqa: E402
+from trainer import arguments, bubble, models, optimizers, process_group  # noqa: E402
 from trainer.data import Batch  # noqa: E402
+from trainer.strategies import registry  # noqa: E402
 from trainer.strategies.pp import PP  # noqa: E402
 
 WIDTH = 8
@@ -144,7 +145,7 @@ def uneven_cases(ranks: int, models: Sequence[str] = ("sleeping, uneven",)) -> I
 class Trial:
     """A case made ready on this rank."""
 
-    def __init__(self, case: Case, place: group.Place, ms: float) -> None:
+    def __init__(self, case: Case, context: process_group.DistributedContext, ms: float) -> None:
         made: dict[str, Callable[[], tuple[nn.Sequential, Tensor]]] = {
             "sleeping, even": partial(sleeping, EVEN, ms),
             "sleeping, uneven": partial(sleeping, UNEVEN, ms),
@@ -156,7 +157,7 @@ class Trial:
         inputs = piece.repeat(case.pieces, *[1] * (piece.dim() - 1))
         self.case = case
         self.batch = Batch(inputs, torch.zeros(len(inputs), dtype=torch.long), len(inputs))
-        self.strategy = _strategy(case, place, self.batch, model)
+        self.strategy = _strategy(case, context, self.batch, model)
         self.step_ms: list[float] = []
         self.bubbles: list[float] = []
         self.run()  # ranks connect; not measured
@@ -170,10 +171,10 @@ class Trial:
         torch.distributed.barrier()
         self.step_ms.append((time.perf_counter() - began) * 1000)
         self.strategy.step()
-        self.bubbles += self.strategy.measures().values()
+        self.bubbles += self.strategy.extra_metrics().values()
 
     def result(self) -> Result:
-        ranks = self.strategy.rank_seconds
+        ranks = self.strategy.seconds_by_rank
         seconds = bubble.step_seconds(ranks, self.case.pieces, self.case.stages_per_rank)
         return Result(
             self.case,
@@ -185,27 +186,29 @@ class Trial:
         )
 
 
-def _strategy(case: Case, place: group.Place, batch: Batch, model: nn.Sequential) -> PP:
+def _strategy(
+    case: Case, context: process_group.DistributedContext, batch: Batch, model: nn.Sequential
+) -> PP:
     words = f"--strategy pp --schedule {case.schedule} --micro-batches {case.pieces}"
     size = f"--batch-size {len(batch.inputs)} --balance {case.balance}"
-    chosen = options.parse([*words.split(), *size.split()])
-    strategy = strategies.find(chosen, place)
+    chosen = arguments.parse([*words.split(), *size.split()])
+    strategy = registry.create(chosen, context)
     strategy.sample = batch
-    strategy.prepare(model, partial(optimizers.make, chosen))
+    strategy.prepare(model, partial(optimizers.create, chosen))
     return strategy
 
 
 def work(cases: Sequence[Case], repeats: int, ms: float) -> None:
     """One rank's part. Rank 0 prints the results as its last line."""
     torch.set_num_threads(1)
-    place = group.join()
-    trials = [Trial(case, place, ms) for case in cases]
+    context = process_group.join()
+    trials = [Trial(case, context, ms) for case in cases]
     for _ in range(repeats):
         for trial in trials:
             trial.run()
-    place.say(json.dumps([asdict(trial.result()) for trial in trials]))
+    context.log(json.dumps([asdict(trial.result()) for trial in trials]))
     trials.clear()
-    group.leave()
+    process_group.leave()
 
 
 def measure(cases: Sequence[Case], repeats: int, ms: float) -> list[Result]:

@@ -37,8 +37,9 @@ from torch.distributed import distributed_c10d
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
 
-from trainer import group, optimizers, options, strategies, tasks  # noqa: E402
-from trainer.data import Batch, Batches  # noqa: E402
+from trainer import arguments, optimizers, process_group, tasks  # noqa: E402
+from trainer.data import Batch, BatchLoader  # noqa: E402
+from trainer.strategies import registry  # noqa: E402
 from trainer.strategies.single import Single  # noqa: E402
 
 RANKS, STEPS = 4, 4
@@ -106,13 +107,15 @@ def crossed() -> int:
 def work(words: str) -> None:
     """One rank's part. Rank 0 prints the pattern as its last line."""
     torch.set_num_threads(1)
-    chosen = options.parse([*MODEL.split(), "--strategy", *words.split()])
-    place = group.join()
-    task, strategy = tasks.find(chosen), strategies.find(chosen, place)
+    chosen = arguments.parse([*MODEL.split(), "--strategy", *words.split()])
+    context = process_group.join()
+    task, strategy = tasks.load(chosen), registry.create(chosen, context)
     model = task.model()
     unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
-    strategy.prepare(model, partial(optimizers.make, chosen))
-    batch = next(Batches(task.training, chosen.batch_size, strategy.share, place).in_order())
+    strategy.prepare(model, partial(optimizers.create, chosen))
+    batch = next(
+        BatchLoader(task.training, chosen.batch_size, strategy.data_shard, context).in_order()
+    )
     step(strategy, batch)  # DDP makes its buckets anew after the first
     distributed.barrier()
     before, carried = len([*recorded()]), crossed()
@@ -130,9 +133,9 @@ def work(words: str) -> None:
         for key, size in sorted(sizes.items())
         if size > NOISE * unit
     ]
-    place.say(json.dumps([made, carried / RANKS / unit]))
+    context.log(json.dumps([made, carried / RANKS / unit]))
     del strategy, model
-    group.leave()
+    process_group.leave()
 
 
 def step(strategy: Single, batch: Batch) -> None:

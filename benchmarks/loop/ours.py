@@ -10,22 +10,22 @@ import common
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 import train
-from trainer import group, tasks
-from trainer.options import parse
+from trainer import process_group, tasks
+from trainer.arguments import parse
 
 
 def main() -> None:
     clock = common.Clock()
     data = common.dataset()
     few = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
-    tasks.find = lambda _: tasks.Task("samples", data, few, few, lambda: common.model(clock))
+    tasks.load = lambda _: tasks.Task("samples", data, few, few, lambda: common.model(clock))
     batch, rate = common.BATCH * common.world(), common.LEARNING_RATE
     words = f"--epochs 1 --batch-size {batch} --optimizer adamw --lr {rate} --weight-decay 0.01"
-    run = train.Run(parse(words.split()), group.join(), train.listen())
+    run = train.Trainer(parse(words.split()), process_group.join(), train.collect_stop_signals())
     run.train()
     clock.report(run.best_loss)
 
 
 if __name__ == "__main__":
     main()
-    group.leave()
+    process_group.leave()

@@ -1,4 +1,4 @@
-"""The reference trainer, in the first attempt of which something can happen at a step known before.
+"""The reference trainer, with an event at a given step of the first attempt.
 
     survivor.py hold:STEP | fail:STEP | run [OPTIONS of train.py]...
 
@@ -15,39 +15,41 @@ from functools import partial
 from pathlib import Path
 
 import train
-from trainer import group
+from trainer.process_group import sum_over_ranks
 
 SLOW = 0.11
 """Seconds by which each step of the first attempt is longer: the ranks then vote in each."""
 
 
-class Survivor(train.Run):
-    def __init__(self, fate, options, place, notices):
-        super().__init__(options, place, notices)
+class Survivor(train.Trainer):
+    def __init__(self, fate, options, context, stop_signals):
+        super().__init__(options, context, stop_signals)
         self.fate, _, at = fate.partition(":")
-        self.at, self.told = int(at or 0), notices
+        self.at, self.stop_signals = int(at or 0), stop_signals
         # each torchrun counts its restarts for itself
-        counts = group.totals(place, [float(os.environ["DEPLOYKIT_RESTART_COUNT"])])
-        self.restart = int(counts[0])
+        restarts = float(os.environ["DEPLOYKIT_RESTART_COUNT"])
+        self.restart = int(sum_over_ranks(context, [restarts])[0])
 
-    def learn(self, batch, epoch):
-        super().learn(batch, epoch)
-        if self.place.first:
-            with (train.OUTPUT / "steps.jsonl").open("a") as file:
+    def train_step(self, batch, epoch):
+        super().train_step(batch, epoch)
+        if self.context.is_rank_zero:
+            with (train.OUTPUT_DIR / "steps.jsonl").open("a") as file:
                 print(json.dumps({"restart": self.restart, "step": self.step}), file=file)
         if self.at and not self.restart:
             time.sleep(SLOW)
             if self.step == self.at:
-                self.meet_its_fate()
+                self.fail_or_hold()
 
-    def meet_its_fate(self):
-        if self.fate == "fail" and self.place.rank == self.place.world - 1:
-            raise RuntimeError("a fault of the user's")
-        go = Path(train.OUTPUT, "go")
-        while not any(group.totals(self.place, [float(bool(self.told)), float(go.exists())])):
+    def fail_or_hold(self):
+        if self.fate == "fail" and self.context.rank == self.context.world_size - 1:
+            raise RuntimeError("an error of the user's")
+        go = Path(train.OUTPUT_DIR, "go")
+        while not any(
+            sum_over_ranks(self.context, [float(bool(self.stop_signals)), float(go.exists())])
+        ):
             time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    train.Run = partial(Survivor, sys.argv.pop(1))
+    train.Trainer = partial(Survivor, sys.argv.pop(1))
     train.main()
