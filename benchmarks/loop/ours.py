@@ -1,4 +1,4 @@
-"""The reference trainer's loop, metrics on."""
+"""The reference trainer's loop, with metrics."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from trainer.arguments import parse
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     clock = common.Clock()
     data = common.dataset()
-    few = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
-    tasks.load = lambda _: tasks.Task("samples", data, few, few, lambda: common.model(clock))
+    small = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
+    tasks.load = lambda _: tasks.Task("samples", data, small, small, lambda: common.model(clock))
     batch, rate = common.BATCH * common.world(), common.LEARNING_RATE
     words = f"--epochs 1 --batch-size {batch} --optimizer adamw --lr {rate} --weight-decay 0.01"
-    run = train.Trainer(parse(words.split()), process_group.join(), train.collect_stop_signals())
-    run.train()
-    clock.report(run.best_loss)
+    trainer = train.Trainer(
+        parse(words.split()), process_group.join(), train.collect_stop_signals()
+    )
+    trainer.train()
+    clock.report(trainer.best_loss)
 
 
 if __name__ == "__main__":

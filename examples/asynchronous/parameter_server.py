@@ -100,6 +100,7 @@ class Server:
         answer.set_result((step, self.weights.clone()))  # sent later, while others change them
 
     def report(self) -> str:
+        """Test accuracy, samples per second and staleness."""
         network = digits.network(self.options)
         vector_to_parameters(self.weights, network.parameters())
         pixels, labels = digits.images("test")
@@ -138,6 +139,7 @@ def work(options: argparse.Namespace, rank: int) -> None:
 
 
 def main() -> None:
+    """Be the server on rank 0, and a worker on the others."""
     options = parse()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -159,6 +161,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line."""
     parser = digits.parser(str(__doc__))
     parser.add_argument("--max-staleness", type=int, metavar="N", help="default: no bound")
     parser.add_argument("--straggler", type=float, default=0, metavar="SECONDS", help="of rank 1")

@@ -74,6 +74,7 @@ class Stage:
         self.sent: dict[int, tuple[distributed.Work, Tensor]] = {}
 
     def forward(self, step: int) -> None:
+        """Run the forward pass of a batch, and keep the weights that it uses."""
         chosen = digits.batch(self.options, step)
         inputs = self.pixels[chosen] if self.rank == 0 else self.receive(len(chosen), self.rank - 1)
         weights = dict(self.blocks.named_parameters())
@@ -89,6 +90,7 @@ class Stage:
         self.in_flight = max(self.in_flight, len(self.flying))
 
     def backward(self, step: int) -> None:
+        """Run the backward pass of a batch with the weights of its forward pass."""
         flight = self.flying.pop(step)
         same = torch.equal(parameters_to_vector(flight.weights.values()), flight.witness)
         self.foreign += not same
@@ -129,6 +131,7 @@ class Stage:
             self.update()
 
     def receive(self, images: int, rank: int) -> Tensor:
+        """Receive activations or gradients (images, WIDTH) from another stage."""
         tensor = torch.empty(images, digits.WIDTH)
         distributed.recv(tensor, rank)
         return tensor
@@ -153,6 +156,7 @@ class Stage:
 
 
 def train(stage: Stage) -> Results:
+    """Run all batches through the pipeline, and evaluate."""
     options = stage.options
     steps = range(digits.steps(options, options.group))
     distributed.barrier()
@@ -171,6 +175,7 @@ def train(stage: Stage) -> Results:
 
 
 def report(options: argparse.Namespace, stages: Sequence[Results]) -> str:
+    """A table with one line per stage, between headline and summary."""
     mode = "synchronous" if options.synchronous else "asynchronous"
     mode = f"pipeline of {len(stages)} stages, {mode}{', no stash' * options.no_stash}"
     lines = [staleness.headline(mode, stages[-1].test, stages[0].rate)]
@@ -184,6 +189,7 @@ def report(options: argparse.Namespace, stages: Sequence[Results]) -> str:
 
 
 def main() -> None:
+    """Be the stage of this rank; rank 0 prints the report."""
     options = parse()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if not 1 < world <= digits.BLOCKS:
@@ -199,6 +205,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line."""
     parser = digits.parser(str(__doc__))
     parser.add_argument("--group", type=int, default=2, metavar="BATCHES", help="of one update")
     parser.add_argument("--no-stash", action="store_true", help="show what the stash is for")
