@@ -187,6 +187,24 @@ def test_a_background_save_copies_the_tensors_and_reports_its_error(context, fol
     assert load_latest(manager) == (1, 1.0)
 
 
+def test_a_save_reports_the_error_of_the_background_save_before_it(context, folder, monkeypatch):
+    manager = CheckpointManager(folder, context, keep=2, background=True)
+    monkeypatch.setattr(integrity, "write_manifest", None)
+    save(manager, 1)
+    with pytest.raises(TypeError):
+        save(manager, 2)
+
+
+def test_a_checkpoint_is_flushed_to_the_disk_around_its_rename(manager, folder, monkeypatch):
+    """Its files before it gets its name, and the folder's names afterwards."""
+    flushed = []
+    monkeypatch.setattr(integrity, "fsync", flushed.append)
+    save(manager, 1)
+
+    assert [path.name for path in flushed] == ["__0_0.distcp", ".metadata", "whole.json", "folder"]
+    assert {path.parent.name for path in flushed[:3]} == {"step-00000001.saving"}
+
+
 FIND_LATEST = """
 import sys
 from pathlib import Path
