@@ -15,7 +15,7 @@ from foreign import anything, files, given, made, odd, outcome
 import ends as node_ends
 import restarts
 from deploykit import commands, exit_records, paths, runs
-from deploykit.diagnosis import dumps, flight, safe_pickle
+from deploykit.diagnosis import dumps, flight, plain_pickle
 from deploykit.diagnosis.dumps import NotADump
 from deploykit.errors import BackendUnavailable, NotFound
 from deploykit.model import Status
@@ -234,8 +234,8 @@ def test_what_the_analyzer_says_is_read_or_refused(tmp_path_factory, said):
 
 def test_a_dump_cannot_fill_the_memory_by_its_memo():
     """Before, these ten bytes took half a GiB, and with ff in place of 01 sixty-four."""
-    with pytest.raises(safe_pickle.NotPlain, match="where no writer"):
-        safe_pickle.load(b"\x80\x02]r\xff\xff\xff\x01.")
+    with pytest.raises(plain_pickle.NotPlain, match="where no writer"):
+        plain_pickle.load(b"\x80\x02]r\xff\xff\xff\x01.")
 
 
 def test_a_dump_cannot_hold_more_than_its_bytes_are_worth(dump):
@@ -251,7 +251,7 @@ def test_a_dump_cannot_be_part_of_itself(dump):
     assert "part of itself" in str(dump(pickle.dumps({**DUMP, "entries": entries})))
 
 
-def test_many_small_values_are_counted_before_they_are_call(dump):
+def test_many_small_values_are_counted_before_they_are_made(dump):
     tracemalloc.start()
     found = dump(b"\x80\x02(" + b"]" * (11 << 20) + b"l.")
     peak = tracemalloc.get_traced_memory()[1]

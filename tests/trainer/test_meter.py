@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import termios
 import tomllib
 from pathlib import Path
 
@@ -137,6 +138,7 @@ def test_a_trace_of_chosen_steps_is_written_for_every_rank(tmp_path):
 
 def test_the_progress_bar_appears_on_a_terminal_only(tmp_path):
     reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))  # tqdm hides its bar on a terminal without a size
     process = start([TRAIN, "--epochs", "1", "--no-tensorboard"], tmp_path, stdout=terminal)
     os.close(terminal)
     shown = b""
