@@ -195,7 +195,7 @@ def read_json(request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise HTTPError(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise HTTPError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
+        raise HTTPError(HTTPStatus.BAD_REQUEST, "send a JSON object")
     return content
 
 
