@@ -37,8 +37,8 @@ audit: .venv/.dev .venv-audit/.ready
 
 # Ten thousand hostile answers, files and lines for each reader; `make test-all` tries 500.
 FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/test_paste.py \
-    tests/node/test_node_preflight_messages.py tests/trainer/test_hostile_table.py \
-    tests/trainer/test_hostile_requests.py
+    tests/node/test_node_preflight_messages.py tests/trainer/test_checkpoint_readers.py \
+    tests/trainer/test_http_messages.py
 fuzz: .venv/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
 

@@ -1,10 +1,10 @@
-"""Pipelines: the bubble of each schedule beside its formula, and stages cut by time beside layers.
+"""Pipelines: measured and ideal bubble per schedule, and stages balanced by time or by layers.
 
-Two kinds of model. *Sleeping* layers sleep for a set time, twice as long backwards: exactly what a
-pipeline sees of an accelerator that is busy, so four stages can be measured on two cores. *Real*
-ones compute, with one thread a rank; two ranks only. Everything else is the trainer's: strategy,
-schedules, messages over gloo. Repeats of all cases alternate within one run; medians count.
-`make bench` runs this; it ends with 1 when a target is missed.
+There are two kinds of models. *Sleeping* layers sleep for a given time, and twice as long in the
+backward pass. To a pipeline this looks like a busy accelerator, so four stages can be measured on
+two cores. *Real* layers compute, with one thread per rank, on two ranks only. All the rest is the
+trainer's: strategy, schedules, communication over gloo. Repeats of all cases alternate within one
+run, and medians count. `make bench` runs this file; it exits with code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from torch import Tensor, nn
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
 
-from trainer import bubble, group, models, optimizers, options, strategies  # noqa: E402
+from trainer import arguments, bubble, models, optimizers, process_group  # noqa: E402
 from trainer.data import Batch  # noqa: E402
+from trainer.strategies import registry  # noqa: E402
 from trainer.strategies.pp import PP  # noqa: E402
 
 WIDTH = 8
-"""Of what sleeping layers pass on, and the number of classes."""
+"""Size of the activations between sleeping layers, and number of classes."""
 
 CLOSE = 0.05
-"""How far a measured bubble may be from its formula: a share of the step."""
+"""Largest allowed difference between measured and ideal bubble, as a share of the step."""
 
 FASTER = 1.2
-"""What balanced stages must gain where the formula says that they gain as much."""
+"""Speed-up that balanced stages must reach if the formula predicts at least as much."""
 
 EVEN = (1.0,) * 8
 UNEVEN = (1.0,) * 8 + (4.0,) * 4
@@ -60,7 +61,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class Sleeper(nn.Module):
-    """A layer that takes `seconds` forwards and twice as long backwards, and no processor."""
+    """A layer that sleeps for `seconds` in its forward and twice as long in its backward pass."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -68,17 +69,18 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, value: Tensor) -> Tensor:
+        """The input, after a sleep."""
         return _Sleep.apply(value * self.weight, self.seconds)
 
 
 def sleeping(units: Sequence[float], ms: float) -> tuple[nn.Sequential, Tensor]:
-    """Layers of so many times `ms` milliseconds forwards, and an input for them."""
+    """A model whose layers sleep for `units` times `ms` milliseconds, and an input (1, WIDTH)."""
     layers = {f"sleep{n}": Sleeper(unit * ms / 1000) for n, unit in enumerate(units)}
     return nn.Sequential(OrderedDict(layers)), torch.randn(1, WIDTH)
 
 
 def linear() -> tuple[nn.Sequential, Tensor]:
-    """Eight layers of one kind, the last two of them 128 times as large; 32 samples."""
+    """Eight MLPs, the last two 128 times as large, and an input (32, 256)."""
     sizes = [32] * 6 + [4096] * 2
     layers = {
         f"feed{n}": nn.Sequential(nn.Linear(256, size), nn.ReLU(), nn.Linear(size, 256))
@@ -88,35 +90,36 @@ def linear() -> tuple[nn.Sequential, Tensor]:
 
 
 def cnn() -> tuple[nn.Sequential, Tensor]:
-    """The trainer's model of images, whose convolutions dominate; 64 images."""
+    """The trainer's CNN, whose convolutions dominate, and an input (64, 1, 8, 8)."""
     return models.cnn(), torch.randn(64, 1, 8, 8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train one model."""
+    """A model, a pipeline size and a schedule."""
 
     model: str
     ranks: int
     schedule: str
-    pieces: int
+    micro_batches: int
     balance: str = "time"
 
     @property
     def stages_per_rank(self) -> int:
+        """2 for the interleaved schedule, otherwise 1."""
         return 2 if self.schedule == "interleaved" else 1
 
     @property
     def formula(self) -> float:
+        """The ideal bubble."""
         return bubble.ideal(self.ranks, self.pieces, self.stages_per_rank)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Length of a step and its idle share, medians of the repeats; and the length predicted.
+    """Median step time and bubble of the repeats, and the predicted step time.
 
-    Whatever else the machine does only makes both larger: `least_ms` and `least_bubble` are of
-    the repeat that was disturbed least.
+    Other load on the machine only increases both; `least_ms` and `least_bubble` are the minima.
     """
 
     case: Case
@@ -128,38 +131,38 @@ class Result:
 
 
 def even_cases(ranks: int) -> Iterator[Case]:
-    """Equal stages: what the formulas are about."""
+    """Cases with equal stages, as the formulas assume."""
     for schedule in ("gpipe", "1f1b", "interleaved"):
-        for pieces in (ranks, 4 * ranks):
-            yield Case("sleeping, even", ranks, schedule, pieces)
+        for micro_batches in (ranks, 4 * ranks):
+            yield Case("sleeping, even", ranks, schedule, micro_batches)
 
 
 def uneven_cases(ranks: int, models: Sequence[str] = ("sleeping, uneven",)) -> Iterator[Case]:
-    """The same model cut both ways, one after the other."""
+    """Cases with unequal layers, balanced by layers and by time in turn."""
     for model in models:
         for balance in ("layers", "time"):
             yield Case(model, ranks, "1f1b", 8, balance)
 
 
 class Trial:
-    """A case made ready on this rank."""
+    """A case, prepared on this rank."""
 
-    def __init__(self, case: Case, place: group.Place, ms: float) -> None:
-        made: dict[str, Callable[[], tuple[nn.Sequential, Tensor]]] = {
+    def __init__(self, case: Case, context: process_group.DistributedContext, ms: float) -> None:
+        builders: dict[str, Callable[[], tuple[nn.Sequential, Tensor]]] = {
             "sleeping, even": partial(sleeping, EVEN, ms),
             "sleeping, uneven": partial(sleeping, UNEVEN, ms),
             "real, linear": linear,
             "real, cnn": cnn,
         }
         torch.manual_seed(0)
-        model, piece = made[case.model]()
-        inputs = piece.repeat(case.pieces, *[1] * (piece.dim() - 1))
+        model, micro_batch = builders[case.model]()
+        inputs = micro_batch.repeat(case.micro_batches, *[1] * (micro_batch.dim() - 1))
         self.case = case
         self.batch = Batch(inputs, torch.zeros(len(inputs), dtype=torch.long), len(inputs))
-        self.strategy = _strategy(case, place, self.batch, model)
+        self.strategy = _strategy(case, context, self.batch, model)
         self.step_ms: list[float] = []
         self.bubbles: list[float] = []
-        self.run()  # ranks connect; not measured
+        self.run()  # sets up connections; not measured
         self.step_ms.clear()
 
     def run(self) -> None:
@@ -170,11 +173,12 @@ class Trial:
         torch.distributed.barrier()
         self.step_ms.append((time.perf_counter() - began) * 1000)
         self.strategy.step()
-        self.bubbles += self.strategy.measures().values()
+        self.bubbles += self.strategy.extra_metrics().values()
 
     def result(self) -> Result:
-        ranks = self.strategy.rank_seconds
-        seconds = bubble.step_seconds(ranks, self.case.pieces, self.case.stages_per_rank)
+        """The medians and minima of the steps so far."""
+        ranks = self.strategy.seconds_by_rank
+        seconds = bubble.step_seconds(ranks, self.case.micro_batches, self.case.stages_per_rank)
         return Result(
             self.case,
             statistics.median(self.step_ms),
@@ -185,31 +189,33 @@ class Trial:
         )
 
 
-def _strategy(case: Case, place: group.Place, batch: Batch, model: nn.Sequential) -> PP:
-    words = f"--strategy pp --schedule {case.schedule} --micro-batches {case.pieces}"
+def _strategy(
+    case: Case, context: process_group.DistributedContext, batch: Batch, model: nn.Sequential
+) -> PP:
+    words = f"--strategy pp --schedule {case.schedule} --micro-batches {case.micro_batches}"
     size = f"--batch-size {len(batch.inputs)} --balance {case.balance}"
-    chosen = options.parse([*words.split(), *size.split()])
-    strategy = strategies.find(chosen, place)
+    chosen = arguments.parse([*words.split(), *size.split()])
+    strategy = registry.create(chosen, context)
     strategy.sample = batch
-    strategy.prepare(model, partial(optimizers.make, chosen))
+    strategy.prepare(model, partial(optimizers.create, chosen))
     return strategy
 
 
 def work(cases: Sequence[Case], repeats: int, ms: float) -> None:
-    """One rank's part. Rank 0 prints the results as its last line."""
+    """Measure on this rank; rank 0 prints the results as its last line."""
     torch.set_num_threads(1)
-    place = group.join()
-    trials = [Trial(case, place, ms) for case in cases]
+    context = process_group.join()
+    trials = [Trial(case, context, ms) for case in cases]
     for _ in range(repeats):
         for trial in trials:
             trial.run()
-    place.say(json.dumps([asdict(trial.result()) for trial in trials]))
+    context.log(json.dumps([asdict(trial.result()) for trial in trials]))
     trials.clear()
-    group.leave()
+    process_group.leave()
 
 
 def measure(cases: Sequence[Case], repeats: int, ms: float) -> list[Result]:
-    """Start the ranks that the cases need, all the same number, and collect what they found."""
+    """Start ranks for cases that all need the same number, and return their results."""
     task = json.dumps([[asdict(case) for case in cases], repeats, ms])
     torchrun = ("-m", "torch.distributed.run", "--standalone")
     ranks = f"--nproc-per-node={cases[0].ranks}"
@@ -220,18 +226,18 @@ def measure(cases: Sequence[Case], repeats: int, ms: float) -> list[Result]:
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    return [Result(**{**each, "case": Case(**each["case"])}) for each in found]
+    results = json.loads(done.stdout.splitlines()[-1])
+    return [Result(**{**each, "case": Case(**each["case"])}) for each in results]
 
 
 def bubble_rows(results: Sequence[Result]) -> Iterator[tuple[str, bool]]:
-    """The first table, each line with whether its target is met."""
+    """The lines of the first table, each with whether its target is met."""
     line = "{:<18}{:>6}{:>13}{:>7}{:>9}{:>10}{:>7}  {}".format
     yield line("model", "ranks", "schedule", "pieces", "formula", "measured", "least", "met"), True
     for each in results:
         case, met = each.case, abs(each.bubble - each.case.formula) <= CLOSE
         shares = (f"{share:.1%}" for share in (case.formula, each.bubble, each.least_bubble))
-        facts = (case.model, case.ranks, case.schedule, case.pieces)
+        facts = (case.model, case.ranks, case.schedule, case.micro_batches)
         yield line(*facts, *shares, "yes" if met else "NO"), met
 
 
@@ -244,16 +250,21 @@ def balance_rows(results: Sequence[Result]) -> Iterator[tuple[str, bool]]:
         predicted = naive.predicted_ms / balanced.predicted_ms
         faster, least = naive.step_ms / balanced.step_ms, naive.least_ms / balanced.least_ms
         met = predicted < FASTER or faster >= FASTER
-        found = (f"{naive.step_ms:.1f}", f"{balanced.step_ms:.1f}")
+        measured = (f"{naive.step_ms:.1f}", f"{balanced.step_ms:.1f}")
         gains = (f"{gain:.2f}" for gain in (predicted, faster, least))
-        yield line(naive.case.model, naive.case.ranks, *found, *gains, "yes" if met else "NO"), met
+        yield (
+            line(naive.case.model, naive.case.ranks, *measured, *gains, "yes" if met else "NO"),
+            met,
+        )
 
 
 def main() -> int:
-    """Measure, print, and return 1 when a target is missed."""
+    """Measure, print, and return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=6, metavar="N", help="default: 6")
-    parser.add_argument("--ms", type=float, default=20.0, help="a short layer sleeps; default: 20")
+    parser.add_argument(
+        "--ms", type=float, default=20.0, help="sleep of a short layer; default: 20"
+    )
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:

@@ -1,16 +1,16 @@
-"""What each strategy sends in a step: counted by the process group, and by the network.
+"""Communication volume of each strategy per step, from the collectives and from the network.
 
-Four ranks on gloo. A step's collectives come from torch's flight recorder, and beside them stand
-the bytes that crossed a loopback interface of the benchmark's own (`unshare --net` needs root;
-without it that column stays empty, since other programs use the shared one). Both in units of P,
-the bytes of the model's parameters in single precision. `gloo` is what the counted collectives
-should send by the ring algorithms, `NCCL` what the strategy sends there: gloo makes a
-reduce-scatter of an all-reduce (torch 2.13), NCCL does not.
+Four ranks with gloo. The collectives of a step come from torch's flight recorder. Next to them are
+the bytes on a loopback interface of the benchmark's own network namespace (`unshare --net` requires
+root; without it that column is empty, because other programs use the shared interface). Both are in
+units of P, the bytes of the model's parameters in single precision. `gloo` is what the collectives
+should send with ring algorithms, `NCCL` what the strategy sends with NCCL: gloo implements
+reduce-scatter with an all-reduce (torch 2.13), NCCL does not.
 
 Over n ranks an all-gather, a reduce-scatter or a broadcast of P bytes sends (n - 1) / n of P from
 each rank, and an all-reduce twice that:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-`make bench` runs this; it ends with 1 when what was sent is not what should have been.
+`make bench` runs this file; it exits with code 1 if the network carried another volume.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from torch.distributed import distributed_c10d
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
 
-from trainer import group, optimizers, options, strategies, tasks  # noqa: E402
-from trainer.data import Batch, Batches  # noqa: E402
+from trainer import arguments, optimizers, process_group, tasks  # noqa: E402
+from trainer.data import Batch, BatchLoader  # noqa: E402
+from trainer.strategies import registry  # noqa: E402
 from trainer.strategies.single import Single  # noqa: E402
 
 RANKS, STEPS = 4, 4
 SIZE = {"Float": 4, "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Int": 4}
 MODEL = "--task text --layers 4 --width 192 --heads 4 --sequence 32 --batch-size 16"
 SENT = {"all_reduce": 2, "all_gather": 1, "broadcast": 1}
-"""What a ring sends of an operation's bytes, in (n - 1) / n of them."""
+"""Bytes that a ring algorithm sends, in units of (n - 1) / n of an operation's bytes."""
 CLOSE = 0.05
-"""How far the bytes on the network may be from the rule, relative to it: headers and
-acknowledgements of TCP, which weigh more where messages are small, and messages left out below."""
+"""Allowed relative difference between the bytes on the network and the rule: TCP headers and
+acknowledgements, which matter more for small messages, and the messages that NOISE leaves out."""
 NOISE = 0.001
-"""Less than this of P is no part of the pattern."""
+"""Collectives that send less than this share of P are left out."""
 
 _SHARE = (RANKS - 1) / RANKS
 NCCL = {
@@ -62,32 +63,35 @@ NCCL = {
     "hsdp --shard-ranks 2": 3 / 2 + 2 / 2 / 2,
     "tp": None,
 }
-"""Of P: an all-reduce of the gradients; ZeRO 1, then the new parameters; ZeRO 2 and 3, a
-reduce-scatter of the gradients and one or two all-gathers of the parameters; HSDP, these inside
-groups of two, and an all-reduce of a half between the groups. `tp` sends activations."""
+"""In units of P. DDP: an all-reduce of the gradients. ZeRO 1: also a broadcast of the parameters.
+ZeRO 2 and 3: a reduce-scatter of the gradients and one or two all-gathers of the parameters. HSDP:
+these within groups of two, and an all-reduce of half of the gradients between the groups. `tp`
+sends activations instead."""
 
 
 class Pattern(NamedTuple):
-    """What one rank does in a step, in units of P."""
+    """The communication of one rank in a step, in units of P."""
 
     collectives: list[tuple[str, int, float, float]]
     """Operation, ranks in its group, number of calls, and bytes."""
     carried: float | None
-    """Bytes that the network carried for each rank, where it could be told."""
+    """Bytes on the network per rank, if they could be measured."""
 
     @property
     def rule(self) -> float:
+        """What the collectives should send with ring algorithms."""
         return sum(
             SENT[name] * (ranks - 1) / ranks * size for name, ranks, _, size in self.collectives
         )
 
     @property
     def met(self) -> bool:
+        """Whether the network carried what the rule says, as far as it was measured."""
         return self.carried is None or abs(self.carried - self.rule) <= CLOSE * self.rule
 
 
 def recorded() -> Iterator[tuple[str, int, int]]:
-    """Operation, ranks in its group, and bytes, of every collective of this rank so far."""
+    """Operation, number of ranks and bytes of each collective of this rank so far."""
     sizes = {name: each.size() for each, name in distributed_c10d._world.pg_names.items()}  # noqa: SLF001
     for entry in pickle.loads(_dump_fr_trace())["entries"]:
         operation = entry["profiling_name"].removeprefix("gloo:")
@@ -97,23 +101,25 @@ def recorded() -> Iterator[tuple[str, int, int]]:
 
 
 def crossed() -> int:
-    """Bytes that the loopback interface has carried."""
+    """Bytes that have been received on the loopback interface."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     line = next(line for line in lines if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[0])
 
 
 def work(words: str) -> None:
-    """One rank's part. Rank 0 prints the pattern as its last line."""
+    """Measure on this rank; rank 0 prints the pattern as its last line."""
     torch.set_num_threads(1)
-    chosen = options.parse([*MODEL.split(), "--strategy", *words.split()])
-    place = group.join()
-    task, strategy = tasks.find(chosen), strategies.find(chosen, place)
+    chosen = arguments.parse([*MODEL.split(), "--strategy", *words.split()])
+    context = process_group.join()
+    task, strategy = tasks.load(chosen), registry.create(chosen, context)
     model = task.model()
     unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
-    strategy.prepare(model, partial(optimizers.make, chosen))
-    batch = next(Batches(task.training, chosen.batch_size, strategy.share, place).in_order())
-    step(strategy, batch)  # DDP makes its buckets anew after the first
+    strategy.prepare(model, partial(optimizers.create, chosen))
+    batch = next(
+        BatchLoader(task.training, chosen.batch_size, strategy.data_shard, context).in_order()
+    )
+    step(strategy, batch)  # DDP rebuilds its buckets after the first
     distributed.barrier()
     before, carried = len([*recorded()]), crossed()
     for _ in range(STEPS):
@@ -130,23 +136,24 @@ def work(words: str) -> None:
         for key, size in sorted(sizes.items())
         if size > NOISE * unit
     ]
-    place.say(json.dumps([made, carried / RANKS / unit]))
+    context.log(json.dumps([made, carried / RANKS / unit]))
     del strategy, model
-    group.leave()
+    process_group.leave()
 
 
 def step(strategy: Single, batch: Batch) -> None:
+    """Train one step."""
     strategy.backward(batch)
     strategy.step()
 
 
 def measure(words: str, *, alone: bool) -> Pattern:
-    """Start the ranks; `alone`: on a network of their own."""
+    """Start the ranks, if `alone` in a network namespace of their own, and return the pattern."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}")
     argv = [sys.executable, *torchrun, __file__, "--rank", words]
-    apart = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    namespace = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     done = subprocess.run(
-        [*apart, *argv] if alone else argv,
+        [*namespace, *argv] if alone else argv,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"},
         stdout=subprocess.PIPE,
         text=True,
@@ -156,12 +163,13 @@ def measure(words: str, *, alone: bool) -> Pattern:
     return Pattern([tuple(each) for each in made], carried if alone else None)
 
 
-def rows(found: Mapping[str, Pattern]) -> Iterator[str]:
+def rows(patterns: Mapping[str, Pattern]) -> Iterator[str]:
+    """The lines of the table."""
     line = "{:<22}{:>9}{:>7}{:>7}{:>6}  {}".format
     yield line(
         "strategy", "measured", "gloo", "NCCL", "met", "collectives of a step: bytes (calls)"
     )
-    for words, pattern in found.items():
+    for words, pattern in patterns.items():
         carried = "" if pattern.carried is None else f"{pattern.carried:.2f}"
         nccl = "" if NCCL[words] is None else f"{NCCL[words]:.2f}"
         made = ", ".join(
@@ -172,7 +180,7 @@ def rows(found: Mapping[str, Pattern]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Count, print, and return 1 when the network carried something else."""
+    """Measure, print, and return 1 if the network carried another volume."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -180,9 +188,9 @@ def main() -> int:
         work(args.rank)
         return 0
     alone = os.geteuid() == 0 and shutil.which("unshare") is not None
-    found = {words: measure(words, alone=alone) for words in NCCL}
-    print("\n".join(rows(found)))
-    return 0 if all(pattern.met for pattern in found.values()) else 1
+    patterns = {words: measure(words, alone=alone) for words in NCCL}
+    print("\n".join(rows(patterns)))
+    return 0 if all(pattern.met for pattern in patterns.values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Answer over HTTP with an exported model; what SageMaker hosting asks of a container.
+"""Serve an exported model over HTTP, with the interface of SageMaker hosting.
 
     python serve.py model --port 8080
     curl localhost:8080/invocations -H 'Content-Type: application/json' -d '{"instances": [...]}'
 
-It listens on this machine alone; `--host 0.0.0.0` has it listen to others, as a container must:
+The server listens on 127.0.0.1 only. In a container, make it listen on all addresses:
 
     ENTRYPOINT ["python", "serve.py", "--host", "0.0.0.0"]
 
-`GET /ping` says 200 once the model is loaded. `POST /invocations` takes `{"instances": [...]}`, a
-list of inputs in the shape of `model.json`, pixels from 0 to 16; it gives the class and the
-probabilities of each. For a text model it takes `{"prompt": "...", "length": 100}` and continues
-it. The contract: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
+`GET /ping` returns 200 once the model is loaded. `POST /invocations` takes `{"instances": [...]}`,
+a list of images in the shape that `model.json` gives, with pixels from 0 to 16, and returns the
+class and the probabilities of each. For a text model it takes `{"prompt": "...", "length": 100}`
+and returns the prompt with its continuation.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 """
 
 from __future__ import annotations
@@ -27,138 +28,155 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer import weights
-from trainer.chunks import open_plain
+from trainer import safetensors_io
 from trainer.http_messages import HTTPError
 from trainer.http_server import Server, read_json
-from trainer.plain_pickle import Refused
-from trainer.restore import filled, outline
-from trainer.tasks import normal
+from trainer.restore import build_on_meta, materialize
+from trainer.safe_pickle import InvalidFile
+from trainer.tasks import normalize
+from trainer.tensor_reader import open_regular_file
 
-LARGEST_ABOUT = 2**16
-"""Bytes of a `model.json`."""
+MAX_DESCRIPTION = 2**16
+"""Maximum size of a `model.json`, in bytes."""
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
+Predict = Callable[[dict[str, Any]], dict[str, Any]]
+"""Content of a request to content of its response."""
 
 
 def main() -> None:
+    """Run the command line; exits with code 1 if the model or the address is not usable."""
     options = parse(sys.argv[1:])
     try:
-        server = start(options.model, options.host, options.port)
+        server = create_server(options.model, options.host, options.port)
     except (OSError, ValueError) as error:
         sys.exit(f"serve.py: error: {error}")
     print(f"serving {options.model} on {options.host}, port {server.server_port}", flush=True)
     server.serve_forever()
 
 
-def start(folder: Path, host: str, port: int) -> Server:
-    """A server that is bound and has its model loaded; port 0 means any free one.
+def create_server(folder: Path, host: str, port: int) -> Server:
+    """Load the model in `folder` and bind a server; port 0 means any free one.
 
-    Raises OSError, and ValueError where the folder holds no model that export.py wrote.
+    Raises OSError, and ValueError if the folder has no model that export.py wrote.
     """
-    answer = load(folder)
+    predict = load(folder)
     routes = {
         "/ping": ("GET", lambda _request: {}),
-        "/invocations": ("POST", lambda request: answer(read_json(request))),
+        "/invocations": ("POST", lambda request: predict(read_json(request))),
     }
     return Server(host, port, routes)
 
 
-def load(folder: Path) -> Answer:
-    """The model in a folder. It comes from numbers and names alone, so nothing in it can run."""
-    found = weights.read(folder / "model.safetensors")
+def load(folder: Path) -> Predict:
+    """Load the model that export.py wrote to `folder`.
+
+    Reads the weights and the description, which are plain data, so nothing in the folder can run.
+    Raises OSError and InvalidFile.
+    """
+    weights = safetensors_io.read(folder / "model.safetensors")
     try:
-        with open_plain(folder / "model.json") as file:
-            about = json.loads(file.read(LARGEST_ABOUT))
-        task, sizes = about["task"], dict(about["model"])
+        with open_regular_file(folder / "model.json") as file:
+            description = json.loads(file.read(MAX_DESCRIPTION))
+        task, settings = description["task"], dict(description["model"])
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise Refused(
+        raise InvalidFile(
             f"{folder / 'model.json'} does not describe a model: export it again"
         ) from None
-    model = outline({**sizes, "task": task}, most=len(found))
-    expected = {name: (value.dtype, value.shape) for name, value in model.state_dict().items()}
-    if {name: (value.dtype, value.shape) for name, value in found.items()} != expected:
-        raise Refused(f"the weights in {folder} are not those of the model in its model.json")
-    filled(model, found)
-    return Digits(model) if task == "digits" else Text(model, sizes["sequence"])
+    model = build_on_meta({**settings, "task": task}, max_layers=len(weights))
+    if _layout(weights) != _layout(model.state_dict()):
+        raise InvalidFile(f"the weights in {folder} do not match its model.json")
+    materialize(model, weights)
+    return (
+        DigitsPredictor(model) if task == "digits" else TextPredictor(model, settings["sequence"])
+    )
 
 
-class Digits:
-    """Classes of images, given as lists of pixels from 0 to 16."""
+def _layout(weights: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
 
-    most = 4096
-    """Images of a request."""
+
+class DigitsPredictor:
+    """Classifies images, given as nested lists of pixels from 0 to 16."""
+
+    max_images = 4096
+    """Per request."""
     shape = (1, 8, 8)
+    """Of an image."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def __call__(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The class and the ten probabilities of each image. Raises HTTPError."""
         with torch.no_grad():
-            chances = self._model(normal(self._images(asked))).softmax(dim=1)
+            probabilities = self._model(normalize(self._images(content))).softmax(dim=1)
         return {
             "predictions": [
-                {"class": int(row.argmax()), "probabilities": row.tolist()} for row in chances
+                {"class": int(row.argmax()), "probabilities": row.tolist()} for row in probabilities
             ]
         }
 
-    def _images(self, asked: dict[str, Any]) -> torch.Tensor:
+    def _images(self, content: dict[str, Any]) -> torch.Tensor:
+        """The images of a request (images, 1, 8, 8)."""
         try:
-            images = torch.tensor(asked["instances"], dtype=torch.float32)
+            images = torch.tensor(content["instances"], dtype=torch.float32)
             images = images.reshape(len(images), *self.shape)
-            if 0 < len(images) <= self.most and bool(((images >= 0) & (images <= 16)).all()):  # noqa: PLR2004
-                return images
+            in_range = bool(((images >= 0) & (images <= 16)).all())  # noqa: PLR2004
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError):
-            pass  # not numbers, too large, of another shape
+            in_range = False  # not numbers, too large, or of another shape
+        if in_range and 0 < len(images) <= self.max_images:
+            return images
         raise HTTPError(
             HTTPStatus.BAD_REQUEST,
-            f'send {{"instances": [IMAGE, ...]}}, 1 to {self.most} images, each a list of shape '
-            f"{list(self.shape)}, pixels from 0 to 16",
+            f'send {{"instances": [IMAGE, ...]}} with 1 to {self.max_images} images, each a list '
+            f"of shape {list(self.shape)} with pixels from 0 to 16",
         )
 
 
-class Text:
-    """A prompt, continued with the likeliest byte each time: the same answer to the same prompt."""
+class TextPredictor:
+    """Continues a prompt with the most likely byte each time, so responses are reproducible."""
 
-    longest_prompt, longest = 2**16, 1000
+    max_prompt, max_length = 2**16, 1000
+    """In characters and in bytes."""
 
     def __init__(self, model: nn.Module, sequence: int) -> None:
         self._model, self._sequence = model, sequence
 
-    def __call__(self, asked: dict[str, Any]) -> dict[str, Any]:
-        written, length = self._prompt(asked), asked.get("length", 100)
+    def __call__(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The prompt and its continuation. Raises HTTPError."""
+        text, length = self._prompt(content), content.get("length", 100)
         with torch.no_grad():
-            for _ in range(min(max(length, 0), self.longest)):
-                seen = written[-self._sequence :]
-                seen = b" " * (self._sequence - len(seen)) + seen
-                written.append(int(self._model(torch.tensor([list(seen)]))[0, -1].argmax()))
-        return {"text": written.decode(errors="replace")}
+            for _ in range(min(max(length, 0), self.max_length)):
+                window = bytes(text[-self._sequence :]).rjust(self._sequence, b" ")
+                text.append(int(self._model(torch.tensor([list(window)]))[0, -1].argmax()))
+        return {"text": text.decode(errors="replace")}
 
-    def _prompt(self, asked: dict[str, Any]) -> bytearray:
-        prompt, length = asked.get("prompt"), asked.get("length", 100)
-        if type(prompt) is str and type(length) is int and len(prompt) <= self.longest_prompt:
+    def _prompt(self, content: dict[str, Any]) -> bytearray:
+        prompt, length = content.get("prompt"), content.get("length", 100)
+        if type(prompt) is str and type(length) is int and len(prompt) <= self.max_prompt:
             try:
                 return bytearray(prompt.encode())
             except UnicodeEncodeError:
-                pass  # half of a character
+                pass  # a lone surrogate
         raise HTTPError(
             HTTPStatus.BAD_REQUEST,
-            'send {"prompt": "some text", "length": 100}, the text of at most '
-            f"{self.longest_prompt} characters",
+            'send {"prompt": "some text", "length": 100} with a prompt of at most '
+            f"{self.max_prompt} characters",
         )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line: `model`, `host` and `port`."""
     parser = argparse.ArgumentParser(description="Serve an exported model over HTTP.")
     parser.add_argument("model", type=Path, nargs="?", default=Path("/opt/ml/model"))
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at; 0.0.0.0 for all, as in a container. Default: %(default)s",
+        help="address to listen on; 0.0.0.0 for all, as in a container. Default: %(default)s",
     )
     port = os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080")
     parser.add_argument("--port", type=int, default=port, help="default: %(default)s")
-    if arguments[-1:] == ["serve"]:  # how SageMaker starts every container
+    if arguments[-1:] == ["serve"]:  # SageMaker starts every container with this argument
         arguments = arguments[:-1]
     return parser.parse_args(arguments)
 

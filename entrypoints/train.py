@@ -1,19 +1,18 @@
-"""Train a small model on one process or many, spread in a way chosen by name.
+"""Train a small model in one process or many, with a parallelism strategy of your choice.
 
     python train.py --strategy single                    # one process
-    torchrun --standalone --nproc-per-node=2 train.py    # two, by DDP; the same numbers
+    torchrun --standalone --nproc-per-node=2 train.py    # two, with DDP; the same results
     deploykit submit --backend local                     # or slurm, or sagemaker
 
-From the environment it reads torchrun's variables and, where deploykit set them,
-DEPLOYKIT_OUTPUT_DIR, DEPLOYKIT_CHECKPOINT_DIR and DEPLOYKIT_RESTART_COUNT. Started again with the
-same checkpoint folder, it goes on where it stopped, on another number of ranks or with another
-strategy too. On SIGTERM or SIGUSR2 to any rank, all ranks finish the step, save, and exit with
-code 75: stopped with a checkpoint, to be started again.
+Reads torchrun's environment variables and, if set, DEPLOYKIT_OUTPUT_DIR, DEPLOYKIT_CHECKPOINT_DIR
+and DEPLOYKIT_RESTART_COUNT. Started again with the same checkpoint folder, training resumes where
+it stopped, also with another number of ranks or another strategy. When any rank receives SIGTERM
+or SIGUSR2, all ranks finish the step, save a checkpoint and exit with code 75, which means: start
+me again.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -27,166 +26,178 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from trainer import gradients, group, optimizers, strategies, tasks
-from trainer.checkpoint import Keeper
-from trainer.data import IGNORED, Batch, Batches
-from trainer.group import Place, Vote
+from trainer import gradients, optimizers, process_group, tasks
+from trainer.arguments import parse
+from trainer.checkpoint import CheckpointManager
+from trainer.data import IGNORE_INDEX, Batch, BatchLoader
+from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.meter import Meter
-from trainer.metrics import Record
-from trainer.options import parse
-from trainer.precision import LossScale
-from trainer.profile import Profile
-from trainer.progress import Bar
-from trainer.seal import Checkpoint, Progress
+from trainer.metrics import MetricsWriter
+from trainer.precision import LossScaler
+from trainer.process_group import DistributedContext, sum_over_ranks
+from trainer.profiling import StepProfiler
+from trainer.progress_bar import ProgressBar
+from trainer.stop_vote import StopVote
+from trainer.strategies import registry
+from trainer.train_options import TrainOptions
 
-OUTPUT = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
-CHECKPOINTS = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"))
+OUTPUT_DIR = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
+CHECKPOINT_DIR = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"))
 STOPPED = 75
-"""Exit code after a stop that was asked for: EX_TEMPFAIL of sysexits.h, "try again"."""
+"""Exit code after an early stop with a checkpoint: EX_TEMPFAIL of sysexits.h, "try again"."""
 
 
 def main() -> None:
+    """Run the command line; exits with 0, with 1 on an error, or with `STOPPED`."""
     options = parse(sys.argv[1:])
-    notices = listen()
-    place = group.join()
+    stop_signals = collect_stop_signals()
+    context = process_group.join()
     try:
-        finished = Run(options, place, notices).train()
-    except ValueError as error:  # what options and ranks do not allow; every rank finds the same
-        sys.exit(f"train.py: error: {error}" if place.first else 1)
-    group.leave()
+        finished = Trainer(options, context, stop_signals).train()
+    except ValueError as error:  # options do not fit the ranks; all ranks raise the same error
+        sys.exit(f"train.py: error: {error}" if context.is_rank_zero else 1)
+    process_group.leave()
     sys.exit(0 if finished else STOPPED)
 
 
-def listen() -> Sequence[int]:
-    """The signals that ask for an early stop, as they come in."""
-    notices: list[int] = []
+def collect_stop_signals() -> Sequence[int]:
+    """Handle SIGTERM and SIGUSR2; the returned list grows by each signal that is received."""
+    stop_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, lambda received, _frame: notices.append(received))
-    return notices
+        signal.signal(number, lambda received, _frame: stop_signals.append(received))
+    return stop_signals
 
 
-class Run:
-    """A model on its way: everything that a step needs, and how far it has come."""
+class Trainer:
+    """A training run: the model, its data, and how far it has come."""
 
-    def __init__(self, options: argparse.Namespace, place: Place, notices: Sequence[int]) -> None:
+    def __init__(
+        self, options: TrainOptions, context: DistributedContext, stop_signals: Sequence[int]
+    ) -> None:
         self.options = options
-        self.place = place
+        self.context = context
         torch.use_deterministic_algorithms(options.deterministic)
-        self.task = tasks.find(options)
-        self.strategy = strategies.find(options, place)
-        self.batches = self.batched(self.task.training)
+        self.task = tasks.load(options)
+        self.strategy = registry.create(options, context)
+        self.batches = self.loader(self.task.training)
         self.strategy.sample = next(self.batches.in_order())
         torch.manual_seed(options.seed)
-        self.strategy.prepare(self.task.model(), partial(optimizers.make, options))
+        self.strategy.prepare(self.task.model(), partial(optimizers.create, options))
         self.steps = min(options.epochs * len(self.batches), options.steps or sys.maxsize)
-        self.meter = Meter(options, place, self.task, self.strategy)
-        self.profile = Profile(options.profile, OUTPUT, place)
-        self.bar = Bar(place, self.steps)
-        self.vote = Vote(notices)
-        self.scale = LossScale(enabled=options.precision == "fp16")
-        self.keeper = Keeper(
-            CHECKPOINTS, place, keep=options.keep, background=options.background_save
+        self.meter = Meter(options, context, self.task, self.strategy)
+        self.profiler = StepProfiler(options.profile, OUTPUT_DIR, context)
+        self.stop_vote = StopVote(stop_signals)
+        self.loss_scaler = LossScaler(enabled=options.precision == "fp16")
+        self.checkpoints = CheckpointManager(
+            CHECKPOINT_DIR, context, keep=options.keep, background=options.background_save
         )
         self.step = self.best_step = self.idle_epochs = 0
         self.best_loss = inf
         self.validation: tuple[float, float] | None = None
-        """Accuracy and loss after the last step, once they have been measured."""
+        """Accuracy and loss after the last step, if they have been measured."""
         self.resume()
-        folder = OUTPUT if place.first else None
-        self.record = Record(folder, self.step, tensorboard=options.tensorboard)
+        self.lr_schedule = optimizers.lr_schedule(
+            options, self.strategy.optimizer, self.steps, completed=self.step
+        )
+        self.progress_bar = ProgressBar(context, self.steps, self.step)
+        folder = OUTPUT_DIR if context.is_rank_zero else None
+        self.metrics = MetricsWriter(folder, self.step, tensorboard=options.tensorboard)
 
     def train(self) -> bool:
-        """Train to the end. False when told to stop before it, with all that was done saved."""
-        self.place.say(
-            f"{self.place.world} rank(s) on {self.place.device.type}, "
+        """Train to the end. Returns False after an early stop, with a checkpoint saved."""
+        self.context.log(
+            f"{self.context.world_size} rank(s) on {self.context.device.type}, "
             f"global batch {self.options.batch_size}, strategy {self.options.strategy}"
         )
         for epoch in count(self.step // len(self.batches)):
             if self.step >= self.steps or self.out_of_patience():
                 break
-            if not self.epoch(epoch):
-                self.bar.clear()
+            if not self.train_epoch(epoch):
+                self.progress_bar.close()
                 path = self.save()
-                self.keeper.wait()
-                self.place.say(f"stopped early after step {self.step}, as told; resume from {path}")
-                self.record.close()
+                self.checkpoints.wait()
+                self.context.log(f"stopped early after step {self.step}; checkpoint: {path}")
+                self.metrics.close()
                 return False
         self.finish()
         return True
 
-    def epoch(self, epoch: int) -> bool:
-        """The steps of one epoch that are still to be done. False when told to stop."""
-        done = self.step - epoch * len(self.batches)
-        batches = self.batches.epoch(epoch, self.options.seed, done, self.options.workers)
+    def train_epoch(self, epoch: int) -> bool:
+        """Run the remaining steps of an epoch. Returns False if a stop was requested."""
+        completed = self.step - epoch * len(self.batches)
+        batches = self.batches.epoch(epoch, self.options.seed, completed, self.options.workers)
         self.meter.start(self.step)
-        for batch in self.strategy.clock.timed("data", batches):
-            self.vote.ask()
-            self.profile.before(self.step + 1)
-            self.learn(batch, epoch)
-            self.profile.after(self.step)
-            self.bar.show(self.step)
-            if self.vote.stop():
+        for batch in self.strategy.timer.timed("data", batches):
+            self.stop_vote.start()
+            self.profiler.before_step(self.step + 1)
+            self.train_step(batch, epoch)
+            self.profiler.after_step(self.step)
+            self.progress_bar.update(self.step)
+            if self.stop_vote.should_stop():
                 return False
             if self.step >= self.steps:
                 break
-            every = self.options.checkpoint_steps
-            if every and self.step % every == 0:
+            interval = self.options.checkpoint_steps
+            if interval and self.step % interval == 0:
                 self.save()
-        self.bar.clear()
+        self.progress_bar.clear()
         self.validate(epoch)
         return True
 
-    def learn(self, batch: Batch, epoch: int) -> None:
-        """One step."""
+    def train_step(self, batch: Batch, epoch: int) -> None:
+        """Compute the gradients of a batch, update the parameters, and log."""
         self.step += 1
         logged = self.step % self.options.log_every == 0
-        strategy, options = self.strategy, self.options
-        rate = optimizers.rate(options, self.step, self.steps)
-        optimizers.set_rate(strategy.optimizer, rate)
-        loss = strategy.backward(batch, self.scale.factor)
+        strategy, scaler = self.strategy, self.loss_scaler
+        lr = float(self.lr_schedule.get_last_lr()[0])
+        loss = strategy.backward(batch, scaler.factor)
 
         norm = 0.0
-        if logged or options.clip or self.scale.enabled:
-            norm = float(strategy.norm()) / self.scale.factor
-            self.rescale(norm)
-        if self.scale.accepts(norm):
+        if logged or self.options.clip or scaler.enabled:
+            norm = float(strategy.gradient_norm()) / scaler.factor
+            self.unscale_and_clip(norm)
+        if scaler.update(norm):
             strategy.step()
         else:
             strategy.optimizer.zero_grad()
+        self.lr_schedule.step()
         if logged:
-            numbers = self.meter.read(self.step, float(loss) * strategy.counts)
-            numbers |= strategy.measures()
-            self.record.write(self.step, epoch, **numbers, lr=rate, gradient_norm=norm)
+            metrics = self.meter.read(self.step, float(loss) * strategy.contributes_loss)
+            metrics |= strategy.extra_metrics()
+            self.metrics.write(self.step, epoch, **metrics, lr=lr, gradient_norm=norm)
 
-    def rescale(self, norm: float) -> None:
-        """Undo the scaling of the loss, and clip."""
-        factor = 1 / self.scale.factor
+    def unscale_and_clip(self, norm: float) -> None:
+        """Divide the gradients by the loss scale, and clip their norm."""
+        factor = 1 / self.loss_scaler.factor
         if self.options.clip and norm > self.options.clip:
             factor *= self.options.clip / norm
         if factor != 1:
             gradients.scale(self.strategy.model.parameters(), factor)
 
     def validate(self, epoch: int) -> None:
-        """Measure, remember the best, and save when it is time."""
+        """Evaluate, track the best loss, and save a checkpoint if one is due."""
         self.validation = accuracy, loss = self.evaluate(self.task.validation)
-        self.record.write(self.step, epoch, val_loss=loss, val_accuracy=accuracy)
-        self.place.say(f"epoch {epoch}: validation loss {loss:.4f}, accuracy {accuracy:.4f}")
-        better = loss < self.best_loss
-        self.idle_epochs = 0 if better else self.idle_epochs + 1
-        ends = self.step >= self.steps or self.out_of_patience()
-        if better:
+        self.metrics.write(self.step, epoch, val_loss=loss, val_accuracy=accuracy)
+        self.context.log(f"epoch {epoch}: validation loss {loss:.4f}, accuracy {accuracy:.4f}")
+        improved = loss < self.best_loss
+        self.idle_epochs = 0 if improved else self.idle_epochs + 1
+        is_last = self.step >= self.steps or self.out_of_patience()
+        if improved:
             self.best_loss, self.best_step = loss, self.step
-        if better or ends or (epoch + 1) % self.options.checkpoint_every == 0:
+        if improved or is_last or (epoch + 1) % self.options.checkpoint_every == 0:
             self.save()
 
     def out_of_patience(self) -> bool:
+        """Whether the validation loss has not improved for --patience epochs."""
         return self.options.patience is not None and self.idle_epochs >= self.options.patience
 
     def finish(self) -> None:
-        self.keeper.wait()
+        """Evaluate on the test data, and write and log the final metrics."""
+        self.progress_bar.close()
+        self.checkpoints.wait()
         accuracy, loss = self.validation or self.evaluate(self.task.validation)
         test_accuracy, test_loss = self.evaluate(self.task.test)
-        self.record.write(
+        self.metrics.write(
             self.step,
             self.options.epochs,
             val_loss=loss,
@@ -194,36 +205,41 @@ class Run:
             test_loss=test_loss,
             test_accuracy=test_accuracy,
         )
-        self.record.close()
+        self.metrics.close()
         if summary := self.strategy.summary():
-            self.place.say(summary)
+            self.context.log(summary)
         for name, value in (("validation", accuracy), ("test", test_accuracy)):
-            size = getattr(self.task, name).tensors[1].numel()
-            self.place.say(f"{name} accuracy {value:.4f} ({size} {self.task.unit})")
+            targets = self.task.target_count(name)
+            self.context.log(f"{name} accuracy {value:.4f} ({targets} {self.task.unit})")
 
     @torch.no_grad()
     def evaluate(self, dataset: TensorDataset) -> tuple[float, float]:
-        """Accuracy and mean loss over all of `dataset`.
+        """Accuracy and mean loss over all of `dataset`. Collective.
 
-        Sums and counts are added up over the ranks, not means, whose shares may differ in size.
+        Sums and counts are added over the ranks, rather than means, because shards may differ in
+        size.
         """
-        sums = torch.zeros(3, dtype=torch.float64, device=self.place.device)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.context.device)
         self.strategy.model.eval()
-        for batch in self.batched(dataset).in_order():
-            outputs = self.strategy.forward(batch.inputs)
-            if outputs is not None:
-                found = _sums(outputs.flatten(0, -2).float(), batch.targets.flatten())
-                sums += found * self.strategy.counts
+        for batch in self.loader(dataset).in_order():
+            scores = self.strategy.forward(batch.inputs)
+            if scores is not None:
+                batch_sums = _sums(scores.flatten(0, -2).float(), batch.targets.flatten())
+                sums += batch_sums * self.strategy.contributes_loss
         self.strategy.model.train()
-        hits, loss, count = group.totals(self.place, sums.tolist())
-        return hits / count, loss / count
+        hits, loss, targets = sum_over_ranks(self.context, sums.tolist())
+        return hits / targets, loss / targets
 
-    def batched(self, dataset: TensorDataset) -> Batches:
-        return Batches(dataset, self.options.batch_size, self.strategy.share, self.place)
+    def loader(self, dataset: TensorDataset) -> BatchLoader:
+        """A loader of this rank's shard of `dataset`."""
+        shard = self.strategy.data_shard
+        return BatchLoader(dataset, self.options.batch_size, shard, self.context)
 
     def save(self) -> Path:
-        """Nothing in a step is random and the order of the samples follows from seed and step, so
-        these few values, with the tensors, are the whole state of a run.
+        """Save a checkpoint and return its path.
+
+        Steps use no random numbers, and the order of the samples follows from seed and step, so
+        the tensors and these few values are the complete state of a run.
         """
         progress = {
             "step": self.step,
@@ -231,57 +247,61 @@ class Run:
             "best_step": self.best_step,
             "best_loss": self.best_loss,
             "idle_epochs": self.idle_epochs,
-            "loss_scale": self.scale.factor,
+            "loss_scale": self.loss_scaler.factor,
         }
-        return self.keeper.save(self.step, self.strategy.state(), progress)
+        return self.checkpoints.save(self.step, self.strategy.state(), progress)
 
     def resume(self) -> None:
-        """Take over the newest whole checkpoint, if there is one."""
-        found = self.keeper.newest(self.unfit)
-        if found is None:
+        """Load the latest valid checkpoint, if there is one."""
+        latest = self.checkpoints.latest(self.checkpoint_problem)
+        if latest is None:
             return
-        path, progress = found
+        path, progress = latest
         state = self.strategy.state()
-        self.keeper.load(path, state)
+        self.checkpoints.load(path, state)
         self.strategy.load(state)
         self.step, self.best_step = progress["step"], progress["best_step"]
         self.best_loss, self.idle_epochs = progress["best_loss"], progress["idle_epochs"]
-        self.scale.factor = progress["loss_scale"]
+        self.loss_scaler.factor = progress["loss_scale"]
         restarts = os.environ.get("DEPLOYKIT_RESTART_COUNT", "0")
-        self.place.say(f"resumed from {path}, {self.step} steps done (restart {restarts})")
+        self.context.log(f"resumed from {path} after {self.step} steps (restart {restarts})")
 
-    def unfit(self, found: Checkpoint) -> str:
-        """Why a checkpoint cannot be resumed, or ''; ValueError where it is of another run."""
-        if fault := odd(found.progress):
-            return fault
-        if found.progress["settings"] != self.settings():
+    def checkpoint_problem(self, checkpoint: VerifiedCheckpoint) -> str:
+        """Why a checkpoint cannot be resumed, or ''.
+
+        Raises ValueError if it belongs to a run with other settings.
+        """
+        if problem := progress_problem(checkpoint.progress):
+            return problem
+        if checkpoint.progress["settings"] != self.settings():
             raise ValueError(
-                f"{found.path} comes from a run with {str(found.progress['settings'])[:1000]}, "
-                f"this one has {self.settings()}: use the same, or another checkpoint folder"
+                f"{checkpoint.path} was saved with the settings "
+                f"{str(checkpoint.progress['settings'])[:1000]}, but this run has "
+                f"{self.settings()}: use the same settings, or another checkpoint folder"
             )
-        return found.contents.unfit(self.strategy.state())
+        return checkpoint.metadata.mismatch(self.strategy.state())
 
-    def settings(self) -> dict[str, float | str]:
-        """The options that decide the numbers, and so cannot change when a run is resumed."""
-        shape = ("task", "text", "sequence", "layers", "width", "heads")
-        names = (*shape, "batch_size", "optimizer", "lr", "seed")
+    def settings(self) -> dict[str, float | str | None]:
+        """The options that determine the results, and must not change when a run is resumed."""
+        model = ("task", "text", "sequence", "layers", "width", "heads")
+        names = (*model, "batch_size", "optimizer", "lr", "seed")
         return {name: getattr(self.options, name) for name in names}
 
 
-def odd(progress: Progress) -> str:
-    """What is wrong with the progress in a checkpoint, which may come from anybody; or ''."""
-    kinds = {"settings": dict, "idle_epochs": int, "best_loss": float, "loss_scale": float}
-    for name, kind in kinds.items():
-        if type(progress.get(name)) is not kind:
-            return f"its {name} is no {kind.__name__}"
+def progress_problem(progress: Progress) -> str:
+    """Why the progress stored in an untrusted checkpoint is not valid, or ''."""
+    types = {"settings": dict, "idle_epochs": int, "best_loss": float, "loss_scale": float}
+    for name, expected in types.items():
+        if type(progress.get(name)) is not expected:
+            return f"its {name} is not of type {expected.__name__}"
     return "" if 0 < progress["loss_scale"] < inf else "its loss_scale is out of range"
 
 
-def _sums(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Hits, summed loss and number of targets, of (targets, classes) scores."""
-    hits = (outputs.argmax(dim=-1) == targets).sum()
-    loss = cross_entropy(outputs, targets, reduction="sum")
-    return torch.stack([hits.double(), loss.double(), (targets != IGNORED).sum().double()])
+def _sums(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Hits, summed loss and number of targets (3,) of scores (targets, classes)."""
+    hits = (scores.argmax(dim=-1) == targets).sum()
+    loss = cross_entropy(scores, targets, reduction="sum")
+    return torch.stack([hits.double(), loss.double(), (targets != IGNORE_INDEX).sum().double()])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploykit import backend, cli, contract
-from deploykit.backends.sagemaker import images
+from deploykit.backends.sagemaker import catalog
 from deploykit.commands import diagnose, doctor
 from deploykit.model import JobSpec
 
@@ -57,8 +57,8 @@ def facts():
             for name, count in dataclasses.asdict(restarts).items()
         ),
         ("how-to/infra.md", r"ParallelCluster ([\d.]+\d)", requirements.strip().split("==")[1]),
-        ("how-to/sagemaker.md", r"older images, (\S+) to", next(iter(images.VERSIONS))),
-        ("how-to/sagemaker.md", r"images, \S+ to ([\d.]+\d);", list(images.VERSIONS)[-1]),
+        ("how-to/sagemaker.md", r"older images, (\S+) to", next(iter(catalog.VERSIONS))),
+        ("how-to/sagemaker.md", r"images, \S+ to ([\d.]+\d);", list(catalog.VERSIONS)[-1]),
         ("how-to/trainer.md", r"\| body \| (\d+) MiB", limits["body_bytes"] >> 20),
         ("how-to/trainer.md", r"requests in progress \| (\d+) MiB", limits["held_bytes"] >> 20),
         ("how-to/trainer.md", r"\| connections \| (\d+)", limits["connections"]),
@@ -119,8 +119,8 @@ def test_old_images_get_no_patches_any_more():
     """What the SageMaker guide says of the images that `framework_version` can choose."""
     text = (DOCS / "how-to/sagemaker.md").read_text(encoding="utf-8")
     ended = all(
-        images.PATCHED_UNTIL[images.minor(version)] < dt.datetime.now(tz=dt.UTC).date()
-        for version in images.VERSIONS
+        catalog.PATCHED_UNTIL[catalog.minor(version)] < dt.datetime.now(tz=dt.UTC).date()
+        for version in catalog.VERSIONS
     )
     assert ended == ("none of them gets patches any more" in " ".join(text.split()))
 

@@ -1,4 +1,4 @@
-"""The loop of PyTorch's own tutorials: what every other one is compared with."""
+"""The loop of PyTorch's tutorials, the reference for all others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     distributed.init_process_group("gloo")
     clock = common.Clock()
     model = DistributedDataParallel(common.model(clock))

@@ -1,9 +1,9 @@
-"""What every loop has in common: model, data, optimizer, and the clock.
+"""What all loops share: model, data, optimizer settings and the clock.
 
-The clock is the process's own CPU time between the forward passes of two training steps, seen by a
-hook on the model, so no loop has to be changed for it. Each file prints one line of JSON, from
-rank 0: ``{"cpu_ms": mean, "steps": counted, "loss": last}``. The mean, since what a loop does only
-now and then, such as logging, belongs to it.
+The clock is the CPU time of the process between the forward passes of two training steps. A hook
+on the model reads it, so that no loop has to change. Each file prints one line of JSON on rank 0:
+``{"cpu_ms": mean, "steps": counted, "loss": last}``. It is the mean, since occasional work such as
+logging is part of a loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 BATCH = 32
-"""Samples a rank and step."""
+"""Samples per rank and step."""
 STEPS = int(os.environ.get("LOOP_STEPS", "300"))
 WARM_UP = 50
-"""Steps that are not counted, of all `STEPS`."""
+"""The first of the `STEPS`, which are not counted."""
 LEARNING_RATE = 1e-3
 
 
@@ -33,13 +33,14 @@ class Clock:
         self.moments: list[float] = []
 
     def tick(self, module: nn.Module, _: object) -> None:
+        """Record the CPU time; a forward pre-hook."""
         if module.training:
             self.moments.append(time.process_time())
 
     def report(self, loss: float) -> None:
-        """Print the line, on rank 0. Raises ValueError when not every step was seen."""
+        """Print the line on rank 0. Raises ValueError if the hook did not see every step."""
         if len(self.moments) != STEPS:
-            raise ValueError(f"{len(self.moments)} training steps were seen, not {STEPS}")
+            raise ValueError(f"expected {STEPS} training steps, got {len(self.moments)}")
         if os.environ.get("RANK", "0") != "0":
             return
         counted = self.moments[WARM_UP:]
@@ -49,11 +50,12 @@ class Clock:
 
 
 def world() -> int:
+    """The number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def model(clock: Clock) -> nn.Module:
-    """64-128-128-10, the same first weights in every loop."""
+    """An MLP with layers of 64, 128, 128 and 10, with equal initial weights in every loop."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)]
     network = nn.Sequential(*layers)
@@ -62,7 +64,7 @@ def model(clock: Clock) -> nn.Module:
 
 
 def dataset() -> TensorDataset:
-    """As many samples as `STEPS` full batches of all ranks need: one epoch, no more."""
+    """One epoch: `STEPS` full batches for all ranks; images (samples, 64), labels (samples,)."""
     made = torch.Generator().manual_seed(0)
     count = STEPS * BATCH * world()
     images = torch.randn(count, 64, generator=made)
@@ -70,11 +72,12 @@ def dataset() -> TensorDataset:
 
 
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of outputs (batch, 10) and labels (batch,)."""
     return cross_entropy(outputs, labels)
 
 
 def leave() -> None:
-    """End the group: threads of gloo that outlive Python abort the process."""
+    """Destroy the process group: gloo threads that outlive Python abort the process."""
     gc.collect()
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The reference trainer's loop, metrics on."""
+"""The reference trainer's loop, with metrics."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ import common
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 import train
-from trainer import group, tasks
-from trainer.options import parse
+from trainer import process_group, tasks
+from trainer.arguments import parse
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     clock = common.Clock()
     data = common.dataset()
-    few = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
-    tasks.find = lambda _: tasks.Task("samples", data, few, few, lambda: common.model(clock))
+    small = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
+    tasks.load = lambda _: tasks.Task("samples", data, small, small, lambda: common.model(clock))
     batch, rate = common.BATCH * common.world(), common.LEARNING_RATE
     words = f"--epochs 1 --batch-size {batch} --optimizer adamw --lr {rate} --weight-decay 0.01"
-    run = train.Run(parse(words.split()), group.join(), train.listen())
-    run.train()
-    clock.report(run.best_loss)
+    trainer = train.Trainer(
+        parse(words.split()), process_group.join(), train.collect_stop_signals()
+    )
+    trainer.train()
+    clock.report(trainer.best_loss)
 
 
 if __name__ == "__main__":
     main()
-    group.leave()
+    process_group.leave()

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     accelerator = Accelerator(cpu=True)
     clock = common.Clock()
     network = common.model(clock)

@@ -1,4 +1,4 @@
-"""fastai's Learner, without a progress bar. On CPU it needs a method that spares CUDA."""
+"""fastai's Learner without a progress bar, with a broadcast that works on CPUs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ def _broadcast(_: DistributedDL, values: list[int], source: int) -> list[int]:
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     DistributedDL._broadcast = _broadcast  # noqa: SLF001 - its own calls .cuda()
     clock = common.Clock()
     data = common.dataset()
-    # its own loader; the batch is that of one rank, as for the others
+    # its own loader; the batch size is per rank, as in the other loops
     loader = DataLoader(data, bs=common.BATCH, shuffle=True, num_workers=0)
-    few = DataLoader(TensorDataset(*data[:64]), bs=common.BATCH)  # it insists on validating
+    small = DataLoader(TensorDataset(*data[:64]), bs=common.BATCH)  # it requires validation data
     learner = Learner(
-        DataLoaders(loader, few),
+        DataLoaders(loader, small),
         common.model(clock),
         loss_func=CrossEntropyLossFlat(),
         opt_func=lambda groups, lr: OptimWrapper(groups, torch.optim.AdamW, lr=lr),

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, with nothing logged, saved or shown."""
+"""Lightning's Trainer without logging, checkpoints and progress bar."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torch.utils.data import DataLoader
 
 
 class Module(lightning.LightningModule):
+    """The network, its loss and its optimizer."""
+
     def __init__(self, clock: common.Clock) -> None:
         super().__init__()
         self.network = common.model(clock)
         self.last = float("nan")
 
     def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+        """The loss of a batch; remembers the last one."""
         images, labels = batch
         loss = common.loss_of(self.network(images), labels)
         if number + 1 == common.STEPS:
@@ -23,10 +26,12 @@ class Module(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer of every loop."""
         return torch.optim.AdamW(self.parameters(), lr=common.LEARNING_RATE)
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     clock = common.Clock()
     module = Module(clock)
     trainer = lightning.Trainer(

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with nothing logged, saved, shown or clipped."""
+"""Hugging Face's Trainer without logging, checkpoints, progress bar and clipping."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from transformers import Trainer, TrainingArguments
 
 
 class Model(nn.Module):
-    """The network in the Trainer's manner: a dictionary with the loss."""
+    """The network with the interface that the Trainer expects."""
 
     def __init__(self, clock: common.Clock) -> None:
         super().__init__()
         self.network = common.model(clock)
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss of images (batch, 64) and labels (batch,)."""
         return {"loss": common.loss_of(self.network(images), labels)}
 
 
 def main() -> None:
+    """Train, and print the line of JSON on rank 0."""
     clock = common.Clock()
     arguments = TrainingArguments(
         output_dir="output",

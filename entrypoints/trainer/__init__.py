@@ -1,1 +1,1 @@
-"""The parts of the reference trainer; the loop itself is in ``train.py``."""
+"""Components of the reference trainer; the training loop is in ``train.py``."""

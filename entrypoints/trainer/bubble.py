@@ -1,4 +1,4 @@
-"""The share of a pipeline's time in which ranks wait: by formula, predicted, and measured."""
+"""The pipeline bubble, the share of a step in which ranks are idle: predicted and measured."""
 
 from __future__ import annotations
 
@@ -11,94 +11,107 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
-from trainer.timing import Clock, Part
+from trainer.timing import Section, StepTimer
 
 
-def ideal(ranks: int, pieces: int, stages_per_rank: int = 1) -> float:
-    """(p - 1) / (v * m + p - 1) of a step, with equal stages and sending that takes no time.
+def ideal(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+    """The bubble's share of a step with equal stages and free communication.
 
-    For p ranks, m micro-batches (`pieces`) and v stages on each rank; GPipe and 1F1B have v = 1.
-    https://arxiv.org/abs/1811.06965 section 2.3, https://arxiv.org/abs/2104.04473 section 2.2,
-    where the bubble is given as a share of the work, (p - 1) / (v * m), not of the step.
+    (p - 1) / (v * m + p - 1) for p ranks, m micro-batches and v stages per rank; v = 1 for GPipe
+    and 1F1B. Sources: https://arxiv.org/abs/1811.06965, section 2.3, and
+    https://arxiv.org/abs/2104.04473, section 2.2, which gives the bubble as a share of the compute
+    time, (p - 1) / (v * m), not of the step.
     """
-    return (ranks - 1) / (stages_per_rank * pieces + ranks - 1)
+    return (ranks - 1) / (stages_per_rank * micro_batches + ranks - 1)
 
 
-def step_seconds(ranks: Sequence[float], pieces: int, stages_per_rank: int = 1) -> float:
-    """The length of a step whose ranks need so many seconds for each micro-batch.
+def step_seconds(
+    seconds_by_rank: Sequence[float], micro_batches: int, stages_per_rank: int = 1
+) -> float:
+    """The predicted time of a step, from the seconds that each rank needs per micro-batch.
 
-    The slowest rank works all the time, once the first micro-batch has come to it and until the
-    last has gone back from it: 1 / v of the other ranks' time for one micro-batch.
+    The slowest rank computes without a break between the arrival of the first micro-batch and the
+    departure of the last one. What precedes and follows takes 1 / `stages_per_rank` of the other
+    ranks' time for one micro-batch.
     """
-    slowest = max(ranks)
-    return pieces * slowest + (sum(ranks) - slowest) / stages_per_rank
+    slowest = max(seconds_by_rank)
+    return micro_batches * slowest + (sum(seconds_by_rank) - slowest) / stages_per_rank
 
 
-def predicted(ranks: Sequence[float], pieces: int, stages_per_rank: int = 1) -> float:
-    """The bubble of unequal ranks. Equal ones have `ideal`."""
-    whole = len(ranks) * step_seconds(ranks, pieces, stages_per_rank)
-    return 1 - pieces * sum(ranks) / whole
+def predicted(
+    seconds_by_rank: Sequence[float], micro_batches: int, stages_per_rank: int = 1
+) -> float:
+    """The bubble's predicted share of a step; `ideal` if all ranks take the same time."""
+    step = step_seconds(seconds_by_rank, micro_batches, stages_per_rank)
+    return 1 - micro_batches * sum(seconds_by_rank) / (len(seconds_by_rank) * step)
 
 
-class TimedStage(PipelineStage):
-    """A stage that knows how long it computes; receiving and sending happen outside of this."""
+class BubbleMeter:
+    """Measures the idle share of each rank of a pipeline. All methods are collective.
 
-    clock: Clock
-    bubble: Bubble
-
-    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
-        if not self.has_backward:  # evaluation
-            return super().forward_one_chunk(*arguments, **options)
-        with self.clock("forward"), self.bubble.busy():
-            return super().forward_one_chunk(*arguments, **options)
-
-    def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
-        if self.has_backward:
-            with self.clock("backward"), self.bubble.busy():
-                super().backward_one_chunk(*arguments, **options)
-
-
-class Bubble:
-    """Measures the idle share of each rank of a pipeline; every rank calls together.
-
-    A step lasts as long as on the rank where it lasts longest, the first. The very first step is
-    left out: in it ranks connect and memory is found.
+    The longest step time of all ranks, which is the first rank's, counts as the length of the step.
+    The first step is left out: it sets up connections and memory.
     """
 
     def __init__(self, device: torch.device, group: ProcessGroup) -> None:
         self._device = device
         self._group = group
-        self._clock = Clock(device)
+        self._timer = StepTimer(device)
         self._warm = False
-        self._busy, self._whole = torch.zeros(group.size(), dtype=torch.float64), 0.0
+        self._busy_seconds = torch.zeros(group.size(), dtype=torch.float64)
+        self._step_seconds = 0.0
 
-    def busy(self) -> Part:
-        """``with bubble.busy():`` around what a rank computes."""
-        return self._clock("busy")
+    def busy(self) -> Section:
+        """Time a block in which this rank computes: ``with meter.busy(): ...``."""
+        return self._timer("busy")
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        with self._clock("step"):
+        """Time one step of the pipeline."""
+        with self._timer("step"):
             yield
         if not self._warm:
-            self._clock.lap()
+            self._timer.lap()
             self._warm = True
 
     def latest(self) -> float | None:
-        """The mean of the ranks' idle shares since the last call; None if there was no step."""
-        parts = self._clock.lap()
-        every = torch.zeros(self._group.size(), 2, dtype=torch.float64, device=self._device)
-        mine = parts.get("busy", 0.0)
-        every[self._group.rank()] += torch.tensor(
-            [mine, mine + parts.get("step", 0.0)], device=self._device
+        """The mean idle share of the ranks since the last call, or None without a step."""
+        sections = self._timer.lap()
+        table = torch.zeros(self._group.size(), 2, dtype=torch.float64, device=self._device)
+        busy = sections.get("busy", 0.0)  # nested: "step" is without it
+        table[self._group.rank()] += torch.tensor(
+            [busy, busy + sections.get("step", 0.0)], device=self._device
         )
-        distributed.all_reduce(every, group=self._group)
-        busy, whole = every[:, 0].cpu(), float(every[:, 1].max())
-        self._busy += busy
-        self._whole += whole
-        return 1 - float(busy.mean()) / whole if whole else None
+        distributed.all_reduce(table, group=self._group)
+        busy_by_rank, step = table[:, 0].cpu(), float(table[:, 1].max())
+        self._busy_seconds += busy_by_rank
+        self._step_seconds += step
+        return 1 - float(busy_by_rank.mean()) / step if step else None
 
     def shares(self) -> list[float]:
-        """Each rank's idle share so far."""
+        """The idle share of each rank since the start; empty without a step."""
         self.latest()
-        return (1 - self._busy / self._whole).tolist() if self._whole else []
+        if not self._step_seconds:
+            return []
+        shares: list[float] = (1 - self._busy_seconds / self._step_seconds).tolist()
+        return shares
+
+
+class TimedStage(PipelineStage):
+    """A pipeline stage that times its compute; communication happens outside of these methods."""
+
+    timer: StepTimer
+    bubble: BubbleMeter
+
+    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+        """The forward pass of one micro-batch; not timed in evaluation."""
+        if not self.has_backward:
+            return super().forward_one_chunk(*arguments, **options)
+        with self.timer("forward"), self.bubble.busy():
+            return super().forward_one_chunk(*arguments, **options)
+
+    def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
+        """The backward pass of one micro-batch; nothing to do in evaluation."""
+        if self.has_backward:
+            with self.timer("backward"), self.bubble.busy():
+                super().backward_one_chunk(*arguments, **options)

@@ -1,11 +1,12 @@
-"""Checkpoints that are whole or not there: a folder ``step-00000120`` for each.
+"""Atomic checkpoints: a folder ``step-00000120`` is either complete or absent.
 
-torch.distributed.checkpoint writes the tensors, each rank its own, under names that do not depend
-on the strategy. Beside them ``whole.json`` holds the size and CRC-32 of every file and the run's
-progress. All of it is written in ``step-00000120.saving``, which gets its name at the end.
+torch.distributed.checkpoint (DCP) writes the tensors, each rank its shards, under names that do not
+depend on the strategy. ``whole.json`` lists the size and CRC-32 of every file and the run's
+progress. Everything is written to ``step-00000120.saving``, which is renamed at the end.
 
-A checkpoint may come from anybody. `seal` checks that it is whole, `contents` that it says nothing
-impossible, and `chunks` reads it; none of them unpickles, so nothing in it can run.
+Checkpoints are untrusted when they are read. `integrity` verifies that one is complete, `metadata`
+that its table of tensors is consistent, and `tensor_reader` reads the tensors. None of them
+unpickles, so nothing in a checkpoint can run.
 """
 
 from __future__ import annotations
@@ -19,83 +20,95 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from trainer import chunks, seal, waiting
-from trainer.group import Place
-from trainer.seal import Checkpoint, Progress
+from trainer import comm_timing, integrity, tensor_reader
+from trainer.integrity import Progress, VerifiedCheckpoint
+from trainer.process_group import DistributedContext
 
 State = dict[str, Tensor]
-Unfit = Callable[[Checkpoint], str]
-"""Why a whole checkpoint cannot be used, or ''."""
+"""Tensors of model and optimizer by name."""
+Check = Callable[[VerifiedCheckpoint], str]
+"""Says why a valid checkpoint cannot be used by this run, or ''."""
 
 
-def _fits(_found: Checkpoint) -> str:
+def _accept(_checkpoint: VerifiedCheckpoint) -> str:
     return ""
 
 
-class Keeper:
-    """Saves to and loads from one folder, which all nodes share; every rank calls together.
+class CheckpointManager:
+    """Saves checkpoints to a folder that all nodes share, and loads them. Methods are collective.
 
-    `keep` of the newest checkpoints stay, and the best one. With `background`, tensors are copied
-    and written while training goes on; a save first waits for the one before.
+    The `keep` latest checkpoints are kept, and the best one. With `background`, tensors are copied
+    to CPU memory and written while training continues; a save waits for the previous one.
     """
 
-    def __init__(self, folder: Path, place: Place, *, keep: int, background: bool) -> None:
+    def __init__(
+        self, folder: Path, context: DistributedContext, *, keep: int, background: bool
+    ) -> None:
         self._folder = folder
-        self._place = place
+        self._context = context
         self._keep = keep
-        # of its own: collectives of a save in the background must not meet those of a step
+        # its own group: collectives of a background save must not mix with those of a step
         self._group = distributed.new_group(backend="gloo")
         self._pool = ThreadPoolExecutor(1) if background else None
-        self._running: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def save(self, step: int, state: State, progress: Progress) -> Path:
-        """Write `state`; where in the background, return before it is there."""
+        """Save `state` and return the checkpoint's path.
+
+        `progress` must be JSON data with ``step`` and ``best_step``. A background save is still in
+        progress when this returns.
+        """
         self.wait()
-        path = self._folder / _name(step)
+        path = self._folder / _folder_name(step)
         if self._pool is None:
             self._write(path, state, progress)
         else:
             copy = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
-            self._running = self._pool.submit(self._write, path, copy, progress)
+            self._pending = self._pool.submit(self._write, path, copy, progress)
         return path
 
     def wait(self) -> None:
-        """Return when nothing is being written; raise what went wrong there."""
-        if self._running is not None:
-            self._running.result()
-            self._running = None
+        """Wait for a background save to finish; raises the error with which it failed."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
-    def newest(self, unfit: Unfit = _fits) -> tuple[Path, Progress] | None:
-        """The newest checkpoint that is whole for every rank, and its progress, or None.
+    def latest(self, check: Check = _accept) -> tuple[Path, Progress] | None:
+        """The path and progress of the latest checkpoint that is valid on every rank, or None.
 
-        A broken one is named and passed over, and so is one for which `unfit` gives a reason.
-        Raises ValueError where there are whole ones, and none that fits.
+        Skips and logs checkpoints that are damaged or that `check` gives a reason against. Raises
+        ValueError if there are valid ones but `check` accepts none, or if the nodes do not see the
+        same folder.
         """
-        names = self._agreed([path.name for path in _newest_first(self._folder)])
-        search = _Search(self._place.rank, self._place.world, self._all, self._place.say)
-        found = search.first((self._folder / name for name in names), unfit)
-        return None if found is None else (found.path, found.progress)
+        names = self._common([path.name for path in _latest_first(self._folder)])
+        context = self._context
+        search = _Search(context.rank, context.world_size, self._all_gather, context.log)
+        checkpoint = search.first((self._folder / name for name in names), check)
+        return None if checkpoint is None else (checkpoint.path, checkpoint.progress)
 
     def load(self, path: Path, state: State) -> None:
-        """Fill `state` in place from the checkpoint at `path`, whatever layout it was saved in."""
-        dcp.load(
+        """Fill `state` in place from the checkpoint at `path`, saved with any strategy.
+
+        Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
+        """
+        dcp.load(  # type: ignore[attr-defined]
             state,
-            storage_reader=chunks.Reader(path, seal.contents_of(path)),
-            planner=chunks.Planner(),
+            storage_reader=tensor_reader.CheckpointReader(path, integrity.read_metadata(path)),
+            planner=tensor_reader.TensorOnlyPlanner(),
             process_group=self._group,
         )
 
-    @waiting.aside()
+    @comm_timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
         saving = path.with_name(f"{path.name}.saving")
-        if self._place.first_of_node:  # the nodes may share the folder, or not
+        if self._context.is_local_rank_zero:  # once per node, in case nodes do not share the folder
             shutil.rmtree(saving, ignore_errors=True)
         distributed.barrier(group=self._group)
         saving.mkdir(parents=True, exist_ok=True)
-        dcp.save(
+        dcp.save(  # type: ignore[attr-defined]
             state,
             storage_writer=FileSystemWriter(saving),
             planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
@@ -104,118 +117,117 @@ class Keeper:
         self._finish(saving, path, progress)
 
     def _finish(self, saving: Path, path: Path, progress: Progress) -> None:
-        """Write the list of files, and give the folder its name, on every node that has one."""
-        sums = self._all(seal.sums(saving, f"__{self._place.rank}_*"))
-        if self._place.first:
-            files = {name: value for part in sums for name, value in part.items()}
-            files |= seal.sums(saving, seal.CONTENTS)
-            seal.write(saving, progress, files)
+        """Write the manifest and rename the folder, on every node that has one."""
+        parts = self._all_gather(integrity.checksums(saving, f"__{self._context.rank}_*"))
+        if self._context.is_rank_zero:
+            files = {name: sums for part in parts for name, sums in part.items()}
+            files |= integrity.checksums(saving, integrity.METADATA_FILE)
+            integrity.write_manifest(saving, progress, files)
         distributed.barrier(group=self._group)
-        if self._place.first:
+        if self._context.is_rank_zero:
             _rename(saving, path)
         distributed.barrier(group=self._group)
-        if self._place.first_of_node:
-            _rename(saving, path)  # where the node has a folder of its own
+        if self._context.is_local_rank_zero:
+            _rename(saving, path)  # if this node has a folder of its own
             self._remove_old(progress["best_step"])
 
-    def _remove_old(self, best: int) -> None:
-        names = [path.name for path in _newest_first(self._folder)]
-        for name in set(names[self._keep :]) - {_name(best)}:
-            (self._folder / name / seal.WHOLE).unlink(
-                missing_ok=True
-            )  # half a removal looks like none
+    def _remove_old(self, best_step: int) -> None:
+        names = [path.name for path in _latest_first(self._folder)]
+        for name in set(names[self._keep :]) - {_folder_name(best_step)}:
+            # without its manifest, a partly removed checkpoint is not valid
+            (self._folder / name / integrity.MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self._folder / name, ignore_errors=True)
         for path in self._folder.glob("step-*.saving"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _agreed(self, names: list[str]) -> list[str]:
-        """The names that every rank sees, in the order given."""
-        seen = self._all(names)
-        common = set(seen[0]).intersection(*seen)
-        if any(seen) and not common:
+    def _common(self, names: list[str]) -> list[str]:
+        """The names that every rank sees, in the given order."""
+        by_rank = self._all_gather(names)
+        common = set(by_rank[0]).intersection(*by_rank)
+        if any(by_rank) and not common:
             raise ValueError(
-                f"the checkpoint folder {self._folder} is not the same on every node: rank 0 sees "
-                f"{seen[0] or 'nothing'}. Name a folder that all nodes share, or an empty one"
+                f"the checkpoint folder {self._folder} differs between nodes: rank 0 sees "
+                f"{by_rank[0] or 'nothing'}. Use a folder that all nodes share, or an empty one"
             )
         return [name for name in names if name in common]
 
-    def _all(self, value: Any) -> list[Any]:
-        """What each rank passed."""
-        box: list[Any] = [None] * self._place.world
-        distributed.all_gather_object(box, value, group=self._group)
-        return box
+    def _all_gather(self, value: Any) -> list[Any]:
+        """The value of each rank."""
+        values: list[Any] = [None] * self._context.world_size
+        distributed.all_gather_object(values, value, group=self._group)
+        return values
 
 
-def newest_alone(folder: Path, unfit: Unfit = _fits) -> Checkpoint:
-    """The newest whole checkpoint that is not `unfit`, for one process without a group.
+def find_latest(folder: Path, check: Check = _accept) -> VerifiedCheckpoint:
+    """The latest valid checkpoint that `check` accepts, for one process without a group.
 
-    Raises FileNotFoundError where there is none.
+    Raises FileNotFoundError if there is no valid checkpoint, ValueError if `check` accepts none.
     """
-    search = _Search(0, 1, gather=lambda value: [value], say=partial(print, flush=True))
-    found = search.first(_newest_first(folder), unfit)
-    if found is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint; train.py writes one there")
-    return found
+    search = _Search(0, 1, all_gather=lambda value: [value], log=partial(print, flush=True))
+    checkpoint = search.first(_latest_first(folder), check)
+    if checkpoint is None:
+        raise FileNotFoundError(f"no checkpoint found in {folder}; train.py writes one there")
+    return checkpoint
 
 
 def read(path: Path) -> State:
-    """Every tensor of a checkpoint, whole, for one process that needs no group.
+    """Read all tensors of a checkpoint, unsharded, in one process without a group.
 
-    Raises Refused where it holds what a checkpoint should not.
+    Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
     """
-    return chunks.read(path, seal.contents_of(path))
+    return tensor_reader.read_tensors(path, integrity.read_metadata(path))
 
 
 class _Search(NamedTuple):
-    """How checkpoints are tried by every rank together, each looking at its share of the files."""
+    """A search for a valid checkpoint in which each rank verifies its share of the files."""
 
     rank: int
-    world: int
-    gather: Callable[[Any], list[Any]]
-    say: Callable[[str], None]
+    world_size: int
+    all_gather: Callable[[Any], list[Any]]
+    log: Callable[[str], None]
 
-    def first(self, paths: Iterable[Path], unfit: Unfit) -> Checkpoint | None:
-        """The first that is whole for every rank and not `unfit`; others are named, with why.
+    def first(self, paths: Iterable[Path], check: Check) -> VerifiedCheckpoint | None:
+        """The first checkpoint that is valid on every rank and accepted by `check`, or None.
 
-        Raises ValueError where there are whole ones, and none that fits.
+        Logs why others are skipped. Raises ValueError if there are valid ones but none accepted.
         """
-        other = ""
+        rejected = ""
         for path in paths:
-            found = seal.checked(path, self.rank, self.world)
-            fault = self._any(found if isinstance(found, str) else "")
-            if not fault and not isinstance(found, str):
-                fault = other = self._any(unfit(found))
-                if not fault:
-                    return found
-            self.say(f"{path} is not whole, trying the one before: {fault}")
-        if other:
-            raise ValueError(f"no checkpoint fits this model: {other}. Name another folder")
+            result = integrity.verify(path, self.rank, self.world_size)
+            problem = self._any(result if isinstance(result, str) else "")
+            if not problem and not isinstance(result, str):
+                problem = rejected = self._any(check(result))
+                if not problem:
+                    return result
+            self.log(f"skipped checkpoint {path}: {problem}")
+        if rejected:
+            raise ValueError(f"no checkpoint fits this model: {rejected}. Use another folder")
         return None
 
-    def _any(self, fault: str) -> str:
-        """The first fault that a rank has found."""
-        return next(filter(None, self.gather(fault)), "")
+    def _any(self, problem: str) -> str:
+        """The first problem of any rank, or ''."""
+        return next(filter(None, self.all_gather(problem)), "")
 
 
 def _rename(saving: Path, path: Path) -> None:
-    """Give a finished checkpoint its name, in the place of an old one of that name.
+    """Rename a complete checkpoint, replacing an older one of the same name.
 
-    Once another node has done it, nothing is touched: the answer of the rename tells, and not
-    whether `saving` seems to exist, since the cache of a network file system may be old.
+    Does nothing if another node has renamed it already. The rename itself shows that, whereas
+    ``saving.exists()`` may be answered from the stale cache of a network file system.
     """
     try:
         saving.rename(path)
     except FileNotFoundError:
         return
-    except OSError:  # an old one is in the way
+    except OSError:  # the name is taken by an older checkpoint
         shutil.rmtree(path)
         saving.rename(path)
-    seal.sync(path.parent)
+    integrity.fsync(path.parent)
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def _latest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + 8 * "[0-9]"), reverse=True)
 
 
-def _name(step: int) -> str:
+def _folder_name(step: int) -> str:
     return f"step-{step:08d}"

@@ -1,4 +1,4 @@
-"""Which samples each step sees, on any number of ranks, from any step on."""
+"""The samples of each step, independent of the number of ranks and of restarts."""
 
 from __future__ import annotations
 
@@ -9,90 +9,108 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from trainer.group import Place
+from trainer.process_group import DistributedContext
 
-IGNORED = -100
-"""Target of a sample that fills up a short batch: `cross_entropy` leaves it out of its sum."""
+IGNORE_INDEX = -100
+"""Target of padding samples; the default `ignore_index` of `cross_entropy`."""
 
 
 class Batch(NamedTuple):
-    """One rank's share of a global batch.
+    """One rank's shard of a global batch.
 
-    `inputs` and `targets` begin with the dimension of samples, always of the same size;
-    `count` is the number of targets in the whole global batch that are not `IGNORED`.
+    `inputs` is (samples, ...) and `targets` is (samples,) or (samples, sequence). The number of
+    samples is the same for every batch. `target_count` is the number of targets in the whole
+    global batch that are not `IGNORE_INDEX`.
     """
 
     inputs: Tensor
     targets: Tensor
-    count: int
+    target_count: int
 
 
 @dataclass(frozen=True)
-class Share:
-    """A rank's part of every global batch: samples `index`, `index + of`, `index + 2 * of` ..."""
+class DataShard:
+    """A rank's part of each global batch: samples `index`, `index + num_shards`, and so on."""
 
     index: int
-    of: int
+    num_shards: int
 
 
-class Batches:
-    """The batches of a dataset in an order that follows from seed and epoch alone.
+class BatchLoader:
+    """Batches of a dataset, in an order that depends on seed and epoch only.
 
-    Every sample is seen once an epoch. The last batch may be short: it is filled up with samples
-    whose targets are `IGNORED`, so that all shapes stay the same and all ranks stay busy.
+    Each epoch visits every sample once. A short last batch is padded with samples whose targets
+    are `IGNORE_INDEX`, so that all batches have the same shape on all ranks.
     """
 
-    def __init__(self, dataset: TensorDataset, size: int, share: Share, place: Place) -> None:
+    def __init__(
+        self,
+        dataset: TensorDataset,
+        batch_size: int,
+        shard: DataShard,
+        context: DistributedContext,
+    ) -> None:
         self._dataset = dataset
-        self._size = size
-        self._share = share
-        self._device = place.device
+        self._batch_size = batch_size
+        self._shard = shard
+        self._device = context.device
 
     def __len__(self) -> int:
-        return math.ceil(len(self._dataset) / self._size)
+        return math.ceil(len(self._dataset) / self._batch_size)
 
     def epoch(self, number: int, seed: int, first: int = 0, workers: int = 0) -> Iterator[Batch]:
-        """The batches of epoch `number`, shuffled, from batch `first` on."""
+        """The shuffled batches of epoch `number`, starting with batch `first`."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
         order = torch.randperm(len(self._dataset), generator=generator)
         return self._batches(order, first, workers)
 
     def in_order(self) -> Iterator[Batch]:
-        """All of them, unshuffled."""
+        """All batches, unshuffled."""
         return self._batches(torch.arange(len(self._dataset)), 0, 0)
 
     def _batches(self, order: Tensor, first: int, workers: int) -> Iterator[Batch]:
-        """Tensors are sliced by whole batches; `workers` processes prepare them ahead."""
-        whole = torch.full((len(self) * self._size,), IGNORED)
-        whole[: len(order)] = order
-        shares = whole.view(-1, self._size)[first:, self._share.index :: self._share.of]
-        for number, (inputs, targets) in enumerate(self._loaded(shares, workers), first):
-            samples = min(self._size, len(order) - number * self._size)
-            move = {"device": self._device, "non_blocking": self._device.type == "cuda"}
-            count = samples * targets[0].numel()
-            yield Batch(inputs.to(**move), targets.to(**move), count)
+        padded = torch.full((len(self) * self._batch_size,), IGNORE_INDEX)
+        padded[: len(order)] = order
+        rows = padded.view(-1, self._batch_size)[first:]
+        indices = rows[:, self._shard.index :: self._shard.num_shards]
+        asynchronous = self._device.type == "cuda"
+        for number, (inputs, targets) in enumerate(self._loaded(indices, workers), first):
+            samples = min(self._batch_size, len(order) - number * self._batch_size)
+            yield Batch(
+                inputs.to(self._device, non_blocking=asynchronous),
+                targets.to(self._device, non_blocking=asynchronous),
+                samples * targets[0].numel(),
+            )
 
-    def _loaded(self, shares: Tensor, workers: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Inputs and targets of each row of positions; all is in memory, so a row is one slice."""
-        filled, gpu = _Filled(self._dataset), self._device.type == "cuda"
+    def _loaded(self, indices: Tensor, workers: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Inputs and targets for each row of `indices` (batches, samples).
+
+        The data is in memory, so one row is one indexing operation.
+        """
+        dataset, gpu = _PaddedDataset(self._dataset), self._device.type == "cuda"
         if not (workers or gpu):
-            return map(filled.__getitem__, shares)
-        rows = {"batch_size": None, "sampler": list(shares)}
-        return DataLoader(filled, **rows, num_workers=workers, pin_memory=gpu)
+            return map(dataset.__getitem__, indices)
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=list(indices),
+            num_workers=workers,
+            pin_memory=gpu,
+        )
 
 
-class _Filled:
-    """A dataset that answers the position `IGNORED` with a sample that nothing is learned from."""
+class _PaddedDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Samples by tensors of indices; index `IGNORE_INDEX` gives a padding sample."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._inputs, self._targets = dataset.tensors
 
-    def __getitem__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        if positions[-1] != IGNORED:
-            return self._inputs[positions], self._targets[positions]
-        places = positions.clamp(min=0)
-        targets = self._targets[places]
-        targets[positions == IGNORED] = IGNORED
-        return self._inputs[places], targets
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if indices[-1] != IGNORE_INDEX:
+            return self._inputs[indices], self._targets[indices]
+        existing = indices.clamp(min=0)
+        targets = self._targets[existing]
+        targets[indices == IGNORE_INDEX] = IGNORE_INDEX
+        return self._inputs[existing], targets

@@ -1,4 +1,4 @@
-"""Norms and clipping that are right however the gradients are spread."""
+"""Gradient norm and scaling for parameters that are sharded in any way."""
 
 from __future__ import annotations
 
@@ -11,49 +11,55 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Replicate
 
 
-def norm(parameters: Iterable[nn.Parameter], apart: Sequence[ProcessGroup] = ()) -> Tensor:
-    """The 2-norm of the whole model's gradient, the same on every rank.
+def norm(
+    parameters: Iterable[nn.Parameter], model_parallel_groups: Sequence[ProcessGroup] = ()
+) -> Tensor:
+    """The 2-norm of the whole model's gradient, a scalar tensor equal on every rank. Collective.
 
-    Pieces of sharded tensors are added up over the ranks that hold the others, copies once;
-    `apart` are groups whose ranks hold different parameters altogether (pipeline stages).
-    torch's own `clip_grad_norm_` refuses a model of which only some tensors are sharded.
+    Shards of a DTensor are summed over the ranks that hold the others; replicas count once.
+    `model_parallel_groups` are groups whose ranks hold different parameters, such as pipeline
+    stages. torch's `clip_grad_norm_` cannot be used: it refuses a model in which only some
+    parameters are DTensors.
     """
-    pieces: dict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)
+    shards: dict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
-            held, groups = _held(parameter.grad)
-            pieces[groups].append(held)
-    squares = [_summed(_square(held), groups) for groups, held in pieces.items()]
-    return _summed(torch.stack(squares).sum(), apart).sqrt()
+            shard, groups = _local_shard(parameter.grad)
+            shards[groups].append(shard)
+    squares = [_all_reduce(_square(local), groups) for groups, local in shards.items()]
+    return _all_reduce(torch.stack(squares).sum(), model_parallel_groups).sqrt()
 
 
 def scale(parameters: Iterable[nn.Parameter], factor: Tensor | float) -> None:
-    """Multiply all gradients by `factor`."""
-    found = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(found, factor)
+    """Multiply all gradients by `factor`, in place."""
+    gradients = [
+        _to_local(parameter.grad) for parameter in parameters if parameter.grad is not None
+    ]
+    torch._foreach_mul_(gradients, factor)
 
 
-def _held(gradient: Tensor) -> tuple[Tensor, tuple[ProcessGroup, ...]]:
-    """What this rank holds of a gradient, and the groups that hold the rest of it."""
+def _local_shard(gradient: Tensor) -> tuple[Tensor, tuple[ProcessGroup, ...]]:
+    """The local shard of a gradient, and the groups over which the other shards lie."""
     if not isinstance(gradient, DTensor):
         return gradient, ()
     mesh = gradient.device_mesh
     if any(placement.is_partial() for placement in gradient.placements):
         gradient = gradient.redistribute(mesh, [Replicate()] * mesh.ndim)
-    # not is_shard(), which is false for the pieces of a tensor that two methods have cut
-    sharded = [axis for axis, way in enumerate(gradient.placements) if not way.is_replicate()]
-    return gradient.to_local(), tuple(mesh.get_group(axis) for axis in sharded)
+    # not is_shard(): it is false for a tensor that TP and FSDP have both sharded (_StridedShard)
+    axes = [axis for axis, placed in enumerate(gradient.placements) if not placed.is_replicate()]
+    return gradient.to_local(), tuple(mesh.get_group(axis) for axis in axes)
 
 
-def _local(gradient: Tensor) -> Tensor:
+def _to_local(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _square(held: list[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(held)).square().sum()  # noqa: SLF001 - as torch clips
+def _square(gradients: list[Tensor]) -> Tensor:
+    """The sum of the squares, with the kernel that torch's own clipping uses."""
+    return torch.stack(torch._foreach_norm(gradients)).square().sum()  # noqa: SLF001
 
 
-def _summed(value: Tensor, groups: Iterable[ProcessGroup]) -> Tensor:
+def _all_reduce(value: Tensor, groups: Iterable[ProcessGroup]) -> Tensor:
     for group in groups:
         distributed.all_reduce(value, group=group)
     return value

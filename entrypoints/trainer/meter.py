@@ -1,74 +1,79 @@
-"""The numbers beside the loss: speed, the parts of a step, memory, and a rank that lags."""
+"""Throughput, time per section of a step, memory, and stragglers."""
 
 from __future__ import annotations
 
-import argparse
 import time
 
-from trainer import group, speed, waiting
-from trainer.group import Place
+from trainer import comm_timing, flops
+from trainer.process_group import DistributedContext, sum_over_ranks
 from trainer.strategies.single import Single
 from trainer.tasks import Task
-from trainer.timing import slow_rank
+from trainer.timing import find_straggler
+from trainer.train_options import TrainOptions
 
 
 class Meter:
-    """Measures between two logged steps; every rank takes part in `read`."""
+    """Measures the steps between two logged ones."""
 
     def __init__(
-        self, options: argparse.Namespace, place: Place, task: Task, strategy: Single
+        self, options: TrainOptions, context: DistributedContext, task: Task, strategy: Single
     ) -> None:
-        self._place = place
+        self._context = context
         self._strategy = strategy
-        self._samples = options.batch_size
         self._units = options.batch_size * task.training.tensors[1][0].numel()
         self._unit = task.unit
-        sample = speed.operations(task.model, task.training) if place.first else 0.0
-        self._work = sample * options.batch_size  # counting takes a while, and rank 0 alone tells
-        self._peak = speed.peak(place.device)
+        self._flops = 0.0
+        if context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
+            per_sample = flops.flops_per_sample(task.model, task.training)
+            self._flops = per_sample * options.batch_size
+        self._peak_flops = flops.peak_flops(context.device)
         self._step = 0
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
 
     def start(self, step: int) -> None:
-        """Begin to measure, after `step` steps: what came before was no training."""
-        self._strategy.clock.lap()
-        self._step, self._began = step, time.perf_counter()
+        """Start measuring after `step` steps; discards the time since the last measurement."""
+        self._strategy.timer.lap()
+        self._step, self._started = step, time.perf_counter()
 
     def read(self, step: int, loss: float) -> dict[str, float]:
-        """The loss of the whole group, given this rank's part, and the numbers since the last call.
+        """The metrics of the steps since the last call. Collective.
 
-        Times are in seconds a step, of rank 0; memory in bytes, of the rank with the most.
+        `loss` is this rank's part of the global mean loss; the result has their sum. Times are
+        seconds per step on rank 0; memory is in bytes, the maximum over the ranks.
         """
         steps = step - self._step
-        parts = {name: each / steps for name, each in self._strategy.clock.lap().items()}
-        elapsed = (time.perf_counter() - self._began) / steps
-        own = sum(parts.values()) - parts.get(waiting.PART, 0.0)
-        loss, *table = group.totals(self._place, [loss, *self._row(own)])
-        world = self._place.world
-        owns, memories = table[:world], table[world:]
-        self._warn(step, owns)
+        sections = {name: each / steps for name, each in self._strategy.timer.lap().items()}
+        elapsed = (time.perf_counter() - self._started) / steps
+        own_seconds = sum(sections.values()) - sections.get(comm_timing.SECTION, 0.0)
+        loss, *table = sum_over_ranks(self._context, [loss, *self._row(own_seconds)])
+        world_size = self._context.world_size
+        own_by_rank, memory_by_rank = table[:world_size], table[world_size:]
+        self._warn_of_straggler(step, own_by_rank)
         self.start(step)
-        return {
+        metrics = {
             "loss": loss,
             f"{self._unit}_per_second": self._units / elapsed,
             "step_seconds": elapsed,
-            **{f"{name}_seconds": each for name, each in parts.items()},
-            "memory_bytes": max(memories),
-            "flops_per_second": self._work / elapsed,
-            **({"mfu": self._work / elapsed / (self._peak * world)} if self._peak else {}),
+            **{f"{name}_seconds": each for name, each in sections.items()},
+            "memory_bytes": max(memory_by_rank),
+            "flops_per_second": self._flops / elapsed,
         }
+        if self._peak_flops:
+            metrics["mfu"] = self._flops / elapsed / (self._peak_flops * world_size)
+        return metrics
 
-    def _row(self, own: float) -> list[float]:
-        """One number of each kind for each rank, 0 but for this one's: their sum is a table."""
-        times, memories = [0.0] * self._place.world, [0.0] * self._place.world
-        times[self._place.rank] = own
-        memories[self._place.rank] = speed.memory(self._place.device)
-        return times + memories
+    def _row(self, own_seconds: float) -> list[float]:
+        """Own seconds and memory in this rank's columns and 0 elsewhere; the sum is a table."""
+        seconds, memory = [0.0] * self._context.world_size, [0.0] * self._context.world_size
+        seconds[self._context.rank] = own_seconds
+        memory[self._context.rank] = flops.peak_memory(self._context.device)
+        return seconds + memory
 
-    def _warn(self, step: int, owns: list[float]) -> None:
-        if found := slow_rank(owns):
-            rank, times = found
-            self._place.say(
-                f"step {step}: rank {rank} is slow: its own work takes {owns[rank] * 1000:.0f} ms "
-                f"a step, {times:.1f} times the median, and the others wait for it"
+    def _warn_of_straggler(self, step: int, own_by_rank: list[float]) -> None:
+        if straggler := find_straggler(own_by_rank):
+            rank, ratio = straggler
+            self._context.log(
+                f"step {step}: rank {rank} is slow: its own work takes "
+                f"{own_by_rank[rank] * 1000:.0f} ms per step, {ratio:.1f} times the median; "
+                "the other ranks wait for it"
             )

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines in ``metrics.jsonl``, and in TensorBoard where it is installed."""
+"""Metrics as JSON lines in ``metrics.jsonl`` and as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -8,63 +8,68 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-class Record:
-    """Where numbers are written. Without a folder, nowhere: ranks other than 0 have such a one.
+class MetricsWriter:
+    """Writes metrics to `folder`; with folder None (all ranks but 0) it writes nothing.
 
-    A resumed run, which has done `step` steps, continues the file. What an interrupted run wrote
-    after its last checkpoint is dropped, since those steps are run again, and so is the final
-    line of a run that now goes on: the file reads like that of a run never interrupted.
+    A run resumed after `step` steps appends to the file. Lines that an interrupted run wrote after
+    its last checkpoint are dropped, because their steps are repeated, and so is the final line of
+    a finished run that is continued. The file reads as if the run had never been interrupted.
     """
 
     def __init__(self, folder: Path | None, step: int, *, tensorboard: bool) -> None:
-        self._file = _continued(folder / "metrics.jsonl", step) if folder else None
-        self._board = _board(folder / "tensorboard", step) if folder and tensorboard else None
+        self._file = _open_truncated(folder / "metrics.jsonl", step) if folder else None
+        self._board: Any = None
+        if folder and tensorboard:
+            self._board = _tensorboard_writer(folder / "tensorboard", step)
 
-    def write(self, step: int, epoch: int, **numbers: float) -> None:
+    def write(self, step: int, epoch: int, **metrics: float) -> None:
+        """Write the metrics of one step as one line, and flush it."""
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
+            self._file.write(json.dumps({"step": step, "epoch": epoch, **metrics}) + "\n")
             self._file.flush()
         if self._board is not None:
-            self._board.file_writer.add_summary(_summary(numbers), step)
+            self._board.file_writer.add_summary(_summary(metrics), step)
 
     def close(self) -> None:
+        """Close the files."""
         for writer in (self._file, self._board):
             if writer is not None:
                 writer.close()
 
 
-def _summary(numbers: Mapping[str, float]) -> Any:
-    """All numbers as one record: `add_scalar` for each would take five times as long."""
+def _summary(metrics: Mapping[str, float]) -> Any:
+    """All metrics in one record; one `add_scalar` per metric would take five times as long."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    values = (Summary.Value(tag=name, simple_value=value) for name, value in numbers.items())
+    values = (Summary.Value(tag=name, simple_value=value) for name, value in metrics.items())
     return Summary(value=values)
 
 
-def _continued(path: Path, step: int) -> TextIO:
+def _open_truncated(path: Path, step: int) -> TextIO:
+    """Open the file for appending, with the lines up to `step` in it."""
     kept = list(_lines_until(path, step)) if step and path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(kept), encoding="utf-8")
-    scratch.replace(path)  # a kill in between loses no line
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)  # atomic: a kill loses no line
     return path.open("a", encoding="utf-8")
 
 
 def _lines_until(path: Path, step: int) -> Iterator[str]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         if not line.endswith("\n"):
-            return  # cut short by a kill
+            return  # truncated by a kill
         try:
             values = json.loads(line)
             kept = values["step"] <= step and "test_accuracy" not in values
         except (ValueError, LookupError, TypeError, RecursionError):
-            kept = False  # written by something else
+            kept = False  # not written by this trainer
         if kept:
             yield line
 
 
-def _board(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, or None and one line that says so."""
+def _tensorboard_writer(folder: Path, step: int) -> Any:
+    """TensorBoard's writer, or None with a notice if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

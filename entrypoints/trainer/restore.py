@@ -1,8 +1,8 @@
-"""A trained model out of a checkpoint, whatever strategy saved it: one process, no group.
+"""Loads a trained model from a checkpoint of any strategy, in one process without a group.
 
-The settings come from the checkpoint, which may come from anybody: a model is made only if its
-tensors are those that the checkpoint has on the disk, so that no number in a file decides how much
-memory is taken.
+The model's settings come from the checkpoint, which is untrusted. A model is built only if its
+tensors are exactly those that the checkpoint stores, so that no number in a file decides how much
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -11,82 +11,92 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from trainer import checkpoint, tasks
-from trainer.plain_pickle import Refused
-from trainer.seal import Checkpoint
+from trainer.integrity import Progress, VerifiedCheckpoint
+from trainer.safe_pickle import InvalidFile
 from trainer.tasks import Task
+from trainer.train_options import TrainOptions
 
-SIZES = ("layers", "width", "heads", "sequence")
-LARGEST = 2**20
-"""Of each of these numbers."""
+MODEL_SETTINGS = ("layers", "width", "heads", "sequence")
+MAX_SETTING = 2**20
+"""Maximum value of each model setting."""
 
 
-def restore(folder: Path) -> tuple[Task, nn.Module, dict[str, object]]:
-    """The task, the model in evaluation mode, and the run's progress, of the newest whole
-    checkpoint in `folder`.
+class RestoredModel(NamedTuple):
+    """A model in evaluation mode, its task and the progress of its run."""
 
-    Raises FileNotFoundError where there is none, ValueError where none can be used.
+    task: Task
+    model: nn.Module
+    progress: Progress
+
+
+def restore(folder: Path) -> RestoredModel:
+    """Load the model of the latest valid checkpoint in `folder`.
+
+    Raises FileNotFoundError if there is none, ValueError if none can be used.
     """
-    found = checkpoint.newest_alone(folder, _unfit)
-    options = argparse.Namespace(**found.progress["settings"])
-    state = checkpoint.read(found.path)
-    model = outline(vars(options), most=len(state))
-    filled(model, {name: state[f"model.{name}"] for name in model.state_dict()})
-    return tasks.find(options), model, found.progress
+    latest = checkpoint.find_latest(folder, _problem)
+    options = TrainOptions(**latest.progress["settings"])
+    state = checkpoint.read(latest.path)
+    model = build_on_meta(vars(options), max_layers=len(state))
+    materialize(model, {name: state[f"model.{name}"] for name in model.state_dict()})
+    return RestoredModel(tasks.load(options), model, latest.progress)
 
 
-def outline(settings: Mapping[str, Any], most: int) -> nn.Module:
-    """The model that `settings` describe, of at most so many layers, and as yet without memory.
+def build_on_meta(settings: Mapping[str, Any], max_layers: int) -> nn.Module:
+    """Build the model that `settings` describe on the meta device, which allocates no memory.
 
-    Raises Refused where they describe none.
+    Raises InvalidFile if the settings are not valid or have more than `max_layers` layers.
     """
     if settings.get("task") not in ("digits", "text"):
-        raise Refused("its task is not known")
-    if not all(type(n) is int and 0 < n <= LARGEST for n in map(settings.get, SIZES)):
-        raise Refused("the sizes of its model are no numbers, or too large")
-    options = argparse.Namespace(**settings)
-    if options.layers > most or options.width % options.heads:
-        raise Refused("the sizes of its model do not go together")
+        raise InvalidFile("the task of its settings is unknown")
+    sizes = [settings.get(name) for name in MODEL_SETTINGS]
+    if not all(type(size) is int and 0 < size <= MAX_SETTING for size in sizes):
+        raise InvalidFile("the model sizes of its settings are not valid")
+    options = TrainOptions(**settings)
+    if options.layers > max_layers or options.width % options.heads:
+        raise InvalidFile("the model sizes of its settings contradict each other")
     with torch.device("meta"):
-        return tasks.model(options)
+        return tasks.build_model(options)
 
 
-def filled(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
-    """An outline with these weights in it, ready for use."""
+def materialize(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Move a model from the meta device to the CPU, with these weights, in evaluation mode."""
     model.to_empty(device="cpu").load_state_dict(weights)
     return model.eval()
 
 
-def _unfit(found: Checkpoint) -> str:
-    """Why no model can be made from a checkpoint, or ''."""
-    settings = found.progress.get("settings")
+def _problem(candidate: VerifiedCheckpoint) -> str:
+    """Why no model can be built from a checkpoint, or ''."""
+    settings = candidate.progress.get("settings")
     if type(settings) is not dict or type(settings.get("text")) not in (str, type(None)):
         return "its settings are not those of a run"
     try:
-        model = outline(settings, most=len(found.contents.tensors))
-    except Refused as error:
+        model = build_on_meta(settings, max_layers=len(candidate.metadata.tensors))
+    except InvalidFile as error:
         return str(error)
-    return found.contents.unfit({f"model.{k}": v for k, v in model.state_dict().items()})
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    return candidate.metadata.mismatch(state)
 
 
-def command(description: str, output: str) -> tuple[Path, Task, nn.Module, dict[str, object]]:
-    """What a program that turns a checkpoint into files in a folder begins with.
+def from_command_line(description: str, output: str) -> tuple[Path, RestoredModel]:
+    """Parse the command line of a program that reads a checkpoint, and load the model.
 
-    Reads the command line and restores the model; the folder, `output` unless another one is
-    named, is there when it returns. Ends the process where there is no checkpoint.
+    Returns the output folder, by default `output`, which exists afterwards. Exits with code 1 if
+    there is no usable checkpoint.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("checkpoints", type=Path, help="folder that train.py saved to")
+    parser.add_argument("checkpoints", type=Path, help="checkpoint folder of train.py")
     parser.add_argument("--output", type=Path, default=Path(output), help="default: %(default)s")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        found = restore(options.checkpoints)
+        restored = restore(arguments.checkpoints)
     except (OSError, ValueError) as error:
         sys.exit(f"{parser.prog}: error: {error}")
-    options.output.mkdir(parents=True, exist_ok=True)
-    return options.output, *found
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    return arguments.output, restored

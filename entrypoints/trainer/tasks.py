@@ -1,8 +1,7 @@
-"""What can be learned: handwritten digits, or the next byte of a text."""
+"""The tasks: classify handwritten digits, or predict the next byte of a text."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,97 +13,104 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset, random_split
 
 from trainer import models
+from trainer.train_options import TrainOptions
 
-MEAN, DEVIATION = 4.9, 6.0
-"""Of the digits' pixels, which run from 0 to 16. Raw pixels train to the same accuracy, but on a
-path so unstable that rounding, which depends on the number of ranks, shows in the loss after 50
-steps."""
+PIXEL_MEAN, PIXEL_STD = 4.9, 6.0
+"""Of the digits' pixels, which range from 0 to 16. Raw pixels train to the same accuracy, but on a
+trajectory so unstable that rounding, which depends on the number of ranks, shows in the loss after
+50 steps."""
 
-MINIMUM = 50
-"""Windows of text that are worth cutting into three parts."""
+MIN_WINDOWS = 50
+"""Minimum number of text windows for a split into three parts."""
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Samples in three parts that never overlap or change, and the model that learns from them."""
+    """Three disjoint, fixed datasets and a function that builds the model."""
 
     unit: str
-    """What a target is: one image has one, a piece of text one for each of its bytes."""
+    """What one target is: an image has one, a text window has one per byte."""
     training: TensorDataset
     validation: TensorDataset
     test: TensorDataset
     model: Callable[[], nn.Sequential]
 
+    def target_count(self, name: str) -> int:
+        """Number of targets in the dataset `name`: training, validation or test."""
+        dataset: TensorDataset = getattr(self, name)
+        return dataset.tensors[1].numel()
 
-def model(options: argparse.Namespace) -> nn.Sequential:
-    """The model of a task, before any training; without its samples."""
+
+def build_model(options: TrainOptions) -> nn.Sequential:
+    """The task's model with fresh weights; needs no data."""
     if options.task == "digits":
         return models.cnn()
     return models.gpt(options.layers, options.width, options.heads, options.sequence)
 
 
-def find(options: argparse.Namespace) -> Task:
-    return {"digits": digits, "text": text}[options.task](options)
+def load(options: TrainOptions) -> Task:
+    """The task that `options.task` names, with its data in memory."""
+    return {"digits": load_digits, "text": load_text}[options.task](options)
 
 
-def digits(options: argparse.Namespace) -> Task:
-    """scikit-learn's handwritten digits: 1797 real images of 8 x 8 pixels, in the package."""
-    from sklearn.datasets import load_digits
+def load_digits(options: TrainOptions) -> Task:
+    """scikit-learn's handwritten digits: 1797 images (1, 8, 8), shipped with the package."""
+    from sklearn import datasets
 
-    loaded = load_digits()
-    images = torch.tensor(loaded.images, dtype=torch.float32).unsqueeze(1)
-    inputs, targets = normal(images), torch.tensor(loaded.target)
-    parts = random_split(range(len(inputs)), [1077, 360, 360], torch.Generator().manual_seed(0))
-    chosen = [TensorDataset(inputs[part.indices], targets[part.indices]) for part in parts]
-    return Task("images", *chosen, partial(model, options))
-
-
-def normal(pixels: Tensor) -> Tensor:
-    """Pixels from 0 to 16 as the model takes them: around 0, about 1 wide."""
-    return (pixels - MEAN) / DEVIATION
+    digits = datasets.load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1)
+    inputs, targets = normalize(images), torch.tensor(digits.target)
+    order = random_split(TensorDataset(inputs), [1077, 360, 360], torch.Generator().manual_seed(0))
+    parts = [TensorDataset(inputs[part.indices], targets[part.indices]) for part in order]
+    return Task("images", parts[0], parts[1], parts[2], partial(build_model, options))
 
 
-def text(options: argparse.Namespace) -> Task:
-    """Bytes of every text file in a folder, cut into windows; each byte predicts the next.
+def normalize(pixels: Tensor) -> Tensor:
+    """Scale pixels from 0..16 to about zero mean and unit variance; any shape."""
+    return (pixels - PIXEL_MEAN) / PIXEL_STD
 
-    By default the reference texts that come with Python, half a million bytes of English.
+
+def load_text(options: TrainOptions) -> Task:
+    """Byte windows (windows, sequence) of all text files in a folder; each byte predicts the next.
+
+    The default is Python's own help topics, half a million bytes of English.
     """
     data = torch.frombuffer(bytearray(_text(options)), dtype=torch.uint8).long()
-    windows = data[: (len(data) - 1) // options.sequence * options.sequence + 1]
-    inputs = windows[:-1].view(-1, options.sequence)
-    targets = windows[1:].view(-1, options.sequence)
-    held = max(1, len(inputs) // 20)
-    ends = [0, len(inputs) - 2 * held, len(inputs) - held, len(inputs)]
-    parts = [TensorDataset(inputs[a:b], targets[a:b]) for a, b in pairwise(ends)]
-    return Task("bytes", *parts, partial(model, options))
+    used = data[: (len(data) - 1) // options.sequence * options.sequence + 1]
+    inputs = used[:-1].view(-1, options.sequence)
+    targets = used[1:].view(-1, options.sequence)
+    held_out = max(1, len(inputs) // 20)
+    bounds = [0, len(inputs) - 2 * held_out, len(inputs) - held_out, len(inputs)]
+    parts = [TensorDataset(inputs[a:b], targets[a:b]) for a, b in pairwise(bounds)]
+    return Task("bytes", parts[0], parts[1], parts[2], partial(build_model, options))
 
 
-def too_short(options: argparse.Namespace) -> str:
-    """Why there is not enough text for three parts, or ''."""
-    found = len(_text(options))
-    if found > MINIMUM * options.sequence:
+def text_problem(options: TrainOptions) -> str:
+    """Why the text cannot be split into three parts, or ''."""
+    size = len(_text(options))
+    if size > MIN_WINDOWS * options.sequence:
         return ""
-    what = f"holds {found} bytes of text" if found else "holds no text"
+    content = f"holds {size} bytes of text" if size else "holds no text"
     return (
-        f"--text {options.text} {what} in files {', '.join(TEXT_SUFFIXES)}; "
-        f"at least {MINIMUM} times --sequence {options.sequence} are needed"
+        f"--text {options.text} {content} in files {', '.join(TEXT_SUFFIXES)}; "
+        f"at least {MIN_WINDOWS} times --sequence {options.sequence} are required"
     )
 
 
-def _text(options: argparse.Namespace) -> bytes:
-    return _found(Path(options.text)) if options.text else _shipped()
+def _text(options: TrainOptions) -> bytes:
+    return _text_of_folder(Path(options.text)) if options.text else _help_topics()
 
 
-def _shipped() -> bytes:
+def _help_topics() -> bytes:
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics)).encode()
 
 
-def _found(folder: Path) -> bytes:
-    found = sorted(
+def _text_of_folder(folder: Path) -> bytes:
+    paths = sorted(
         path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()
     )
-    return b"\n".join(path.read_bytes() for path in found)
+    return b"\n".join(path.read_bytes() for path in paths)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on each rank, and which rank the others wait for."""
+"""Time spent in each section of a training step, and detection of stragglers."""
 
 from __future__ import annotations
 
@@ -13,82 +13,83 @@ import torch
 
 Item = TypeVar("Item")
 
-BEHIND = 1.5
-"""A rank is called slow when its own work takes so many times the median of all ranks ..."""
-NOTICED = 0.005
-"""... and at least so many seconds a step more."""
+STRAGGLER_RATIO = 1.5
+"""A rank is a straggler if its own work takes this many times the median of all ranks ..."""
+STRAGGLER_SECONDS = 0.005
+"""... and at least this many seconds per step longer."""
 
 
-class Clock:
-    """Seconds of each part of a step, added up until `lap`. A part inside another counts once.
+class StepTimer:
+    """Seconds per section of a step, summed until `lap`. A nested section counts only once.
 
-    On a GPU, whose work goes on while Python is ahead, parts are marked by events on its stream.
+    On a GPU, which works behind Python, sections are delimited by events on its stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
-        self._sums: dict[str, float] = defaultdict(float)
-        self._marks: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = []
-        self.open = ""
-        """The part that time now belongs to, if any."""
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.current = ""
+        """The section that is being timed, or ''."""
 
-    def __call__(self, part: str) -> Part:
-        """``with clock("forward"):`` counts what it spans under that name."""
-        return Part(self, part)
+    def __call__(self, section: str) -> Section:
+        """Time a block: ``with timer("forward"): ...``."""
+        return Section(self, section)
 
-    def timed(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
-        """The same items; waiting for each counts as `part`."""
+    def timed(self, section: str, items: Iterable[Item]) -> Iterator[Item]:
+        """Iterate over `items`; the time to produce each one counts towards `section`."""
         iterator = iter(items)
         while True:
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
                 item = next(iterator)
             except StopIteration:
                 return
-            self._sums[part] += time.perf_counter() - began
+            self._seconds[section] += time.perf_counter() - started
             yield item
 
     def lap(self) -> dict[str, float]:
-        """Seconds of each part since the last call."""
-        if self._marks:
+        """Seconds of each section since the last call; waits for the GPU."""
+        if self._events:
             torch.cuda.synchronize()
-        for part, around, began, ended in self._marks:
-            self._count(part, around, began.elapsed_time(ended) / 1000)
-        found = dict(self._sums)
-        self._sums.clear()
-        self._marks.clear()
-        return found
+        for section, outer, started, ended in self._events:
+            self._add(section, outer, started.elapsed_time(ended) / 1000)
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        self._events.clear()
+        return seconds
 
     def mark(self) -> float | torch.cuda.Event:
+        """The current time: seconds on a CPU, an event on the stream on a GPU."""
         if not self._gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def add(self, part: str, around: str, began: float | torch.cuda.Event) -> None:
-        """`part`, begun at that mark inside the part `around`, ends now."""
+    def end(self, section: str, outer: str, started: float | torch.cuda.Event) -> None:
+        """End `section`, which started at that mark inside the section `outer`."""
         ended = self.mark()
-        if isinstance(began, float):
-            self._count(part, around, ended - began)
-        else:
-            self._marks.append((part, around, began, ended))
+        if isinstance(started, float) and isinstance(ended, float):
+            self._add(section, outer, ended - started)
+        elif not isinstance(started, float) and not isinstance(ended, float):
+            self._events.append((section, outer, started, ended))
 
-    def _count(self, part: str, around: str, seconds: float) -> None:
-        self._sums[part] += seconds
-        if around:
-            self._sums[around] -= seconds
+    def _add(self, section: str, outer: str, seconds: float) -> None:
+        self._seconds[section] += seconds
+        if outer:
+            self._seconds[outer] -= seconds
 
 
-class Part:
-    """A stretch of a step; see `Clock`."""
+class Section:
+    """The context manager of one timed section; see `StepTimer`."""
 
-    def __init__(self, clock: Clock, name: str) -> None:
-        self._clock, self._name = clock, name
+    def __init__(self, timer: StepTimer, name: str) -> None:
+        self._timer, self._name = timer, name
 
     def __enter__(self) -> None:
-        self._around, self._clock.open = self._clock.open, self._name
-        self._began = self._clock.mark()
+        self._outer, self._timer.current = self._timer.current, self._name
+        self._started = self._timer.mark()
 
     def __exit__(
         self,
@@ -96,16 +97,16 @@ class Part:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._clock.add(self._name, self._around, self._began)
-        self._clock.open = self._around
+        self._timer.end(self._name, self._outer, self._started)
+        self._timer.current = self._outer
 
 
-def slow_rank(own: list[float]) -> tuple[int, float] | None:
-    """The rank that the others wait for, and how many times the median its own work takes.
+def find_straggler(own_seconds: list[float]) -> tuple[int, float] | None:
+    """The slowest rank and its ratio to the median, or None if no rank is clearly slower.
 
-    `own` holds, for each rank, the seconds a step of work that needs no other rank.
+    `own_seconds` holds one value per rank: seconds per step without waiting for other ranks.
     """
-    longest, middle = max(own), median(own)
-    if longest < BEHIND * middle or longest - middle < NOTICED:
+    longest, middle = max(own_seconds), median(own_seconds)
+    if longest < STRAGGLER_RATIO * middle or longest - middle < STRAGGLER_SECONDS:
         return None
-    return own.index(longest), longest / middle if middle else float("inf")
+    return own_seconds.index(longest), longest / middle if middle else float("inf")

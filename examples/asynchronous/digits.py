@@ -1,7 +1,7 @@
-"""What the examples train: scikit-learn's digits, split as in the main trainer, and a network.
+"""Data and network of the examples: scikit-learn's digits, split as in the reference trainer.
 
-They deal out the same batches in the same order from the same first weights, so what differs
-between them is only when a gradient is applied.
+All examples use the same batches in the same order and the same initial weights, so that they
+differ only in when a gradient is applied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCKS = 4
 
 
 def images(part: str) -> tuple[Tensor, Tensor]:
-    """Pixels [images, 64] and labels [images] of the part `training` or `test`."""
+    """Pixels (images, 64) and labels (images,) of the part `training` or `test`."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     chosen = order[:TRAINING] if part == "training" else order[TRAINING + VALIDATION :]
@@ -29,39 +29,39 @@ def images(part: str) -> tuple[Tensor, Tensor]:
 
 
 def steps(options: argparse.Namespace, together: int) -> int:
-    """How many batches a run has. It is cut to a multiple of `together`, the size of a group that
-    is applied as one in the synchronous mode.
+    """The number of batches of a run, rounded down to a multiple of `together`, the number of
+    gradients that the synchronous mode applies as one update.
     """
     count = options.epochs * (TRAINING // options.batch_size)
     return count - count % together
 
 
 def batch(options: argparse.Namespace, step: int) -> Tensor:
-    """The training images of a step, as indices [batch]; each epoch has an order of its own."""
-    epoch, place = divmod(step, TRAINING // options.batch_size)
+    """Indices (batch,) of the training images of a step; each epoch is shuffled anew."""
+    epoch, index = divmod(step, TRAINING // options.batch_size)
     order = torch.randperm(TRAINING, generator=torch.Generator().manual_seed(options.seed + epoch))
-    return order[place * options.batch_size :][: options.batch_size]
+    return order[index * options.batch_size :][: options.batch_size]
 
 
 def network(options: argparse.Namespace) -> nn.Sequential:
-    """Four blocks, 64 values between any two, so that a pipeline can be cut between them."""
+    """Four blocks with 64 activations between them, so that a pipeline can be split anywhere."""
     torch.manual_seed(options.seed)
     hidden = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(BLOCKS - 1)]
     return nn.Sequential(*hidden, nn.Linear(WIDTH, CLASSES))
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> tuple[float, float]:
-    """The share that is right, and the mean loss. `outputs` is [images, 10]."""
+    """Accuracy and mean loss of outputs (images, 10)."""
     right = (outputs.argmax(dim=1) == labels).double().mean().item()
     return right, cross_entropy(outputs, labels).item()
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that all three have."""
-    found = argparse.ArgumentParser(description=description.splitlines()[0])
-    found.add_argument("--epochs", type=int, default=20)
-    found.add_argument("--batch-size", type=int, default=32, help="images behind one gradient")
-    found.add_argument("--lr", type=float, default=0.1, help="learning rate of one gradient")
-    found.add_argument("--seed", type=int, default=0, help="for the weights and the order")
-    found.add_argument("--synchronous", action="store_true", help="the baseline: nothing is stale")
-    return found
+    """A parser with the options of all examples."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32, help="images per gradient")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate per gradient")
+    parser.add_argument("--seed", type=int, default=0, help="for weights and sample order")
+    parser.add_argument("--synchronous", action="store_true", help="run the synchronous baseline")
+    return parser

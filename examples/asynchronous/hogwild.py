@@ -1,19 +1,19 @@
-"""Hogwild: processes of one node change the same weights in shared memory, without any lock.
+"""Hogwild: processes on one node update the same weights in shared memory without locks.
 
     python hogwild.py --workers 2
     deploykit submit --backend local --set entrypoint.script=hogwild.py \
         --set resources.processes_per_node=1
 
-What "lock-free" means here. `weights -= lr * gradient` reads, subtracts and writes each element. If
-two processes do it at once, an element can get both updates, or the second write replaces the
-first, and that update is lost: silently, and not the same ones in the next run. A forward pass can
-read some weights from before another's update and some from after it. No element is ever half
-written: an aligned float is stored whole. So the weights stay numbers that some order of updates,
-less the lost ones, could have produced; no seed brings the same ones back.
+What "lock-free" means here: `weights -= lr * gradient` reads, subtracts and writes each element. If
+two processes do so at the same time, an element may get both updates, or the second write replaces
+the first, whose update is lost, silently and differently in each run. A forward pass may read some
+weights from before an update and some from after it. No element is ever half written, because an
+aligned float is stored atomically. The weights are therefore always the result of some order of
+updates without the lost ones, but no seed reproduces them.
 
 Niu et al., https://arxiv.org/abs/1106.5730, prove that this converges where each gradient touches
-few of the weights. Here it touches nearly all, so the proof does not hold: it only works. `tally`,
-as long as the weights and changed in the same way, shows what is lost.
+few of the weights. Here it touches nearly all of them, so the proof does not apply, but training
+works. `tally` has the size of the weights and is updated in the same way, to count lost updates.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 class Shared(NamedTuple):
-    """What all processes see. Every tensor lies in shared memory."""
+    """What all processes share; every tensor is in shared memory."""
 
-    weights: Tensor  # flat
-    tally: Tensor  # as the weights; each update adds 1 to all of it
-    gradients: Tensor  # [workers, weights], only for the synchronous mode
-    applied: Tensor  # [workers], gradients applied; only the worker itself counts up its own
-    staleness: Tensor  # [steps]
-    clock: Tensor  # [workers, 2], seconds, start and end
+    weights: Tensor  # (weights,)
+    tally: Tensor  # (weights,); each update adds 1 to every element
+    gradients: Tensor  # (workers, weights), in the synchronous mode
+    applied: Tensor  # (workers,), gradients that each worker has applied
+    staleness: Tensor  # (steps,)
+    clock: Tensor  # (workers, 2), start and end in seconds
     barrier: Barrier
 
 
 def work(worker: int, options: argparse.Namespace, shared: Shared) -> None:
+    """Compute and apply this worker's gradients."""
     torch.set_num_threads(1)
     network = digits.network(options)
     vector_to_parameters(shared.weights, network.parameters())  # now views of the shared memory
     pixels, labels = digits.images("training")
     apply = apply_together if options.synchronous else apply_alone
-    shared.barrier.wait()  # else the first is done before the last has started
+    shared.barrier.wait()  # otherwise the first finishes before the last starts
     shared.clock[worker, 0] = time.monotonic()
     for step in range(worker, len(shared.staleness), options.workers):
         read = int(shared.applied.sum())
@@ -64,7 +65,7 @@ def work(worker: int, options: argparse.Namespace, shared: Shared) -> None:
 
 
 def apply_alone(worker: int, step: int, read: int, change: Tensor, shared: Shared) -> None:
-    """Hogwild. A counter for each worker, since one for all would lose counts in the same way."""
+    """Hogwild. Each worker has a counter, because a shared one would lose counts, too."""
     shared.staleness[step] = int(shared.applied.sum()) - read
     shared.weights.sub_(change)
     shared.tally.add_(1)
@@ -72,7 +73,7 @@ def apply_alone(worker: int, step: int, read: int, change: Tensor, shared: Share
 
 
 def apply_together(worker: int, step: int, read: int, change: Tensor, shared: Shared) -> None:
-    """The baseline: all gradients of a round are summed into one update."""
+    """The baseline: the gradients of all workers are summed into one update."""
     shared.gradients[worker] = change
     shared.barrier.wait()
     shared.staleness[step] = int(shared.applied.sum()) - read
@@ -85,7 +86,7 @@ def apply_together(worker: int, step: int, read: int, change: Tensor, shared: Sh
 
 
 def share(options: argparse.Namespace) -> Shared:
-    """Everything in shared memory, with the first weights."""
+    """Allocate the shared memory, with the initial weights."""
     first = parameters_to_vector(digits.network(options).parameters()).detach()
     workers, steps = options.workers, digits.steps(options, options.workers)
     tensors = (
@@ -101,6 +102,7 @@ def share(options: argparse.Namespace) -> Shared:
 
 
 def report(options: argparse.Namespace, shared: Shared) -> str:
+    """Test accuracy, staleness, and the share of updates that were lost."""
     network = digits.network(options)
     vector_to_parameters(shared.weights, network.parameters())
     pixels, labels = digits.images("test")
@@ -116,6 +118,7 @@ def report(options: argparse.Namespace, shared: Shared) -> str:
 
 
 def main() -> None:
+    """Train with several processes, and print the report."""
     options = parse()
     shared = share(options)
     multiprocessing.spawn(work, args=(options, shared), nprocs=options.workers)
@@ -123,11 +126,12 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line; exits if torchrun has started several processes."""
     parser = digits.parser(str(__doc__))
     parser.add_argument("--workers", type=int, default=2, help="processes, all on this node")
     options = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.exit("Hogwild starts its processes itself: one node, one process, and --workers N")
+        sys.exit("hogwild.py starts its own processes: use one node, one process, and --workers N")
     return options
 
 

@@ -1,16 +1,16 @@
-"""A parameter server over RPC: workers send gradients, and nobody waits for anybody.
+"""A parameter server over RPC: workers send gradients without waiting for each other.
 
     torchrun --standalone --nproc-per-node=3 parameter_server.py
-    deploykit submit --backend local            # or slurm; the job file is beside this one
+    deploykit submit --backend local            # or slurm; with the job file in this folder
 
-Rank 0 holds the weights and deals out the batches; every other rank is a worker. Reading and
-sending are one call: a worker sends a gradient, and the answer is the next batch's number and the
-weights as they are by then. What the others sent in between is the staleness of its next gradient.
+Rank 0 holds the weights and assigns the batches; every other rank is a worker. Push and pull are
+one call: a worker sends a gradient and receives the number of its next batch and the current
+weights. The updates by other workers until its next call are the staleness of its next gradient.
 The design is that of Li et al., https://www.usenix.org/conference/osdi14 (parameter server).
 
---max-staleness N bounds it. A gradient waits while applying it would make one that is still being
-computed staler than N; those that waited are applied together, as one update. With N = 0 that is
-synchronous training, so --synchronous means just this. Gradients are summed, not averaged: each
+--max-staleness N bounds it. A gradient is held back while applying it would make a gradient that
+is still being computed staler than N; those held back are applied together, as one update. N = 0 is
+synchronous training, which --synchronous selects. Gradients are summed, not averaged, so that each
 moves the weights as far as it would alone, and only its staleness differs.
 """
 
@@ -37,20 +37,20 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 Answer = tuple[int | None, Tensor]
-"""The next step, or None when there is none left, and the weights, flat."""
+"""The next step, or None after the last one, and the weights as one vector."""
 
 
 class Waiting(NamedTuple):
-    """A gradient that may not be applied yet, and the call that it came with."""
+    """A gradient that may not be applied yet, and the call that delivered it."""
 
     worker: int
-    read: int  # version of the weights behind it
+    read: int  # version of the weights that it was computed with
     gradient: Tensor
     answer: Future[Answer]
 
 
 class Server:
-    """The weights, on rank 0. The RPC agent calls `exchange` from several threads at once."""
+    """The weights on rank 0. The RPC agent calls `exchange` from several threads."""
 
     def __init__(self, options: argparse.Namespace, workers: int) -> None:
         self.options, self.bound, self.workers = options, options.max_staleness, workers
@@ -58,14 +58,14 @@ class Server:
         self.steps = iter(range(digits.steps(options, workers)))
         self.version = 0
         self.arrived: list[tuple[int, Future[Answer]]] = []
-        self.read: dict[int, int] = {}  # worker to version, while it computes
+        self.read: dict[int, int] = {}  # version by worker, while it computes
         self.waiting: list[Waiting] = []
         self.staleness: Counter[int] = Counter()
         self.lock = threading.Lock()
         self.began = self.ended = 0.0
 
     def exchange(self, worker: int, gradient: Tensor | None) -> Future[Answer]:
-        """Take a gradient, and answer when it is applied; without one, when all are there."""
+        """Accept a gradient and respond once it is applied; without one, once all have joined."""
         answer: Future[Answer] = Future()
         with self.lock:
             if gradient is None:
@@ -97,9 +97,10 @@ class Server:
         step = next(self.steps, None)
         if step is not None:
             self.read[worker] = self.version
-        answer.set_result((step, self.weights.clone()))  # sent later, while others change them
+        answer.set_result((step, self.weights.clone()))  # a copy: it is sent later
 
     def report(self) -> str:
+        """Test accuracy, samples per second and staleness."""
         network = digits.network(self.options)
         vector_to_parameters(self.weights, network.parameters())
         pixels, labels = digits.images("test")
@@ -113,13 +114,13 @@ class Server:
 
 @functools.cache
 def server() -> Server:
-    """The one of this process. Only rank 0 has any."""
+    """The server of this process; only rank 0 has one."""
     return Server(parse(), int(os.environ["WORLD_SIZE"]) - 1)
 
 
 @rpc.functions.async_execution
 def exchange(worker: int, gradient: Tensor | None) -> Future[Answer]:
-    """Runs on rank 0, called by a worker. A call that has to wait holds no thread."""
+    """Called by workers, runs on rank 0. A call that waits occupies no thread."""
     return server().exchange(worker, gradient)
 
 
@@ -138,14 +139,15 @@ def work(options: argparse.Namespace, rank: int) -> None:
 
 
 def main() -> None:
+    """Be the server on rank 0, and a worker on the others."""
     options = parse()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
-        sys.exit("a server and no workers: start it with torchrun --nproc-per-node=3, or more")
+        sys.exit("no workers: start it with torchrun --nproc-per-node=3, or more")
     if rank == 0:
         server()
-    # TensorPipe asks for the address of this host's name unless it is told an interface. deploykit
-    # tells gloo the one that leads to the other nodes.
+    # Without an interface, TensorPipe resolves the host name. deploykit sets the interface that
+    # leads to the other nodes for gloo.
     for interface in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[:1]):
         os.environ.setdefault("TP_SOCKET_IFNAME", interface)
     warnings.filterwarnings("ignore", message="You are using a Backend")  # init_rpc's own, in 2.13
@@ -153,15 +155,18 @@ def main() -> None:
     rpc.init_rpc(name, rank=rank, world_size=world)
     if rank:
         work(options, rank)
-    rpc.shutdown()  # waits for all, and serves them until then
+    rpc.shutdown()  # waits for all ranks, and serves them until then
     if rank == 0:
         print(server().report(), flush=True)
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line."""
     parser = digits.parser(str(__doc__))
-    parser.add_argument("--max-staleness", type=int, metavar="N", help="default: no bound")
-    parser.add_argument("--straggler", type=float, default=0, metavar="SECONDS", help="of rank 1")
+    parser.add_argument("--max-staleness", type=int, metavar="N", help="default: unlimited")
+    parser.add_argument(
+        "--straggler", type=float, default=0, metavar="SECONDS", help="delay of rank 1 per step"
+    )
     options = parser.parse_args()
     if options.max_staleness is None:
         options.max_staleness = 0 if options.synchronous else math.inf

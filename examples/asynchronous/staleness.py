@@ -1,7 +1,7 @@
-"""The report that all three examples end with.
+"""The report that all three examples print.
 
-Staleness of a gradient: how many updates the weights have got between the moment when it read them
-and the moment when it is applied. 0 is what synchronous training has.
+The staleness of a gradient is the number of updates of the weights between the moment when they
+were read for it and the moment when it is applied. In synchronous training it is 0.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ _SINGLE = 4
 
 
 def mean(counts: Counter[int]) -> float:
+    """The mean staleness, from counts by staleness."""
     return sum(stale * count for stale, count in counts.items()) / counts.total()
 
 
 def summary(counts: Counter[int]) -> str:
+    """Mean and maximum in one line."""
     return f"staleness mean {mean(counts):.2f}, max {max(counts)} of {counts.total()} gradients"
 
 
 def histogram(counts: Counter[int]) -> str:
-    """One line for each staleness up to 3, then one for 4 to 7, 8 to 15 and so on."""
+    """One line per staleness up to 3, then one each for 4 to 7, 8 to 15 and so on."""
     bins: Counter[tuple[int, int]] = Counter()
     for stale, count in counts.items():
         low = 1 << (stale.bit_length() - 1) if stale >= _SINGLE else stale
@@ -35,10 +37,11 @@ def histogram(counts: Counter[int]) -> str:
 
 
 def headline(mode: str, result: tuple[float, float], rate: float) -> str:
-    """`result` is the accuracy and the loss on the test images, `rate` is in samples a second."""
+    """The first line; `result` is test accuracy and loss, `rate` is in samples per second."""
     right, loss = result
     return f"{mode}: test accuracy {right:.4f}, loss {loss:.6f}, {rate:.0f} samples/s"
 
 
 def report(mode: str, result: tuple[float, float], rate: float, counts: Counter[int]) -> str:
+    """Headline, histogram and summary."""
     return "\n".join((headline(mode, result, rate), histogram(counts), summary(counts)))

@@ -1,19 +1,20 @@
-"""A pipeline that never drains: PipeDream's 1F1B with weight stashing.
+"""A pipeline that is never flushed: PipeDream's 1F1B with weight stashing.
 
     torchrun --standalone --nproc-per-node=2 weight_stashing.py
     deploykit submit --backend local --set entrypoint.script=weight_stashing.py \
         --set resources.processes_per_node=2
 
-Each rank is a stage and holds some blocks of the network. Once the pipeline is full, a stage does
-one forward, then one backward, then updates its weights at once. So between the forward of a batch
-and its backward other batches have changed the weights, on stage s of S by S - 1 - s updates. A
-backward pass through other weights than those of the forward would give a gradient of no function
-at all; so each forward keeps the weights that it used, the stash, and its backward uses those.
-Narayanan et al., https://arxiv.org/abs/1806.03377. Across stages a batch still sees different
-versions: "vertical sync", which would cure that too, is left out, as in the paper's own runs.
+Each rank is a stage and holds some blocks of the network. Once the pipeline is full, a stage
+alternates between a forward and a backward pass, and updates its weights after each of the latter.
+Between the forward and the backward pass of a batch, stage s of S applies S - 1 - s updates by
+other batches. A backward pass with other weights than the forward pass would compute the gradient
+of no function at all. Each forward pass therefore stashes its weights, and its backward pass uses
+them. Narayanan et al., https://arxiv.org/abs/1806.03377. Across stages, a batch still sees
+different versions: "vertical sync", which prevents that, is left out, as in the paper's
+experiments.
 
 --no-stash shows what the stash is for: it counts the backward passes that use other weights.
---synchronous drains the pipeline after each --group batches and sums their gradients into one
+--synchronous flushes the pipeline after each --group batches and sums their gradients into one
 update: nothing is stale, no stash is needed, and stages wait for each other.
 """
 
@@ -38,24 +39,24 @@ from torch.nn.utils import parameters_to_vector
 
 
 class Flight(NamedTuple):
-    """A batch between its forward and its backward on this stage."""
+    """A batch between its forward and its backward pass on this stage."""
 
     read: int  # version of the weights
-    weights: dict[str, Tensor]  # those that the graph refers to
-    witness: Tensor  # a copy of what they were in the forward, flat; only for the check
+    weights: dict[str, Tensor]  # those in the autograd graph
+    witness: Tensor  # a copy of their values in the forward pass, for the check
     inputs: Tensor
     outputs: Tensor
 
 
 class Results(NamedTuple):
-    """What a stage counted."""
+    """The statistics of a stage."""
 
     updates: int
     staleness: Counter[int]
-    in_flight: int  # the most batches at once, each with its stash
-    foreign: int  # backward passes through other weights than those of their forward
-    test: tuple[float, float]  # accuracy and loss; zeros but on the last stage
-    rate: float  # samples a second
+    in_flight: int  # maximum number of batches at once, each with its stash
+    foreign: int  # backward passes with other weights than their forward pass
+    test: tuple[float, float]  # accuracy and loss; 0 except on the last stage
+    rate: float  # samples per second
 
 
 class Stage:
@@ -69,11 +70,12 @@ class Stage:
         self.pixels, self.labels = digits.images("training")
         self.version = self.in_flight = self.foreign = 0
         self.flying: dict[int, Flight] = {}
-        self.reads: list[int] = []  # versions behind the gradients that wait for the next update
+        self.reads: list[int] = []  # versions of the gradients in the next update
         self.staleness: Counter[int] = Counter()
         self.sent: dict[int, tuple[distributed.Work, Tensor]] = {}
 
     def forward(self, step: int) -> None:
+        """Run the forward pass of a batch, and keep the weights that it uses."""
         chosen = digits.batch(self.options, step)
         inputs = self.pixels[chosen] if self.rank == 0 else self.receive(len(chosen), self.rank - 1)
         weights = dict(self.blocks.named_parameters())
@@ -89,6 +91,7 @@ class Stage:
         self.in_flight = max(self.in_flight, len(self.flying))
 
     def backward(self, step: int) -> None:
+        """Run the backward pass of a batch with the weights of its forward pass."""
         flight = self.flying.pop(step)
         same = torch.equal(parameters_to_vector(flight.weights.values()), flight.witness)
         self.foreign += not same
@@ -97,25 +100,25 @@ class Stage:
         last = self.rank == self.last
         gradient = None if last else self.receive(len(flight.outputs), self.rank + 1)
         read = [flight.inputs, *flight.weights.values()]
-        for_inputs, *found = torch.autograd.grad(flight.outputs, read, gradient)
+        for_inputs, *gradients = torch.autograd.grad(flight.outputs, read, gradient)
         if self.rank:
             self.send(for_inputs, self.rank - 1)
-        for weight, each in zip(self.blocks.parameters(), found, strict=True):
+        for weight, each in zip(self.blocks.parameters(), gradients, strict=True):
             weight.grad = each if weight.grad is None else weight.grad + each
         self.reads.append(flight.read)
 
     def update(self) -> None:
-        """Apply the gradients there are, as one update."""
+        """Apply the accumulated gradients as one update."""
         self.staleness.update(self.version - read for read in self.reads)
         for weight in self.blocks.parameters():
-            # .data, so that autograd does not notice: it would refuse what --no-stash shows
+            # .data bypasses autograd, which would refuse what --no-stash shows
             weight.data -= self.options.lr * weight.grad
             weight.grad = None
         self.reads.clear()
         self.version += 1
 
     def run(self, steps: Sequence[int], *, flush: bool) -> None:
-        """1F1B over `steps`: first as many forwards as there are stages behind this one."""
+        """1F1B over `steps`, after as many forward passes as there are later stages."""
         ahead = iter(steps)
         for _, step in zip(range(self.last - self.rank), ahead, strict=False):
             self.forward(step)
@@ -129,12 +132,13 @@ class Stage:
             self.update()
 
     def receive(self, images: int, rank: int) -> Tensor:
+        """Receive activations or gradients (images, WIDTH) from another stage."""
         tensor = torch.empty(images, digits.WIDTH)
         distributed.recv(tensor, rank)
         return tensor
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """Without waiting: the other stage may be sending to this one at the same moment."""
+        """Send without waiting, because the other stage may be sending to this one."""
         if rank in self.sent:
             self.sent[rank][0].wait()
         tensor = tensor.contiguous()
@@ -142,7 +146,7 @@ class Stage:
 
     @torch.no_grad()
     def test(self) -> tuple[float, float]:
-        """Accuracy and loss on the test images; zeros but on the last stage."""
+        """Accuracy and loss on the test images; 0 except on the last stage."""
         pixels, labels = digits.images("test")
         inputs = pixels if self.rank == 0 else self.receive(len(labels), self.rank - 1)
         outputs = self.blocks(inputs)
@@ -153,6 +157,7 @@ class Stage:
 
 
 def train(stage: Stage) -> Results:
+    """Run all batches through the pipeline, and evaluate."""
     options = stage.options
     steps = range(digits.steps(options, options.group))
     distributed.barrier()
@@ -166,11 +171,12 @@ def train(stage: Stage) -> Results:
     rate = len(steps) * options.batch_size / (time.monotonic() - began)
     result = stage.test()
     for sending, _ in stage.sent.values():
-        sending.wait()  # else its tensor may be freed while it is still being sent
+        sending.wait()  # otherwise its tensor may be freed while it is sent
     return Results(stage.version, stage.staleness, stage.in_flight, stage.foreign, result, rate)
 
 
 def report(options: argparse.Namespace, stages: Sequence[Results]) -> str:
+    """A table with one line per stage, between headline and summary."""
     mode = "synchronous" if options.synchronous else "asynchronous"
     mode = f"pipeline of {len(stages)} stages, {mode}{', no stash' * options.no_stash}"
     lines = [staleness.headline(mode, stages[-1].test, stages[0].rate)]
@@ -184,14 +190,15 @@ def report(options: argparse.Namespace, stages: Sequence[Results]) -> str:
 
 
 def main() -> None:
+    """Be the stage of this rank; rank 0 prints the report."""
     options = parse()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if not 1 < world <= digits.BLOCKS:
-        sys.exit(f"2 to {digits.BLOCKS} stages, not {world}: torchrun --nproc-per-node=2")
+        sys.exit(f"requires 2 to {digits.BLOCKS} stages, not {world}: torchrun --nproc-per-node=2")
     distributed.init_process_group("gloo")
-    found = train(Stage(options, distributed.get_rank(), world))
-    everyone = [found] * world
-    distributed.all_gather_object(everyone, found)
+    results = train(Stage(options, distributed.get_rank(), world))
+    everyone = [results] * world
+    distributed.all_gather_object(everyone, results)
     if distributed.get_rank() == 0:
         print(report(options, everyone), flush=True)
     gc.collect()  # a gloo thread that frees tensors while Python shuts down aborts the process
@@ -199,8 +206,11 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line."""
     parser = digits.parser(str(__doc__))
-    parser.add_argument("--group", type=int, default=2, metavar="BATCHES", help="of one update")
+    parser.add_argument(
+        "--group", type=int, default=2, metavar="BATCHES", help="batches per update"
+    )
     parser.add_argument("--no-stash", action="store_true", help="show what the stash is for")
     return parser.parse_args()
 

@@ -163,12 +163,12 @@ def test_a_changed_stash_is_noticed(stage):
         stage.backward(0)
 
 
-def test_the_images_are_those_of_the_main_trainer(monkeypatch):
+def test_the_images_are_those_of_the_reference_trainer(monkeypatch):
     digits = module("digits", monkeypatch)
     monkeypatch.syspath_prepend(ROOT / "entrypoints")
     from trainer import tasks
 
-    task = tasks.digits(None)
+    task = tasks.load_digits(None)
     for part in ("training", "test"):
         pixels, labels = digits.images(part)
         images, theirs = getattr(task, part).tensors

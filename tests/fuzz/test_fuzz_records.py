@@ -268,7 +268,7 @@ def test_metrics_of_an_earlier_run_are_kept_or_dropped(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     good = b'{"step": 1, "epoch": 0}\n'
     path.write_bytes(good + lines + b"\n" + good)
-    metrics.Record(path.parent, 1, tensorboard=False).close()
+    metrics.MetricsWriter(path.parent, 1, tensorboard=False).close()
     assert path.read_bytes().startswith(good)
     assert all(json.loads(line)["step"] <= 1 for line in path.read_text().splitlines())
 

@@ -221,7 +221,7 @@ def test_the_default_metrics_match_what_the_trainer_prints():
     source = (Path(__file__).parents[2] / "entrypoints/train.py").read_text()
     lines = [
         re.sub(r"\{epoch\}", "3", line).replace("{loss:.4f}", "0.1234")
-        for line in re.findall(r'say\(f"([^"]*)"\)', source)
+        for line in re.findall(r'log\(f"([^"]*)"\)', source)
     ]
     lines = [line.replace("{accuracy:.4f}", "0.9500").replace("{name}", "test") for line in lines]
     lines = [line.replace("{value:.4f}", "0.9400") for line in lines]

@@ -1,10 +1,10 @@
-"""The reference trainer, with a first attempt that stops or fails at a given step.
+"""The reference trainer, with an event at a given step of the first attempt.
 
     survivor.py hold:STEP | fail:STEP | run [OPTIONS of train.py]...
 
-In the first attempt, the ranks stop at STEP until they are told to exit or the file `go` appears in
-the output folder (hold), or the last rank raises an exception there (fail). Rank 0 writes a line
-with restart and step to `steps.jsonl` for each step. The trainer writes losses to `metrics.jsonl`.
+The first attempt stays at STEP until something happens to it or the file `go` appears in its
+output folder (hold), or its last rank raises an exception there (fail). Each step that rank 0 does
+is a line of `steps.jsonl`: restart, step. The losses are in the trainer's own `metrics.jsonl`.
 """
 
 import json
@@ -15,39 +15,41 @@ from functools import partial
 from pathlib import Path
 
 import train
-from trainer import group
+from trainer.process_group import sum_over_ranks
 
 SLOW = 0.11
-"""Seconds added to each step of the first attempt, so that the ranks vote in each."""
+"""Seconds by which each step of the first attempt is longer: the ranks then vote in each."""
 
 
-class Survivor(train.Run):
-    def __init__(self, action, options, place, notices):
-        super().__init__(options, place, notices)
-        self.action, _, at = action.partition(":")
-        self.at, self.notices = int(at or 0), notices
-        # each torchrun counts its own restarts
-        counts = group.totals(place, [float(os.environ["DEPLOYKIT_RESTART_COUNT"])])
-        self.restart = int(counts[0])
+class Survivor(train.Trainer):
+    def __init__(self, fate, options, context, stop_signals):
+        super().__init__(options, context, stop_signals)
+        self.fate, _, at = fate.partition(":")
+        self.at, self.stop_signals = int(at or 0), stop_signals
+        # each torchrun counts its restarts for itself
+        restarts = float(os.environ["DEPLOYKIT_RESTART_COUNT"])
+        self.restart = int(sum_over_ranks(context, [restarts])[0])
 
-    def learn(self, batch, epoch):
-        super().learn(batch, epoch)
-        if self.place.first:
-            with (train.OUTPUT / "steps.jsonl").open("a") as file:
+    def train_step(self, batch, epoch):
+        super().train_step(batch, epoch)
+        if self.context.is_rank_zero:
+            with (train.OUTPUT_DIR / "steps.jsonl").open("a") as file:
                 print(json.dumps({"restart": self.restart, "step": self.step}), file=file)
         if self.at and not self.restart:
             time.sleep(SLOW)
             if self.step == self.at:
-                self.stop_or_fail()
+                self.fail_or_hold()
 
-    def stop_or_fail(self):
-        if self.action == "fail" and self.place.rank == self.place.world - 1:
+    def fail_or_hold(self):
+        if self.fate == "fail" and self.context.rank == self.context.world_size - 1:
             raise RuntimeError("an error of the user's")
-        go = Path(train.OUTPUT, "go")
-        while not any(group.totals(self.place, [float(bool(self.notices)), float(go.exists())])):
+        go = Path(train.OUTPUT_DIR, "go")
+        while not any(
+            sum_over_ranks(self.context, [float(bool(self.stop_signals)), float(go.exists())])
+        ):
             time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    train.Run = partial(Survivor, sys.argv.pop(1))
+    train.Trainer = partial(Survivor, sys.argv.pop(1))
     train.main()

@@ -1,12 +1,15 @@
-"""Uninterrupted runs, to which others are compared; made once."""
+"""Fixtures: uninterrupted runs to compare with, a process group, and servers; each made once."""
 
 import pytest
 from ranks import FOUR_EPOCHS, train_alone, train_ranks
+from served import Served, write_model
+
+from trainer import process_group
 
 
 @pytest.fixture(scope="session")
 def one_rank(tmp_path_factory):
-    """The folder of an uninterrupted run of one process: 4 epochs of 17 steps, each step logged."""
+    """The folder of an uninterrupted run of one process: 4 epochs of 17 steps, all logged."""
     folder = tmp_path_factory.mktemp("one-rank")
     train_alone(folder, *FOUR_EPOCHS)
     return folder
@@ -18,3 +21,31 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two-ranks")
     train_ranks(folder, 2, *FOUR_EPOCHS)
     return folder
+
+
+@pytest.fixture(scope="module")
+def context():
+    """A process group of one: this process."""
+    yield process_group.join()
+    process_group.leave()
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory):
+    """By task, an exported model that has learned nothing."""
+    root = tmp_path_factory.mktemp("models")
+    return {task: write_model(root / task, task) for task in ("digits", "text")}
+
+
+@pytest.fixture(scope="session")
+def digits_server(model_folders, tmp_path_factory):
+    served = Served(model_folders["digits"], tmp_path_factory.mktemp("log") / "digits.log")
+    yield served
+    served.close()
+
+
+@pytest.fixture(scope="session")
+def text_server(model_folders, tmp_path_factory):
+    served = Served(model_folders["text"], tmp_path_factory.mktemp("log") / "text.log")
+    yield served
+    served.close()

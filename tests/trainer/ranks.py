@@ -1,4 +1,4 @@
-"""Running the trainer for real: ranks started with torchrun's variables, or by torchrun itself."""
+"""Runs the trainer in real processes, started with torchrun's variables or by torchrun."""
 
 import json
 import os
@@ -13,28 +13,28 @@ from torch.nn.utils import parameters_to_vector
 ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
 sys.path[:0] = [str(ENTRYPOINTS), str(Path(__file__).resolve().parents[1])]
 
-from ports import free_port  # noqa: E402 - found only now
+from ports import free_port  # noqa: E402 - needs the path
 
 import train  # noqa: E402
-from trainer import checkpoint, group  # noqa: E402
+from trainer import checkpoint, process_group  # noqa: E402
 
 TRAIN = str(ENTRYPOINTS / "train.py")
 MEASURED = ("_seconds", "_second", "_bytes")
 PATIENCE = 600
-"""Seconds until processes are given up: a slow machine needs many."""
+"""Timeout in seconds, for slow machines."""
 FOUR_EPOCHS = ("--epochs", "4", "--log-every", "1", "--no-tensorboard")
 
 
 def environment(folder, **more):
-    """The caller's, less what a launcher around the tests may have set; places inside `folder`."""
+    """The caller's environment without a launcher's variables, with output folders in `folder`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DEPLOYKIT_", "TORCHELASTIC"))}
-    ours = {
+    own = {
         "DEPLOYKIT_OUTPUT_DIR": str(folder / "output"),
         "DEPLOYKIT_CHECKPOINT_DIR": str(folder / "checkpoints"),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ENTRYPOINTS),
     }
-    return kept | ours | more
+    return kept | own | more
 
 
 def start(command, folder, stdout=subprocess.PIPE, **more):
@@ -50,7 +50,7 @@ def start(command, folder, stdout=subprocess.PIPE, **more):
 
 
 def start_ranks(folder, world, *command):
-    """`command` once for each rank, with the variables that torchrun would set."""
+    """Start `command` once per rank, with the variables that torchrun would set."""
     port = str(free_port())
     return [
         start(
@@ -67,34 +67,34 @@ def start_ranks(folder, world, *command):
     ]
 
 
-def hit(folder, *, rank, step, by):
-    """A program that is train.py, of which one rank sends itself the signal `by` after a step.
+def train_with_signal(folder, *, rank, step, number):
+    """A program like train.py in which one rank sends itself a signal after a step.
 
-    In the first attempt only. Whether to stop is asked at every step, so that nothing depends on
-    how fast the machine is.
+    Only in the first attempt. The ranks vote at every step, so that the result does not depend on
+    the speed of the machine.
     """
-    program = folder / "hit.py"
+    program = folder / "train_with_signal.py"
     program.write_text(f"""
 import os, train
-from trainer import group
+from trainer import stop_vote
 
-learn = train.Run.learn
-group.PERIOD = 1e-9
+train_step = train.Trainer.train_step
+stop_vote.INTERVAL = 1e-9
 
-def hit(run, *arguments):
-    learn(run, *arguments)
+def train_step_with_signal(trainer, *arguments):
+    train_step(trainer, *arguments)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if (run.place.rank, run.step, attempt) == ({rank}, {step}, "0"):
-        os.kill(os.getpid(), {int(by)})
+    if (trainer.context.rank, trainer.step, attempt) == ({rank}, {step}, "0"):
+        os.kill(os.getpid(), {int(number)})
 
-train.Run.learn = hit
+train.Trainer.train_step = train_step_with_signal
 train.main()
 """)
     return str(program)
 
 
 def outputs(processes, code=0):
-    """What each process printed; all of them must end with `code`."""
+    """The output of each process; all must exit with `code`."""
     try:
         texts = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     finally:
@@ -105,27 +105,29 @@ def outputs(processes, code=0):
 
 
 def train_ranks(folder, world, *arguments):
-    """Train on `world` ranks to the end; what rank 0 printed."""
+    """Train on `world` ranks to the end; returns the output of rank 0."""
     return outputs(start_ranks(folder, world, TRAIN, *arguments))[0]
 
 
 def train_alone(folder, *arguments):
-    """Train in this very process, a group of one: the same numbers, without the start-up."""
+    """Train in this process, a group of one: the same results without the start-up time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    place = group.join()
+    context = process_group.join()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train, "OUTPUT", folder / "output")
-            patch.setattr(train, "CHECKPOINTS", folder / "checkpoints")
-            train.Run(train.parse(["--strategy", "single", *arguments]), place, notices=[]).train()
+            patch.setattr(train, "OUTPUT_DIR", folder / "output")
+            patch.setattr(train, "CHECKPOINT_DIR", folder / "checkpoints")
+            train.Trainer(
+                train.parse(["--strategy", "single", *arguments]), context, stop_signals=[]
+            ).train()
     finally:
-        group.leave()
+        process_group.leave()
         torch.set_num_threads(threads)
 
 
 def lines(folder):
-    """What was recorded, less the times, the memory and what follows from them."""
+    """The logged metrics without times, memory and what derives from them."""
     return [
         {name: number for name, number in line.items() if not name.endswith(MEASURED)}
         for line in all_lines(folder)
@@ -142,15 +144,15 @@ def losses(folder):
 
 
 def weights(folder):
-    """The final model, flat."""
-    state = checkpoint.read(newest(folder))
+    """The final weights as one vector."""
+    state = checkpoint.read(latest(folder))
     return parameters_to_vector(state[name] for name in sorted(state) if name.startswith("model."))
 
 
-def newest(folder):
-    """The newest checkpoint's folder."""
+def latest(folder):
+    """The path of the latest checkpoint."""
     return max((folder / "checkpoints").glob("step-????????"))
 
 
 def saved_step(folder):
-    return json.loads((newest(folder) / "whole.json").read_text())["progress"]["step"]
+    return json.loads((latest(folder) / "whole.json").read_text())["progress"]["step"]

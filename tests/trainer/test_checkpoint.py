@@ -1,40 +1,21 @@
-"""A checkpoint is whole or not there."""
+"""A checkpoint is either complete or absent."""
 
 import json
 import pickle
 import shutil
-import time
 from pathlib import Path
 
-import hostile
+import attacks
 import pytest
 import torch
-from ranks import outputs, start, start_ranks
+from kill_points import COMPLETE, POINTS
+from ranks import environment, outputs, start, start_ranks
 
-from trainer import checkpoint, group
-from trainer.checkpoint import Keeper
-from trainer.plain_pickle import Refused
+from trainer import checkpoint, integrity, process_group
+from trainer.checkpoint import CheckpointManager
+from trainer.safe_pickle import InvalidFile
 
 pytestmark = pytest.mark.torch
-
-SAVE_FOR_EVER = """
-import itertools, sys, torch
-from pathlib import Path
-from trainer import group
-from trainer.checkpoint import Keeper
-
-keeper = Keeper(Path(sys.argv[1]), group.join(), keep=2, background=sys.argv[2] == "background")
-for step in itertools.count(1):
-    state = {"model.weight": torch.full((2_000_000,), float(step))}
-    keeper.save(step, state, {"step": step, "best_step": 0})
-    print(step, flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def place():
-    yield group.join()
-    group.leave()
 
 
 @pytest.fixture
@@ -43,55 +24,67 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def keeper(place, folder):
-    return Keeper(folder, place, keep=2, background=False)
+def manager(context, folder):
+    return CheckpointManager(folder, context, keep=2, background=False)
 
 
-def save(keeper, step, best=0):
+def save(manager, step, best=0):
     state = {"model.weight": torch.full((1000,), float(step))}
-    return keeper.save(step, state, {"step": step, "best_step": best})
+    return manager.save(step, state, {"step": step, "best_step": best})
 
 
-def loaded(keeper):
-    """The newest checkpoint's progress, and the one value of its tensor."""
-    path, progress = keeper.newest()
+def load_latest(manager):
+    """The latest checkpoint's step, and the one value of its tensor."""
+    path, progress = manager.latest()
     state = {"model.weight": torch.zeros(1000)}
-    keeper.load(path, state)
+    manager.load(path, state)
     (value,) = state["model.weight"].unique().tolist()
     return progress["step"], value
 
 
-def test_what_was_saved_is_loaded(keeper):
-    path = save(keeper, 3)
+def test_what_was_saved_is_loaded(manager):
+    path = save(manager, 3)
 
-    assert keeper.newest() == (path, {"step": 3, "best_step": 0})
-    assert loaded(keeper) == (3, 3.0)
+    assert manager.latest() == (path, {"step": 3, "best_step": 0})
+    assert load_latest(manager) == (3, 3.0)
     assert checkpoint.read(path)["model.weight"].equal(torch.full((1000,), 3.0))
 
 
-def test_an_empty_or_missing_folder_has_none(keeper, folder):
-    assert keeper.newest() is None
+def test_a_missing_or_empty_folder_has_no_checkpoint(manager, folder):
+    assert manager.latest() is None
     folder.mkdir(parents=True)
-    assert keeper.newest() is None
+    assert manager.latest() is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint found in"):
+        checkpoint.find_latest(folder)
 
 
-def test_only_the_newest_and_the_best_stay(keeper, folder):
+def test_only_the_latest_and_the_best_are_kept(manager, folder):
     for step in (8, 9, 10, 100):
-        save(keeper, step, best=8)
+        save(manager, step, best=8)
 
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["step-00000008", "step-00000010", "step-00000100"]
-    assert loaded(keeper) == (100, 100.0)
+    assert load_latest(manager) == (100, 100.0)
 
 
-def test_an_unfinished_save_is_not_a_checkpoint_and_is_cleared(keeper, folder):
-    path = save(keeper, 1)
+def test_an_unfinished_save_is_ignored_and_removed(manager, folder):
+    path = save(manager, 1)
     shutil.copytree(path, folder / "step-00000002.saving")
+    shutil.copytree(path, folder / "step-00000003.saving")
+    (folder / "step-00000003.saving" / "leftover").touch()
 
-    assert keeper.newest()[0] == path
-    save(keeper, 3)
-    assert loaded(keeper) == (3, 3.0)
+    assert manager.latest()[0] == path
+    saved = save(manager, 3)
+    assert load_latest(manager) == (3, 3.0)
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000003"]
+    assert not (saved / "leftover").exists()
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(manager):
+    save(manager, 1)
+    manager.save(1, {"model.weight": torch.zeros(1000)}, {"step": 1, "best_step": 0})
+
+    assert load_latest(manager) == (1, 0.0)
 
 
 def truncate(path):
@@ -105,75 +98,174 @@ def flip_a_bit(path):
 
 
 @pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "whole.json"])
-@pytest.mark.parametrize("harm", [truncate, flip_a_bit, lambda path: path.unlink()])
-def test_a_damaged_newest_is_named_and_the_one_before_used(keeper, capsys, file, harm):
-    save(keeper, 1)
-    path = save(keeper, 2)
-    harm(path / file)
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda path: path.unlink()])
+def test_a_damaged_checkpoint_is_skipped_and_the_previous_one_used(manager, capsys, file, damage):
+    save(manager, 1)
+    path = save(manager, 2)
+    damage(path / file)
 
-    assert loaded(keeper) == (1, 1.0)
-    assert f"{path} is not whole, trying the one before: " in capsys.readouterr().out
+    assert load_latest(manager) == (1, 1.0)
+    (message,) = attacks.skip_messages(capsys.readouterr().out)
+    assert message.startswith(f"skipped checkpoint {path}: ")
 
 
-def test_code_in_a_checkpoint_is_never_run(keeper, tmp_path):
+def test_a_search_goes_on_until_a_checkpoint_is_accepted(manager, capsys):
+    paths = [save(manager, step, best=1) for step in (1, 2, 3)]
+
+    def check(candidate):
+        return "" if candidate.progress["step"] == 1 else "not this one"
+
+    assert manager.latest(check)[0] == paths[0]
+    assert attacks.skip_messages(capsys.readouterr().out) == [
+        f"skipped checkpoint {path}: not this one" for path in (paths[2], paths[1])
+    ]
+
+
+def test_a_search_in_which_none_is_accepted_is_an_error(manager):
+    save(manager, 1)
+    with pytest.raises(ValueError, match=r"no checkpoint fits this model: wrong\. Use another"):
+        manager.latest(lambda _: "wrong")
+
+
+def test_every_rank_must_find_a_checkpoint_valid(tmp_path, manager):
+    """The file with the tensors is damaged, which only the rank that verifies it notices."""
+    path = save(manager, 1)
+    flip_a_bit(path / "__0_0.distcp")
+    assert not isinstance(integrity.verify(path, 0, 2), str)
+    problem = integrity.verify(path, 1, 2)
+    logged = []
+
+    def search(rank):
+        return checkpoint._Search(rank, 2, lambda _: ["", problem], logged.append)
+
+    assert [search(rank).first([path], lambda _: "") for rank in range(2)] == [None, None]
+    assert logged == [f"skipped checkpoint {path}: {problem}"] * 2
+
+
+def test_code_in_a_checkpoint_is_never_run(manager, tmp_path):
     class Evil:
         def __reduce__(self):
             return type(tmp_path).mkdir, (tmp_path / "evil",)
 
-    path = save(keeper, 1)
+    path = save(manager, 1)
     (path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    hostile.reseal(path)
+    attacks.update_checksums(path)
 
-    with pytest.raises(Refused, match="has no place in a checkpoint"):
+    with pytest.raises(InvalidFile, match="is not allowed"):
         checkpoint.read(path)
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_progress_is_readable_by_anybody(keeper):
-    path = save(keeper, 7, best=5)
+def test_the_manifest_is_plain_json(manager):
+    path = save(manager, 7, best=5)
 
     assert json.loads((path / "whole.json").read_text())["progress"]["best_step"] == 5
 
 
-def test_a_folder_that_the_nodes_do_not_share_is_named(tmp_path):
-    find = (
-        "import sys\nfrom pathlib import Path\nfrom trainer import group\n"
-        "from trainer.checkpoint import Keeper\n"
-        "place = group.join()\n"
-        "folder = Path(sys.argv[1], f'node-{place.rank}')\n"
-        "if place.first:\n    (folder / 'step-00000001').mkdir(parents=True)\n"
-        "try:\n    Keeper(folder, place, keep=2, background=False).newest()\n"
-        "except ValueError as error:\n    print(error)\n"
-        "group.leave()\n"
-    )
-    for text in outputs(start_ranks(tmp_path, 2, "-c", find, str(tmp_path))):
-        assert "is not the same on every node: rank 0 sees ['step-00000001']" in text
+def test_too_many_tensors_are_an_error_when_they_are_saved(manager, folder, monkeypatch):
+    monkeypatch.setattr("trainer.metadata.MAX_BYTES", 10)
+    with pytest.raises(ValueError, match="too many tensors in"):
+        save(manager, 1)
+    assert not (folder / "step-00000001").exists()
 
 
-@pytest.mark.parametrize("how", ["at once", "background"])
-def test_sigkill_while_saving_leaves_a_loadable_newest(tmp_path, keeper, folder, how):
-    interrupted = 0
-    for milliseconds in (5, 10, 20, 35, 50):
-        process = start(["-c", SAVE_FOR_EVER, str(folder), how], tmp_path)
-        said = [process.stdout.readline(), process.stdout.readline()]
-        time.sleep(milliseconds / 1000)
-        process.kill()
-        said += process.stdout.readlines()
-        process.wait()
-        process.stdout.close()
-        interrupted += bool(list(folder.glob("*.saving")))
-        path, progress = keeper.newest()
-        values = checkpoint.read(path)["model.weight"]
+def test_a_background_save_copies_the_tensors_and_reports_its_error(context, folder, monkeypatch):
+    manager = CheckpointManager(folder, context, keep=2, background=True)
+    weight = torch.full((1000,), 1.0)
+    manager.save(1, {"model.weight": weight}, {"step": 1, "best_step": 0})
+    weight.zero_()
+    manager.wait()
+    assert load_latest(manager) == (1, 1.0)
 
-        assert path == max(folder.glob("step-????????")), "the newest itself, no fallback"
-        assert progress["step"] >= int(said[-1]) - (how == "background")
-        assert values.eq(progress["step"]).all()
-        shutil.rmtree(folder)
-    assert interrupted, "no kill of five fell into a save: choose other moments"
+    def fail(*_arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(integrity, "write_manifest", fail)
+    save(manager, 2)
+    with pytest.raises(OSError, match="disk full"):
+        manager.wait()
+    assert load_latest(manager) == (1, 1.0)
 
 
-def test_a_node_leaves_alone_what_another_one_has_named(tmp_path, monkeypatch):
-    """Two nodes on one folder: what the second sees of it may be old."""
+def test_a_save_reports_the_error_of_the_background_save_before_it(context, folder, monkeypatch):
+    manager = CheckpointManager(folder, context, keep=2, background=True)
+    monkeypatch.setattr(integrity, "write_manifest", None)
+    save(manager, 1)
+    with pytest.raises(TypeError):
+        save(manager, 2)
+
+
+def test_a_checkpoint_is_flushed_to_the_disk_around_its_rename(manager, folder, monkeypatch):
+    """Its files before it gets its name, and the folder's names afterwards."""
+    flushed = []
+    monkeypatch.setattr(integrity, "fsync", flushed.append)
+    save(manager, 1)
+
+    assert [path.name for path in flushed] == ["__0_0.distcp", ".metadata", "whole.json", "folder"]
+    assert {path.parent.name for path in flushed[:3]} == {"step-00000001.saving"}
+
+
+FIND_LATEST = """
+import sys
+from pathlib import Path
+from trainer import process_group
+from trainer.checkpoint import CheckpointManager
+
+context = process_group.join()
+folder = Path(sys.argv[1], f"node-{context.rank}")
+if context.is_rank_zero:
+    (folder / "step-00000001").mkdir(parents=True)
+try:
+    CheckpointManager(folder, context, keep=2, background=False).latest()
+except ValueError as error:
+    print(error)
+process_group.leave()
+"""
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_an_error(tmp_path):
+    for text in outputs(start_ranks(tmp_path, 2, "-c", FIND_LATEST, str(tmp_path))):
+        assert "differs between nodes: rank 0 sees ['step-00000001']. Use a folder that" in text
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The folder of `kill_points`, after all its processes were killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    tests, script = Path(__file__).parent, Path(__file__).with_name("kill_points.py")
+    path = f"{tests}:{environment(folder)['PYTHONPATH']}"
+    text = outputs([start([str(script), str(folder)], folder, PYTHONPATH=path)])[0]
+    results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert len(results) == 2 * len(POINTS)
+    assert {each["signal"] for each in results} == {9}, results
+    return folder
+
+
+@pytest.mark.xdist_group("kill-points")
+@pytest.mark.parametrize("mode", ["foreground", "background"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_any_point_of_a_save_leaves_a_complete_latest(killed, mode, point):
+    latest = checkpoint.find_latest(killed / mode / point)
+    step = 2 if point in COMPLETE else 1
+
+    assert latest.progress["step"] == step
+    assert latest.path == max((killed / mode / point).glob("step-????????"))
+    assert checkpoint.read(latest.path)["model.weight"].eq(step).all()
+
+
+@pytest.mark.xdist_group("kill-points")
+@pytest.mark.parametrize("mode", ["foreground", "background"])
+@pytest.mark.parametrize("point", POINTS)
+def test_the_next_save_removes_what_a_kill_has_left(killed, context, tmp_path, mode, point):
+    shutil.copytree(killed / mode / point, tmp_path / "copy")
+    manager = CheckpointManager(tmp_path / "copy", context, keep=1, background=False)
+    save(manager, 3, best=3)
+
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["step-00000003"]
+
+
+def test_a_node_does_not_touch_what_another_has_renamed(tmp_path, monkeypatch):
+    """Two nodes on one folder, whose view of it may be stale."""
     monkeypatch.setattr(Path, "exists", lambda _: True)
     saving, path = tmp_path / "step-00000007.saving", tmp_path / "step-00000007"
     for folder, text in ((path, "old"), (saving, "new")):
@@ -182,4 +274,10 @@ def test_a_node_leaves_alone_what_another_one_has_named(tmp_path, monkeypatch):
     for _node in range(2):
         checkpoint._rename(saving, path)
         assert (path / "whole.json").read_text() == "new"
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_process_groups_of_manager_and_training_differ(context):
+    """A background save must not mix its collectives with those of a step."""
+    manager = CheckpointManager(Path("unused"), context, keep=1, background=True)
+    assert manager._group is not process_group.distributed.group.WORLD

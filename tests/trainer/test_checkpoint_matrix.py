@@ -1,13 +1,13 @@
-"""A run saved by any strategy on any number of ranks goes on with any other, on the same curve.
+"""A checkpoint of any strategy on any number of ranks is resumed by any other, with equal results.
 
-In double precision: what a checkpoint lost or mixed up would show, and rounding does not.
+In double precision, in which rounding does not hide state that a checkpoint has lost.
 """
 
 import shutil
 
 import pytest
 import ranks
-from standing import Ranks, topics
+from rank_pool import RankPool, write_help_topics
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -21,7 +21,7 @@ LAYOUTS = {
     "4 tp-dp": ("--tensor-parallel", "2", "--sequence-parallel"),
     "4 fsdp-tp": ("--tensor-parallel", "2"),
 }
-"""World and strategy, to options. A new strategy is a new row: it loads all others and they it."""
+"""World size and strategy, to options. A new row is combined with all others, both ways."""
 
 SAVED, END = 2, 4
 """Steps."""
@@ -31,11 +31,18 @@ EXACT = 1e-10
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Trains a layout to a given step, in a given folder."""
+    """A function that trains a layout to a given step in a given folder."""
     root = tmp_path_factory.mktemp("matrix")
-    worlds = {world: Ranks(world, tmp_path_factory.mktemp("ranks")) for world in (1, 2, 3, 4)}
+    worlds = {world: RankPool(world, tmp_path_factory.mktemp("ranks")) for world in (1, 2, 3, 4)}
     given = (
-        *("--task", "text", "--text", str(topics(root / "text", 6_000)), "--batch-size", "24"),
+        *(
+            "--task",
+            "text",
+            "--text",
+            str(write_help_topics(root / "text", 6_000)),
+            "--batch-size",
+            "24",
+        ),
         *("--layers", "1", "--width", "24", "--heads", "12", "--sequence", "12"),
         *("--log-every", "1", "--no-tensorboard"),
     )
@@ -58,7 +65,7 @@ def uninterrupted(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved(runs, tmp_path_factory):
-    """The folder of a layout that was stopped half way, made when first asked for."""
+    """The folder of a layout that was stopped half way, trained on first use."""
     folders = {}
 
     def folder(layout):
@@ -71,7 +78,7 @@ def saved(runs, tmp_path_factory):
 
 @pytest.mark.parametrize("loading", LAYOUTS)
 @pytest.mark.parametrize("saving", LAYOUTS)
-def test_it_goes_on_as_if_nothing_had_happened(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     saving, loading, runs, saved, uninterrupted, tmp_path
 ):
     shutil.copytree(saved(saving) / "checkpoints", tmp_path / "checkpoints")

@@ -1,9 +1,10 @@
-"""Speed, the parts of a step, memory, traces, and the rank that lags."""
+"""Throughput, sections of a step, memory, traces, stragglers and the progress bar."""
 
 import json
 import os
 import pty
 import re
+import termios
 import tomllib
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import torch
 from ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from torch.utils.data import TensorDataset
 
-from trainer import models, speed
-from trainer.timing import Clock, slow_rank
+from trainer import flops, models
+from trainer.timing import StepTimer, find_straggler
 
 pytestmark = pytest.mark.torch
 
@@ -22,21 +23,21 @@ LAG = 0.8
 LAGGING = f"""
 import sys, time, torch, train
 from pathlib import Path
-from trainer import group
-from trainer.options import parse
+from trainer import process_group
+from trainer.arguments import parse
 
-place = group.join()
+context = process_group.join()
 for words in sys.argv[1:]:
-    train.OUTPUT = Path(words) / "output"
-    train.CHECKPOINTS = Path(words) / "checkpoints"
+    train.OUTPUT_DIR = Path(words) / "output"
+    train.CHECKPOINT_DIR = Path(words) / "checkpoints"
     options = f"--strategy {{words}} --steps 4 --log-every 2 --no-tensorboard"
-    place.say(words)
-    run = train.Run(parse(options.split()), place, notices=[])
-    if place.rank == 1:
+    context.log(words)
+    run = train.Trainer(parse(options.split()), context, stop_signals=[])
+    if context.rank == 1:
         run.strategy.optimizer.register_step_pre_hook(lambda *_: time.sleep({LAG}))
     run.train()
     del run
-group.leave()
+process_group.leave()
 """
 PARTS = [f"{name}_seconds" for name in ("data", "forward", "backward", "optimizer")]
 WAITING = [
@@ -48,13 +49,13 @@ TOGETHER = pytest.mark.xdist_group("lagging")
 
 @pytest.fixture(scope="module")
 def lagging(tmp_path_factory):
-    """What two ranks, of which rank 1 is slow, print and log with each of `WAITING`."""
+    """The folder and the output of two ranks, rank 1 of which is slow, for each of `WAITING`."""
     folder = tmp_path_factory.mktemp("lagging")
-    said = outputs(start_ranks(folder, 2, "-c", LAGGING, *WAITING))[0]
-    return folder, said
+    log = outputs(start_ranks(folder, 2, "-c", LAGGING, *WAITING))[0]
+    return folder, log
 
 
-def test_each_part_of_a_step_is_timed_and_they_fit_into_it(tmp_path):
+def test_the_sections_of_a_step_are_timed_and_fit_into_it(tmp_path):
     train_alone(tmp_path, "--epochs", "1", "--log-every", "5", "--no-tensorboard")
     (first, *_) = [line for line in all_lines(tmp_path) if "step_seconds" in line]
     parts = [first[part] for part in PARTS]
@@ -65,11 +66,11 @@ def test_each_part_of_a_step_is_timed_and_they_fit_into_it(tmp_path):
     assert first["memory_bytes"] > 50e6
 
 
-def test_operations_are_counted_by_torch_and_fit_the_formula_for_transformers():
+def test_counted_flops_fit_the_formula_for_transformers():
     """6 a parameter and byte, and attention (arXiv:2204.02311, appendix B); less the embeddings."""
     layers, width, sequence = 3, 32, 16
     tokens = TensorDataset(torch.zeros(1, sequence, dtype=torch.long))
-    counted = speed.operations(lambda: models.gpt(layers, width, 4, sequence), tokens)
+    counted = flops.flops_per_sample(lambda: models.gpt(layers, width, 4, sequence), tokens)
     parameters = layers * 12 * width**2 + 256 * width
 
     assert counted == sequence * (6 * parameters + 12 * layers * width * sequence)
@@ -77,7 +78,7 @@ def test_operations_are_counted_by_torch_and_fit_the_formula_for_transformers():
 
 @TOGETHER
 @pytest.mark.parametrize("strategy", WAITING)
-def test_waiting_for_a_slow_rank_is_communication_and_no_other_part(lagging, strategy):
+def test_waiting_for_a_slow_rank_counts_as_communication_only(lagging, strategy):
     last = [line for line in all_lines(lagging[0] / strategy) if "step_seconds" in line][-1]
     waited = last["communication_seconds"]
 
@@ -89,10 +90,10 @@ def test_waiting_for_a_slow_rank_is_communication_and_no_other_part(lagging, str
 
 @TOGETHER
 @pytest.mark.parametrize("strategy", WAITING)
-def test_the_rank_that_lags_is_named(lagging, strategy):
-    said = lagging[1].partition(f"{strategy}\n")[2].partition("test accuracy")[0]
+def test_the_straggler_is_named(lagging, strategy):
+    log = lagging[1].partition(f"{strategy}\n")[2].partition("test accuracy")[0]
 
-    assert re.search(r"step 4: rank 1 is slow: its own work takes \d{3,} ms", said)
+    assert re.search(r"step 4: rank 1 is slow: its own work takes \d{3,} ms per step", log)
     assert "rank 0 is slow" not in lagging[1]
 
 
@@ -106,28 +107,28 @@ def test_the_rank_that_lags_is_named(lagging, strategy):
         ([0.1], None),
     ],
 )
-def test_only_a_clear_lag_counts(own, expected):
-    assert slow_rank(own) == expected
+def test_only_a_clearly_slower_rank_is_a_straggler(own, expected):
+    assert find_straggler(own) == expected
 
 
-def test_a_clock_adds_up_and_starts_anew():
-    clock = Clock(torch.device("cpu"))
+def test_a_timer_sums_sections_until_it_is_read():
+    timer = StepTimer(torch.device("cpu"))
     for _ in range(2):
-        with clock("forward"):
+        with timer("forward"):
             sum(range(1000))
-    assert list(clock.timed("data", [1, 2, 3])) == [1, 2, 3]
+    assert list(timer.timed("data", [1, 2, 3])) == [1, 2, 3]
 
-    lap = clock.lap()
+    lap = timer.lap()
     assert set(lap) == {"forward", "data"}
     assert min(lap.values()) > 0
-    assert clock.lap() == {}
+    assert timer.lap() == {}
 
 
 def test_a_trace_of_chosen_steps_is_written_for_every_rank(tmp_path):
     options = ("--steps", "6", "--profile", "3:4", "--no-tensorboard")
-    said = outputs(start_ranks(tmp_path, 2, TRAIN, *options))[0]
+    log = outputs(start_ranks(tmp_path, 2, TRAIN, *options))[0]
 
-    assert "steps 3 to 4 traced in" in said
+    assert "traced steps 3 to 4 in" in log
     for rank in range(2):
         trace = json.loads((tmp_path / "output" / "trace" / f"rank-{rank}.json").read_text())
         names = [event["name"] for event in trace["traceEvents"] if "name" in event]
@@ -135,15 +136,16 @@ def test_a_trace_of_chosen_steps_is_written_for_every_rank(tmp_path):
         assert any(name.startswith("gloo:all_reduce") for name in names)
 
 
-def test_progress_is_drawn_on_a_terminal_only(tmp_path):
+def test_the_progress_bar_appears_on_a_terminal_only(tmp_path):
     reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))  # tqdm hides its bar on a terminal without a size
     process = start([TRAIN, "--epochs", "1", "--no-tensorboard"], tmp_path, stdout=terminal)
     os.close(terminal)
     shown = b""
     try:
         while piece := os.read(reader, 4096):
             shown += piece
-    except OSError:  # Linux says that the other side is closed
+    except OSError:  # EIO: the other side is closed
         pass
     assert process.wait(timeout=PATIENCE) == 0
     assert b"/17" in shown
@@ -153,10 +155,10 @@ def test_progress_is_drawn_on_a_terminal_only(tmp_path):
     assert "\r" not in piped
 
 
-def test_the_peaks_are_those_that_the_chooser_knows():
-    """Each plane keeps them: one is not installed where the other runs."""
+def test_peak_flops_agree_with_those_of_advise():
+    """There are two tables, because neither plane may import the other."""
     table = Path(__file__).parents[2] / "deploykit/advise/gpus.toml"
     for name, gpu in tomllib.loads(table.read_text()).items():
         if name != "cpu":
             best = max(gpu["tflops"]["bf16"], gpu["tflops"]["fp16"])
-            assert speed.PEAKS[name.partition("-")[0].upper()] == best * 1e12
+            assert flops.PEAK_FLOPS[name.partition("-")[0].upper()] == best * 1e12

@@ -1,4 +1,4 @@
-"""What is recorded: JSON lines, TensorBoard, and sums over ranks with unequal shares."""
+"""Metrics: JSON lines, TensorBoard, and sums over ranks with shards of unequal size."""
 
 import json
 import sys
@@ -6,16 +6,16 @@ import sys
 import pytest
 from ranks import outputs, start_ranks
 
-from trainer.metrics import Record
+from trainer.metrics import MetricsWriter
 
 pytestmark = pytest.mark.torch
 
 EVALUATE = """
 import torch, train
-from trainer import group
-from trainer.options import parse
+from trainer import process_group
+from trainer.arguments import parse
 
-run = train.Run(parse(["--batch-size", "4"]), group.join(), notices=[])
+run = train.Trainer(parse(["--batch-size", "4"]), process_group.join(), stop_signals=[])
 right = torch.tensor([1, 0, 1, 1, 0, 1, 1])          # 5 of 7
 labels = torch.arange(7)
 guesses = torch.where(right == 1, labels, (labels + 1) % 7)
@@ -27,7 +27,7 @@ for size in (7, 1):
     exact = torch.nn.functional.cross_entropy(outputs[:size], labels[:size]).item()
     print(f"{accuracy:.12f} {right[:size].double().mean():.12f} {abs(loss - exact) < 1e-6}")
 del run
-group.leave()
+process_group.leave()
 """
 
 
@@ -46,7 +46,7 @@ def scalars(folder):
     }
 
 
-def test_unequal_and_empty_shares_are_counted_exactly(tmp_path):
+def test_unequal_and_empty_shards_are_counted_exactly(tmp_path):
     texts = outputs(start_ranks(tmp_path, 2, "-c", EVALUATE))
 
     for text in texts:
@@ -58,31 +58,31 @@ def test_unequal_and_empty_shares_are_counted_exactly(tmp_path):
 
 
 def test_numbers_are_written_in_full(tmp_path):
-    record = Record(tmp_path, 0, tensorboard=False)
-    record.write(1, 0, loss=0.1 + 0.2, lr=0.05)
-    record.close()
+    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
+    writer.write(1, 0, loss=0.1 + 0.2, lr=0.05)
+    writer.close()
 
     assert read(tmp_path) == [{"step": 1, "epoch": 0, "loss": 0.1 + 0.2, "lr": 0.05}]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
-    record = Record(tmp_path, 0, tensorboard=False)
-    record.write(1, 0, loss=1.0)
+    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
+    writer.write(1, 0, loss=1.0)
 
     assert read(tmp_path)[0]["loss"] == 1.0
-    record.close()
+    writer.close()
 
 
-def test_resuming_drops_what_will_be_run_again(tmp_path):
-    first = Record(tmp_path, 0, tensorboard=False)
+def test_resuming_drops_the_steps_that_are_repeated(tmp_path):
+    first = MetricsWriter(tmp_path, 0, tensorboard=False)
     for step in range(1, 6):
         first.write(step, 0, loss=float(step))
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "ep')
 
-    second = Record(tmp_path, 3, tensorboard=False)
+    second = MetricsWriter(tmp_path, 3, tensorboard=False)
     second.write(4, 0, loss=40.0)
     second.close()
 
@@ -91,30 +91,30 @@ def test_resuming_drops_what_will_be_run_again(tmp_path):
 
 def test_a_fresh_run_starts_a_fresh_file(tmp_path):
     for _ in range(2):
-        record = Record(tmp_path, 0, tensorboard=False)
-        record.write(1, 0, loss=1.0)
-        record.close()
+        writer = MetricsWriter(tmp_path, 0, tensorboard=False)
+        writer.write(1, 0, loss=1.0)
+        writer.close()
 
     assert len(read(tmp_path)) == 1
 
 
-def test_tensorboard_shows_the_same_and_forgets_what_is_run_again(tmp_path):
-    first = Record(tmp_path, 0, tensorboard=True)
+def test_tensorboard_has_the_same_and_drops_repeated_steps(tmp_path):
+    first = MetricsWriter(tmp_path, 0, tensorboard=True)
     for step in (1, 2, 3):
         first.write(step, 0, loss=float(step))
     first.close()
-    second = Record(tmp_path, 2, tensorboard=True)
+    second = MetricsWriter(tmp_path, 2, tensorboard=True)
     second.write(3, 0, loss=30.0)
     second.close()
 
     assert scalars(tmp_path)["loss"] == {1: 1.0, 2: 2.0, 3: 30.0}
 
 
-def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, capsys):
+def test_without_tensorboard_there_is_a_notice(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    record = Record(tmp_path, 0, tensorboard=True)
-    record.write(1, 0, loss=1.0)
-    record.close()
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer.write(1, 0, loss=1.0)
+    writer.close()
 
     assert len(read(tmp_path)) == 1
     printed = capsys.readouterr().out
@@ -123,8 +123,8 @@ def test_without_tensorboard_one_line_says_so(tmp_path, monkeypatch, capsys):
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    record = Record(None, 0, tensorboard=True)
-    record.write(1, 0, loss=1.0)
-    record.close()
+    writer = MetricsWriter(None, 0, tensorboard=True)
+    writer.write(1, 0, loss=1.0)
+    writer.close()
 
     assert not list(tmp_path.iterdir())

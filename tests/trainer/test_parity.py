@@ -1,4 +1,4 @@
-"""The numbers do not depend on how many processes there are, nor on how they are laid out."""
+"""Results do not depend on the number of processes or nodes."""
 
 import pytest
 from ranks import FOUR_EPOCHS, TRAIN, free_port, lines, losses, outputs, start, weights
@@ -6,15 +6,15 @@ from ranks import FOUR_EPOCHS, TRAIN, free_port, lines, losses, outputs, start, 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
 ROUNDING = 1e-6
-"""Of the loss over the first 50 steps; measured: 4e-7. Single precision, summed in another order,
-which each step makes a little larger: 1.3e-6 after 66 steps."""
+"""Of the loss over the first 50 steps; measured: 4e-7. Single precision, summed in another order;
+the difference grows with each step, to 1.3e-6 after 66."""
 WEIGHTS = 1e-4
 """Of any weight after all 68 steps; measured: 2e-5."""
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
-    """Two nodes of two ranks, each node with its torchrun."""
+    """The folder of a run on two nodes of two ranks, with a torchrun each."""
     folder, port = tmp_path_factory.mktemp("four-ranks"), free_port()
     nodes = [
         start(

@@ -1,4 +1,4 @@
-"""A pipeline trains as one process does, cuts a model where it should, and measures its bubble."""
+"""A pipeline trains like one process, partitions a model well, and measures its bubble."""
 
 import itertools
 import random
@@ -7,12 +7,13 @@ import re
 import pytest
 import ranks
 import torch
+from rank_pool import RankPool, write_help_topics
 from ranks import train
-from standing import Ranks, topics
 
-from trainer import balance, bubble, strategies
-from trainer.balance import Layer
-from trainer.group import Place
+from trainer import bubble, partition
+from trainer.partition import MeasuredLayer
+from trainer.process_group import DistributedContext
+from trainer.strategies import registry
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("pipeline")]
 
@@ -34,39 +35,39 @@ HALF = {
     "fp16": (("--strategy", "pp", "--precision", "fp16", "--clip", "0.5"), 2e-4),
     "fp16, FSDP": (("--strategy", "pp-fsdp", "--precision", "fp16", "--clip", "0.5"), 2e-4),
 }
-"""Options, and how far a loss may be from that of one process in the same precision. With bf16 it
-is the same; the scale of fp16 and clipping multiply by a norm that is summed in another order, and
-a last digit of 16 bits is 5e-4 of a value."""
+"""Options, and the tolerance of the loss to that of one process in the same precision. With bf16 it
+is equal. With fp16, loss scale and clipping multiply by a norm that is summed in another order, and
+the last of 11 bits is 5e-4 of a value."""
 
 REFUSED = {
-    "--strategy pp --pipeline-parallel 2": "leave it out, or use pp-dp for several",
+    "--strategy pp --pipeline-parallel 2": "remove that option, or use pp-dp for several",
     "--strategy pp --micro-batches 2": "must be at least the 4 stages for --schedule 1f1b",
     "--strategy pp --micro-batches 6 --schedule interleaved": "multiple of the 4 ranks",
     "--strategy pp --micro-batches 8 --stages-per-rank 2": "only interleaved has several stages",
     "--strategy pp --schedule interleaved --stages-per-rank 1 --micro-batches 4": "at least 2",
-    "--strategy pp-dp --pipeline-parallel 3 --micro-batches 4": "does not come out: use 2",
-    "--strategy pp-fsdp --pipeline-parallel 4 --micro-batches 4": "does not come out: use 2",
+    "--strategy pp-dp --pipeline-parallel 3 --micro-batches 4": ": use 2",
+    "--strategy pp-fsdp --pipeline-parallel 4 --micro-batches 4": ": use 2",
 }
-"""Options that four ranks cannot work with, and a part of what is said about them."""
+"""Options that do not fit four ranks, and a part of the message."""
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory):
-    """Ranks that stay, by their number."""
-    found = {n: Ranks(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
-    yield found
-    for group in found.values():
-        group.close()
+def pools(tmp_path_factory):
+    """Pools of ranks, by their number."""
+    started = {n: RankPool(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
+    yield started
+    for pool in started.values():
+        pool.close()
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    return ("--text", str(topics(tmp_path_factory.mktemp("text") / "text", 24_000)))
+    return ("--text", str(write_help_topics(tmp_path_factory.mktemp("text") / "text", 24_000)))
 
 
 @pytest.fixture(scope="module")
-def trained(standing, text, tmp_path_factory):
-    """The folder of a run on so many ranks, made when first asked for."""
+def trained(pools, text, tmp_path_factory):
+    """The folder of a run on so many ranks, trained on first use."""
     folders = {}
 
     def folder(world, *options, steps=STEPS, double=False):
@@ -74,7 +75,7 @@ def trained(standing, text, tmp_path_factory):
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("run")
             given = (*COMMON, *text, *options, "--steps", str(steps))
-            standing[world].train(folders[key], *given, double=double)
+            pools[world].train(folders[key], *given, double=double)
         return folders[key]
 
     return folder
@@ -82,8 +83,8 @@ def trained(standing, text, tmp_path_factory):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_numbers_are_those_of_one_process(layout, schedule, trained):
-    """With clipping, and activations computed twice."""
+def test_results_are_those_of_one_process(layout, schedule, trained):
+    """With clipping and activation checkpointing."""
     world, strategy, pieces = LAYOUTS[layout]
     ways = ("--strategy", strategy, "--schedule", schedule, "--micro-batches", pieces)
     run = trained(world, *FEATURES, *ways)
@@ -98,7 +99,7 @@ def test_the_numbers_are_those_of_one_process(layout, schedule, trained):
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_so_they_are_in_half_precision(name, trained):
+def test_results_in_half_precision_are_those_of_one_process(name, trained):
     options, tolerance = HALF[name]
     pieces = ("--micro-batches", "4")
     run = trained(4, *options, *pieces, steps=4)
@@ -107,9 +108,9 @@ def test_so_they_are_in_half_precision(name, trained):
     assert logged(run, "loss") == pytest.approx(logged(one, "loss"), rel=0, abs=tolerance)
 
 
-def test_a_checkpoint_goes_from_any_strategy_to_any_other(standing, trained, text, tmp_path):
-    """Each goes on where the one before stopped, with AdamW's moments; in double precision, since
-    AdamW makes large steps of the rounding of tiny gradients.
+def test_a_checkpoint_goes_from_any_strategy_to_any_other(pools, trained, text, tmp_path):
+    """Each resumes the previous one, with AdamW's moments. In double precision, because AdamW makes
+    large steps of the rounding of tiny gradients.
     """
     relay = [
         (1, "--strategy", "single"),
@@ -122,7 +123,7 @@ def test_a_checkpoint_goes_from_any_strategy_to_any_other(standing, trained, tex
     ]
     for number, (world, *options) in enumerate(relay, 1):
         given = (*COMMON, *text, *options, "--steps", str(2 * number))
-        standing[world].train(tmp_path, *given, double=True)
+        pools[world].train(tmp_path, *given, double=True)
         assert ranks.saved_step(tmp_path) == 2 * number
 
     whole = trained(1, "--strategy", "single", steps=2 * len(relay), double=True)
@@ -131,7 +132,7 @@ def test_a_checkpoint_goes_from_any_strategy_to_any_other(standing, trained, tex
     assert (ranks.weights(tmp_path) - ranks.weights(whole)).abs().max() < 1e-12
 
 
-def test_plan_and_measurement_are_told(text, tmp_path, capsys):
+def test_stages_and_bubble_are_logged(text, tmp_path, capsys):
     given = (*COMMON, *text, "--strategy", "pp", "--micro-batches", "2", "--steps", "3")
     ranks.train_alone(tmp_path, *given)
 
@@ -139,31 +140,36 @@ def test_plan_and_measurement_are_told(text, tmp_path, capsys):
     plan = (
         r"pipeline: 1f1b, 2 micro-batches, 1 stages by time: \[embed block0 .* head\] \d+\.\d\d ms"
     )
-    assert re.search(plan + "; bubble 0.0% predicted, 0.0% if all were equal", printed)
-    assert re.search(r"pipeline: bubble \d+\.\d% measured \(\d+\.\d% of each rank\)", printed)
+    assert re.search(plan + "; bubble 0.0% predicted, 0.0% ideal", printed)
+    assert re.search(r"pipeline: bubble \d+\.\d% measured \(by rank: \d+\.\d%\)", printed)
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_cannot_work_is_refused(arguments):
+def test_invalid_combinations_are_refused(arguments):
     with pytest.raises(ValueError, match=re.escape(REFUSED[arguments])):
-        strategies.find(train.parse(arguments.split()), Place(0, 4, torch.device("cpu")))
+        registry.create(
+            train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu"))
+        )
 
 
-def test_what_a_batch_cannot_be_cut_into_is_refused(standing, text, tmp_path):
+def test_a_batch_that_cannot_be_divided_is_refused(pools, text, tmp_path):
     ways = ("--strategy", "pp-dp", "--micro-batches", "4", "--batch-size", "12")
-    told = "ValueError: --batch-size 12 must be a multiple of 8: 2 share(s) times 4 micro-batch(es)"
-    assert standing[4].ask(tmp_path, *COMMON, *text, *ways) == [told] * 4
+    error = (
+        "ValueError: --batch-size 12 must be a multiple of 8: "
+        "2 data shard(s) times 4 micro-batch(es)"
+    )
+    assert pools[4].try_to_train(tmp_path, *COMMON, *text, *ways) == [error] * 4
 
 
-def test_options_of_a_pipeline_mean_nothing_to_others(capsys):
+def test_pipeline_options_are_refused_by_other_strategies(capsys):
     with pytest.raises(SystemExit):
         train.parse(["--strategy", "ddp", "--schedule", "gpipe"])
 
-    assert "--schedule belongs to --strategy pp or pp-dp or pp-fsdp" in capsys.readouterr().err
+    assert "--schedule requires --strategy pp or pp-dp or pp-fsdp" in capsys.readouterr().err
 
 
-def test_cuts_are_the_best_of_all():
-    """Against every way to cut small models."""
+def test_partitions_are_optimal():
+    """Compared with all partitions of small models."""
     chance = random.Random(0)
     for _ in range(50):
         layers = [layer(chance.choice([0, 1, 1, 5, 20])) for _ in range(chance.randint(4, 8))]
@@ -174,29 +180,29 @@ def test_cuts_are_the_best_of_all():
             for ends in [(0, *inner, len(layers))]
         )
 
-        cut = balance.by_time(layers, stages)
+        cut = partition.by_time(layers, stages)
         assert [each for stage in cut for each in stage] == layers
         assert max(sum(each.seconds for each in stage) for stage in cut) <= 1.02 * slowest
         assert len(cut) == stages
 
 
-def test_of_equally_fast_cuts_the_one_that_sends_less_is_taken():
+def test_of_equally_fast_partitions_the_one_that_sends_less_is_chosen():
     layers = [layer(1, size=10), layer(0.001, size=1), layer(0.001, size=10), layer(1)]
-    assert [len(stage) for stage in balance.by_time(layers, 2)] == [2, 2]
+    assert [len(stage) for stage in partition.by_time(layers, 2)] == [2, 2]
 
 
-def test_every_stage_has_something_to_learn():
-    layers = [layer(1), layer(9, learns=False), layer(2), layer(1)]
-    assert [len(stage) for stage in balance.by_time(layers, 3)] == [2, 1, 1]
+def test_every_stage_has_parameters():
+    layers = [layer(1), layer(9, has_parameters=False), layer(2), layer(1)]
+    assert [len(stage) for stage in partition.by_time(layers, 3)] == [2, 1, 1]
 
-    with pytest.raises(ValueError, match="4 pipeline stages cannot be cut from 3 layers"):
-        balance.by_time(layers, 4)
+    with pytest.raises(ValueError, match="cannot make 4 pipeline stages of 3 layers"):
+        partition.by_time(layers, 4)
 
 
-def test_by_layers_only_their_number_counts():
+def test_by_layers_only_the_number_of_layers_counts():
     layers = [layer(seconds) for seconds in (1, 1, 1, 9, 9, 9)]
-    assert [len(stage) for stage in balance.by_layers(layers, 3)] == [2, 2, 2]
-    assert [len(stage) for stage in balance.by_time(layers, 3)] == [4, 1, 1]
+    assert [len(stage) for stage in partition.by_layers(layers, 3)] == [2, 2, 2]
+    assert [len(stage) for stage in partition.by_time(layers, 3)] == [4, 1, 1]
 
 
 def test_unequal_stages_have_a_larger_bubble():
@@ -206,8 +212,8 @@ def test_unequal_stages_have_a_larger_bubble():
         assert bubble.predicted([0.1] * (ranks_ - 1) + [0.2], pieces, per_rank) > equal
 
 
-def layer(seconds, *, size=5, learns=True):
-    return Layer("a", seconds, torch.empty(size, device="meta"), learns)
+def layer(seconds, *, size=5, has_parameters=True):
+    return MeasuredLayer("a", seconds, torch.empty(size, device="meta"), has_parameters)
 
 
 def logged(folder, name):

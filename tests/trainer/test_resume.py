@@ -1,4 +1,4 @@
-"""A run that was stopped, killed or cut in two ends as one that never was."""
+"""A run that was stopped, killed or split in two ends like an uninterrupted one."""
 
 import re
 import signal
@@ -7,21 +7,22 @@ import pytest
 from ranks import (
     FOUR_EPOCHS,
     TRAIN,
-    hit,
+    latest,
     lines,
     losses,
-    newest,
     outputs,
     saved_step,
     start,
     start_ranks,
     train_alone,
     train_ranks,
+    train_with_signal,
     weights,
 )
 
 import train
-from trainer import group
+from trainer import process_group
+from trainer.stop_vote import StopVote
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -29,11 +30,11 @@ ENDLESS = ("--epochs", "100000", "--log-every", "1", "--no-tensorboard")
 
 
 def wait_for(process, beginning):
-    """Read what `process` prints until a line that begins so; that line."""
+    """Read the output of `process` until a line that starts so, and return it."""
     for line in process.stdout:
         if line.startswith(beginning):
             return line
-    raise AssertionError(f"it ended without a line {beginning!r}")
+    raise AssertionError(f"no line starts with {beginning!r}")
 
 
 def test_two_halves_equal_the_whole(one_rank, tmp_path, monkeypatch, capsys):
@@ -43,40 +44,40 @@ def test_two_halves_equal_the_whole(one_rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DEPLOYKIT_RESTART_COUNT", "1")
     train_alone(tmp_path, *FOUR_EPOCHS)
 
-    assert "34 steps done (restart 1)" in capsys.readouterr().out
+    assert "after 34 steps (restart 1)" in capsys.readouterr().out
     assert lines(tmp_path) == lines(one_rank)
     assert weights(tmp_path).equal(weights(one_rank))
 
 
-def test_sigterm_to_one_rank_stops_all_and_the_rest_follows_exactly(two_ranks, tmp_path):
-    program = hit(tmp_path, rank=1, step=5, by=signal.SIGTERM)
+def test_sigterm_to_one_rank_stops_all_and_resuming_continues_exactly(two_ranks, tmp_path):
+    program = train_with_signal(tmp_path, rank=1, step=5, number=signal.SIGTERM)
     stopped = outputs(start_ranks(tmp_path, 2, program, *FOUR_EPOCHS), code=75)[0]
 
-    path, step = newest(tmp_path), saved_step(tmp_path)
-    assert f"stopped early after step {step}, as told; resume from {path}" in stopped
+    path, step = latest(tmp_path), saved_step(tmp_path)
+    assert f"stopped early after step {step}; checkpoint: {path}" in stopped
     assert step == 6
     assert "test accuracy" not in stopped
 
     resumed = train_ranks(tmp_path, 2, *FOUR_EPOCHS)
 
-    assert f"resumed from {path}, {step} steps done (restart 0)" in resumed
+    assert f"resumed from {path} after {step} steps (restart 0)" in resumed
     assert lines(tmp_path) == lines(two_ranks)
     assert weights(tmp_path).equal(weights(two_ranks))
 
 
-def test_the_second_step_already_is_asked_about_however_fast_the_start_was():
-    """What lies between the making of a vote and its first question is no step."""
-    group.join()
+def test_the_second_step_has_a_vote_too():
+    """The time before the first vote is not a step time, so it does not delay the second one."""
+    process_group.join()
     try:
-        notices = []
-        vote = group.Vote(notices)
-        vote.ask()
-        assert not vote.stop()
-        notices.append(signal.SIGTERM)
-        vote.ask()
-        assert vote.stop()
+        stop_signals = []
+        vote = StopVote(stop_signals)
+        vote.start()
+        assert not vote.should_stop()
+        stop_signals.append(signal.SIGTERM)
+        vote.start()
+        assert vote.should_stop()
     finally:
-        group.leave()
+        process_group.leave()
 
 
 def test_sigusr2_stops_in_the_middle_of_an_epoch(tmp_path):
@@ -91,7 +92,7 @@ def test_sigusr2_stops_in_the_middle_of_an_epoch(tmp_path):
     assert saved_step(tmp_path) == step
 
 
-def test_a_killed_run_loses_at_most_one_interval(one_rank, tmp_path):
+def test_a_killed_run_loses_at_most_one_epoch(one_rank, tmp_path):
     process = start([TRAIN, *ENDLESS], tmp_path)
     wait_for(process, "epoch 2:")
     process.kill()
@@ -103,7 +104,7 @@ def test_a_killed_run_loses_at_most_one_interval(one_rank, tmp_path):
     train_alone(tmp_path, *FOUR_EPOCHS, "--epochs", str(epochs))
 
     assert done >= 34
-    assert logged - done <= 34, "an epoch is 17 steps; the kill may have hit the save of the next"
+    assert logged - done <= 34, "one epoch of 17 steps and the kill may hit the save of the next"
     assert list(losses(tmp_path)) == list(range(1, epochs * 17 + 1))
     shared = [step for step in losses(tmp_path) if step <= 68]
     assert [losses(tmp_path)[n] for n in shared] == [losses(one_rank)[n] for n in shared]
@@ -128,16 +129,16 @@ def test_other_settings_are_refused(one_rank, tmp_path):
 
 
 def test_torchrun_starts_a_killed_worker_again_and_the_run_goes_on(two_ranks, tmp_path):
-    """With gloo this fails in torch 2.13, unless the ranks leave the dead ones' addresses."""
+    """With gloo in torch 2.13 this fails unless a restart has a store prefix of its own."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    program = hit(tmp_path, rank=1, step=40, by=signal.SIGKILL)
+    program = train_with_signal(tmp_path, rank=1, step=40, number=signal.SIGKILL)
     text = outputs([start([*torchrun, "--max-restarts=3", program, *FOUR_EPOCHS], tmp_path)])[0]
 
-    assert re.search(r"resumed from \S+, 34 steps done", text)
+    assert re.search(r"resumed from \S+ after 34 steps", text)
     assert lines(tmp_path) == lines(two_ranks)
 
 
-def test_patience_ends_a_run_that_no_longer_improves(tmp_path, capsys):
+def test_patience_stops_a_run_that_no_longer_improves(tmp_path, capsys):
     options = ("--lr", "0", "--epochs", "9", "--patience", "2", "--no-tensorboard")
     train_alone(tmp_path, *options)
     assert [line["step"] for line in lines(tmp_path) if "val_loss" in line] == [17, 34, 51, 51]
@@ -146,9 +147,9 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path, capsys):
     assert "epoch" not in capsys.readouterr().out.split("resumed")[1]
 
 
-def test_the_best_model_stays_although_later_ones_are_worse(tmp_path, monkeypatch):
+def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
     losses = iter([0.9, 0.4, 0.6, 0.7, 0.7, 0.7])
-    monkeypatch.setattr(train.Run, "evaluate", lambda *_: (0.5, next(losses)))
+    monkeypatch.setattr(train.Trainer, "evaluate", lambda *_: (0.5, next(losses)))
     train_alone(tmp_path, *FOUR_EPOCHS, "--keep", "1")
 
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())

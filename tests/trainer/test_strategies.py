@@ -1,7 +1,7 @@
-"""Every strategy trains as one process does: the same losses, gradients and weights, on 4 ranks.
+"""Every strategy trains like one process: the same losses, gradients and weights, on 4 ranks.
 
-A new strategy is a new row of `STRATEGIES`. What each row measures is printed (`pytest -s`), and
-stands in docs/explanation/strategies.md.
+A new strategy is a new row of `STRATEGIES`. The measured differences are printed (`pytest -s`);
+docs/explanation/strategies.md lists them.
 """
 
 import re
@@ -10,11 +10,11 @@ import sys
 import pytest
 import ranks
 import torch
+from rank_pool import RankPool, write_help_topics
 from ranks import train
-from standing import Ranks, topics
 
-from trainer import strategies
-from trainer.group import Place
+from trainer.process_group import DistributedContext
+from trainer.strategies import registry
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -47,28 +47,28 @@ ALSO = {
 
 REFUSED = {
     "--strategy hsdp --shard-ranks 3": "does not divide the 4 ranks: use one of 1, 2, 4",
-    "--strategy tp --tensor-parallel 2": "leave that out, or choose tp-dp or fsdp-tp",
-    "--strategy fsdp-tp --tensor-parallel 3": "hidden layer of 64 cannot be cut into 3 equal",
+    "--strategy tp --tensor-parallel 2": "remove that option, or choose tp-dp or fsdp-tp",
+    "--strategy fsdp-tp --tensor-parallel 3": "hidden size 64 cannot be divided by 3 ranks",
     "--strategy tp-dp --tensor-parallel 8": "does not divide the 4 ranks: use one of 1, 2, 4",
-    "--strategy tp --task text --heads 2": "--heads 2 cannot be cut into 4 equal slices",
-    "--strategy tp --sequence-parallel": "choose --task text, or leave it out",
+    "--strategy tp --task text --heads 2": "--heads 2 cannot be divided by 4 ranks",
+    "--strategy tp --sequence-parallel": "choose --task text, or remove the option",
     "--strategy tp --task text --sequence-parallel --sequence 30": "choose --sequence 32",
     "--strategy zero1 --static-graph --micro-batches 2": "use one of the two",
     "--strategy zero1 --compress bf16": "fp16 works with gloo",
 }
-"""Options that four ranks on CPUs cannot work with, and the end of what is said about them."""
+"""Options that do not fit four ranks on CPUs, and a part of the message."""
 
 MISPLACED = {
-    "--strategy ddp --offload": "zero2 or zero3 or fsdp or hsdp or fsdp-tp, not to ddp",
-    "--strategy zero3 --compress fp16": "--compress belongs to --strategy ddp or zero1, not to",
-    "--strategy zero3 --shard-ranks 2": "--shard-ranks belongs to --strategy hsdp, not to zero3",
+    "--strategy ddp --offload": "zero2 or zero3 or fsdp or hsdp or fsdp-tp, not ddp",
+    "--strategy zero3 --compress fp16": "--compress requires --strategy ddp or zero1, not",
+    "--strategy zero3 --shard-ranks 2": "--shard-ranks requires --strategy hsdp, not zero3",
     "--strategy hsdp --shard-ranks 0": "--shard-ranks must be at least 1",
-    "--strategy ddp --sequence-parallel": "belongs to --strategy tp or tp-dp or fsdp-tp",
+    "--strategy ddp --sequence-parallel": "requires --strategy tp or tp-dp or fsdp-tp",
 }
-"""Options that mean nothing to a strategy, refused before anything starts."""
+"""Options of other strategies, and a part of the message."""
 
 FEW = ("--steps", "4")
-"""Enough where a mistake would show in the first step already. A step costs a rank of tp 0.15 s."""
+"""Enough where an error would show in the first step. A step of tp takes 0.15 s per rank."""
 COMPRESSING = ("--steps", "12")
 """PowerSGD compresses nothing in the first 10."""
 FEATURES = ("--micro-batches", "2", "--clip", "0.5", "--checkpoint-activations")
@@ -93,24 +93,24 @@ COMPRESSED = {"fp16": 1e-4, "powersgd": 1.0}
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    yield from standing(1, tmp_path_factory)
+    yield from start_pool(1, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    yield from standing(4, tmp_path_factory)
+    yield from start_pool(4, tmp_path_factory)
 
 
-def standing(world, tmp_path_factory):
-    found = Ranks(world, tmp_path_factory.mktemp(f"{world}-ranks"))
-    yield found
-    found.close()
+def start_pool(world, tmp_path_factory):
+    pool = RankPool(world, tmp_path_factory.mktemp(f"{world}-ranks"))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     """Options of 50 steps of each task."""
-    folder = topics(tmp_path_factory.mktemp("tasks") / "text", 24_000)
+    folder = write_help_topics(tmp_path_factory.mktemp("tasks") / "text", 24_000)
     model = ("--layers", "2", "--width", "32", "--heads", "4", "--sequence", "32")
     common = ("--steps", "50", "--epochs", "9", "--log-every", "1", "--no-tensorboard")
     return {
@@ -121,7 +121,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(one, tasks, tmp_path_factory):
-    """The folder of a run of one process, made when first asked for."""
+    """The folder of a run of one process, trained on first use."""
     folders = {}
 
     def folder(task, *options, double=False):
@@ -169,7 +169,7 @@ def largest(values):
 
 @pytest.mark.parametrize("task", ["digits", "text"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_numbers_are_those_of_one_process(strategy, task, differences):
+def test_results_are_those_of_one_process(strategy, task, differences):
     loss, weight, norm = differences(task, strategy, STRATEGIES[strategy], "--optimizer", "sgd")
 
     assert loss < LOSS
@@ -179,7 +179,7 @@ def test_the_numbers_are_those_of_one_process(strategy, task, differences):
 
 @pytest.mark.parametrize("task", ["digits", "text"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_method_is_the_same_to_the_last_digits(strategy, task, differences):
+def test_results_agree_to_the_last_digits_in_double_precision(strategy, task, differences):
     """Double precision, with micro-batches, clipping, activation checkpointing, and AdamW, which
     turns the rounding of a tiny gradient into a large part of a step.
     """
@@ -188,7 +188,7 @@ def test_the_method_is_the_same_to_the_last_digits(strategy, task, differences):
 
 
 @pytest.mark.parametrize("name", ALSO)
-def test_so_it_is_in_other_ways(name, differences):
+def test_options_agree_to_the_last_digits_in_double_precision(name, differences):
     strategy, *ways = ALSO[name]
     options = FEATURES if name != "static-graph" else ()
     assert max(differences("text", strategy, ways, *options, *ADAMW, *FEW, double=True)) < EXACT
@@ -218,9 +218,11 @@ def test_compressed_gradients_train(strategy, how, differences):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")  # torch's own import
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_what_cannot_work_is_refused_with_what_does(arguments):
+def test_invalid_combinations_are_refused_with_a_valid_one(arguments):
     with pytest.raises(ValueError, match=re.escape(REFUSED[arguments])):
-        strategies.find(train.parse(arguments.split()), Place(0, 4, torch.device("cpu")))
+        registry.create(
+            train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu"))
+        )
 
 
 @pytest.mark.parametrize("arguments", MISPLACED)

@@ -1,9 +1,10 @@
-"""The reference trainer as a user starts it."""
+"""The reference trainer as a user starts it, its data and its options."""
 
 import re
 import subprocess
 import sys
 from itertools import chain
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -22,10 +23,11 @@ from ranks import (
 from test_metrics import scalars
 from torch.utils.data import TensorDataset
 
-from trainer import strategies, tasks
-from trainer.data import IGNORED, Batches, Share
-from trainer.group import Place
-from trainer.options import parse
+from trainer import tasks
+from trainer.arguments import parse
+from trainer.data import IGNORE_INDEX, BatchLoader, DataShard
+from trainer.process_group import DistributedContext
+from trainer.strategies import registry
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +55,7 @@ def test_the_main_job_reaches_its_accuracy_on_two_processes(tmp_path):
     assert shown["test_accuracy"] == pytest.approx({final["step"]: accuracy}, abs=1e-4)
 
 
-def test_without_any_variable_it_writes_beside_itself(tmp_path, monkeypatch):
+def test_without_variables_it_writes_to_the_working_folder(tmp_path, monkeypatch):
     for name in ("DEPLOYKIT_OUTPUT_DIR", "DEPLOYKIT_CHECKPOINT_DIR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     subprocess.run(
@@ -65,13 +67,13 @@ def test_without_any_variable_it_writes_beside_itself(tmp_path, monkeypatch):
 
 
 def test_a_batch_that_does_not_fit_the_ranks_is_refused():
-    place = Place(0, 3, torch.device("cpu"))
-    with pytest.raises(ValueError, match="--batch-size 64 must be a multiple of 3: 3 share"):
-        strategies.find(parse([]), place)
+    context = DistributedContext(0, 3, torch.device("cpu"))
+    with pytest.raises(ValueError, match="--batch-size 64 must be a multiple of 3: 3 data shard"):
+        registry.create(parse([]), context)
 
 
 @pytest.mark.parametrize("size", ["0", "-3"])
-def test_a_batch_of_nothing_is_refused(size, capsys):
+def test_an_empty_batch_is_refused(size, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--batch-size", size])
 
@@ -79,36 +81,46 @@ def test_a_batch_of_nothing_is_refused(size, capsys):
     assert "--batch-size must be at least 1" in capsys.readouterr().err
 
 
-def test_every_problem_of_the_options_is_told_at_once(capsys):
+def test_all_problems_of_the_options_are_reported_at_once(capsys):
     with pytest.raises(SystemExit):
         parse(["--batch-size", "-5", "--heads", "3", "--epochs", "0"])
 
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     for part in (
         "--batch-size must be at least 1",
         "--epochs must be at least 1",
         "--width 64 must be a multiple",
     ):
-        assert part in said
+        assert part in message
 
 
-def test_more_than_one_rank_is_not_single(tmp_path):
+def test_single_refuses_several_ranks(tmp_path):
     text = outputs(start_ranks(tmp_path, 2, TRAIN, "--strategy", "single"), code=1)[0]
 
-    assert "train.py: error: --strategy single is one process, and there are 2 ranks" in text
+    assert "train.py: error: --strategy single is for one process, not 2 ranks" in text
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("name", ["digits", "text"])
-def test_no_sample_is_in_two_parts(name):
-    task = tasks.find(parse(["--task", name]))
-    parts = [part.tensors[0] for part in (task.training, task.validation, task.test)]
-    whole = torch.cat(parts).flatten(1)
+def inputs_of_parts(name):
+    task = tasks.load(parse(["--task", name]))
+    return [part.tensors[0].flatten(1) for part in (task.training, task.validation, task.test)]
 
-    assert len(whole) == {"digits": 1797, "text": len(whole)}[name]
-    assert min(map(len, parts)) > 300
-    # the texts repeat themselves here and there; the digits never
-    assert len(whole.unique(dim=0)) > {"digits": 1796, "text": 0.98 * len(whole)}[name]
+
+def test_the_parts_of_the_digits_are_disjoint():
+    parts = inputs_of_parts("digits")
+
+    assert [len(part) for part in parts] == [1077, 360, 360]
+    assert len(torch.cat(parts).unique(dim=0)) == 1797
+
+
+def test_the_parts_of_the_text_are_consecutive_and_complete():
+    """Its windows cannot be compared with each other: the text repeats itself here and there."""
+    text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    windows = (len(text) - 1) // 64
+    parts = inputs_of_parts("text")
+
+    assert [len(part) for part in parts] == [windows - 2 * (windows // 20), *[windows // 20] * 2]
+    assert bytes(torch.cat(parts).flatten().tolist()) == text[: 64 * windows]
 
 
 def test_the_text_model_learns_any_folder_of_text(tmp_path, capsys):
@@ -124,7 +136,7 @@ def test_the_text_model_learns_any_folder_of_text(tmp_path, capsys):
     assert final["test_loss"] < 0.5
 
 
-def test_only_empty_texts_are_refused(tmp_path, capsys):
+def test_a_folder_without_text_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         parse(["--task", "text", "--text", str(tmp_path)])
 
@@ -133,44 +145,44 @@ def test_only_empty_texts_are_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_each_global_batch_holds_the_same_samples_on_any_number_of_ranks(world):
-    assert seen(world, epoch=1) == seen(1, epoch=1)
+    assert samples_by_batch(world, epoch=1) == samples_by_batch(1, epoch=1)
 
 
-def test_every_sample_is_seen_once_an_epoch_and_the_short_batch_is_counted_right():
-    batches = seen(4, epoch=0)
+def test_an_epoch_visits_every_sample_once_and_counts_the_short_batch():
+    batches = samples_by_batch(4, epoch=0)
 
     assert sorted(chain(*batches)) == list(range(1077))
     assert list(map(len, batches)) == [64] * 16 + [53]
-    counts = [batch.count for batch in share(0, 4, epoch=0)]
+    counts = [batch.target_count for batch in shard(0, 4, epoch=0)]
     assert counts == [64] * 16 + [53]
-    assert {len(batch.targets) for batch in share(3, 4, epoch=0)} == {16}
+    assert {len(batch.targets) for batch in shard(3, 4, epoch=0)} == {16}
 
 
-def test_an_epoch_can_be_entered_anywhere():
-    whole = [batch.inputs.tolist() for batch in share(1, 2, epoch=3)]
+def test_an_epoch_can_be_resumed_at_any_batch():
+    whole = [batch.inputs.tolist() for batch in shard(1, 2, epoch=3)]
 
-    assert [batch.inputs.tolist() for batch in share(1, 2, epoch=3, first=9)] == whole[9:]
+    assert [batch.inputs.tolist() for batch in shard(1, 2, epoch=3, first=9)] == whole[9:]
 
 
 def test_the_order_follows_from_seed_and_epoch():
-    assert seen(1, epoch=1) != seen(1, epoch=0)
-    assert seen(1, epoch=1) != seen(1, epoch=1, seed=1)
+    assert samples_by_batch(1, epoch=1) != samples_by_batch(1, epoch=0)
+    assert samples_by_batch(1, epoch=1) != samples_by_batch(1, epoch=1, seed=1)
 
 
-def share(rank, world, epoch, seed=0, first=0):
+def shard(rank, world, epoch, seed=0, first=0):
     """One rank's batches of an epoch over a dataset of 1077 numbers."""
     numbers = torch.arange(1077)
-    place = Place(rank, world, torch.device("cpu"))
-    batches = Batches(TensorDataset(numbers, numbers), 64, Share(rank, world), place)
+    context = DistributedContext(rank, world, torch.device("cpu"))
+    batches = BatchLoader(TensorDataset(numbers, numbers), 64, DataShard(rank, world), context)
     return batches.epoch(epoch, seed, first)
 
 
-def seen(world, epoch, seed=0):
-    """The numbers in each global batch of an epoch, those that fill up left out."""
-    shares = [share(rank, world, epoch, seed) for rank in range(world)]
+def samples_by_batch(world, epoch, seed=0):
+    """The numbers in each global batch of an epoch, without padding."""
+    shards = [shard(rank, world, epoch, seed) for rank in range(world)]
     return [
-        sorted(n for batch in parts for n in batch.targets.tolist() if n != IGNORED)
-        for parts in zip(*shares, strict=True)
+        sorted(n for batch in parts for n in batch.targets.tolist() if n != IGNORE_INDEX)
+        for parts in zip(*shards, strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
 """nn.DataParallel: one process drives all GPUs of one machine.
 
-Each step it copies the model to every GPU, gathers the outputs on the first and adds the
-gradients up there, all by one Python process. DDP does the same work with one process a GPU,
-sends gradients only, and while they are made: it is faster even on one machine.
+In each step it copies the model to every GPU, gathers the outputs on the first one and sums the
+gradients there, in a single Python process. DDP does the same work with one process per GPU and
+sends only gradients, during the backward pass: it is faster even on one machine.
 """
 
 from __future__ import annotations
@@ -10,28 +10,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.strategies.single import MakeOptimizer, Single
+from trainer.strategies.single import CreateOptimizer, Single
 
-BETTER = (
-    "warning: nn.DataParallel copies the model to every GPU at each step and works in a single "
-    "Python process; --strategy ddp gives the same numbers faster"
+_SLOW = (
+    "warning: nn.DataParallel copies the model to every GPU in each step and runs in a single "
+    "Python process; --strategy ddp gives the same results faster"
 )
 
 
 class DP(Single):
+    """torch's nn.DataParallel, for comparison."""
+
     def check(self) -> None:
-        if self.place.world > 1 or not torch.cuda.is_available():
+        """Raise ValueError without GPUs or with several ranks."""
+        if self.context.world_size > 1 or not torch.cuda.is_available():
             raise ValueError(
-                f"--strategy dp is one process that drives the GPUs of one machine; here are "
-                f"{self.place.world} rank(s) and {torch.cuda.device_count()} GPU(s): "
-                "use ddp, which also runs on CPUs and several machines"
+                "--strategy dp requires one process and a GPU, not "
+                f"{self.context.world_size} rank(s) and {torch.cuda.device_count()} GPU(s): "
+                "use ddp, which also runs on CPUs and on several machines"
             )
 
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        self.place.say(BETTER)
-        super().prepare(model, make_optimizer)
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Wrap the model in nn.DataParallel."""
+        self.context.log(_SLOW)
+        super().prepare(model, create_optimizer)
         self.replicas = nn.DataParallel(self.model)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """The model's scores (batch, ..., classes), gathered on the first GPU."""
         with self.autocast():
-            return self.replicas(inputs)
+            scores: Tensor = self.replicas(inputs)
+        return scores

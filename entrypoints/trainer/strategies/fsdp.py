@@ -1,15 +1,13 @@
-"""ZeRO stages 2 and 3 by fully_shard: parameters, gradients and optimizer state in equal pieces.
+"""ZeRO stages 2 and 3 with fully_shard: parameters, gradients and optimizer state are sharded.
 
-A layer's parameters are gathered just before its forward pass. Stage 3 gives them back after it
-and gathers them again for the backward pass; stage 2 keeps them in between, which saves a third
-of the traffic for the memory of the whole model's weights. HSDP shards over some ranks, best
-those of one node, and averages the gradients of equal pieces over such groups.
+The parameters of a layer are gathered just before its forward pass. Stage 3 frees them afterwards
+and gathers them again for the backward pass. Stage 2 keeps them, which saves a third of the traffic
+at the cost of memory for all weights. HSDP shards within groups of ranks, ideally those of a node,
+and averages the gradients over the groups.
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
-
-import argparse
 
 import torch
 from torch import Tensor, nn
@@ -22,32 +20,42 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from trainer.group import fitting
-from trainer.strategies.averaged import Averaged
-from trainer.strategies.single import MakeOptimizer
+from trainer.process_group import divisors
+from trainer.strategies.data_parallel import DataParallel
+from trainer.strategies.single import CreateOptimizer
+from trainer.train_options import TrainOptions
 
 
-class Zero3(Averaged):
-    reshard = True
-    """Whether a layer is given back between its forward and its backward pass."""
+class Zero3(DataParallel):
+    """fully_shard over all ranks."""
 
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        self.model = self.layered(model.to(self.place.device))
-        shard(self.model, self.mesh(), self.options, reshard=self.reshard)
-        self.optimizer = make_optimizer(self.model.parameters())
+    reshard_after_forward = True
+    """Whether a layer's parameters are freed between its forward and its backward pass."""
+
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Shard each layer and the model."""
+        model = self.wrap_layers(model.to(self.context.device))
+        self.model = shard(
+            model, self.mesh(), self.options, reshard_after_forward=self.reshard_after_forward
+        )
+        self.optimizer = create_optimizer(self.model.parameters())
 
     def mesh(self) -> DeviceMesh:
-        return self.place.mesh(shard=self.place.world)
+        """The mesh of ranks over which parameters are sharded."""
+        return self.context.mesh(shard=self.context.world_size)
 
-    def synchronize(self, *, last: bool) -> None:
-        self.model.set_requires_gradient_sync(last)
+    def set_gradient_sync(self, *, last: bool) -> None:
+        """Reduce gradients after the last micro-batch only."""
+        set_requires_gradient_sync(self.model, last=last)
 
 
 class Zero2(Zero3):
-    reshard = False
+    """Parameters stay gathered between the forward and the backward pass."""
+
+    reshard_after_forward = False
 
     def state(self) -> dict[str, Tensor]:
-        """In pieces again, where an evaluation has left the layers whole."""
+        """The state, after resharding layers that an evaluation has left gathered."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -55,61 +63,73 @@ class Zero2(Zero3):
 
 
 class HSDP(Zero3):
+    """Sharded within groups of ranks, replicated over the groups."""
+
     @property
-    def ranks(self) -> int:
-        """The number of ranks that hold one copy of the model together."""
-        return self.options.shard_ranks or self.place.ranks_of_node
+    def shard_ranks(self) -> int:
+        """The number of ranks that hold one copy of the model together; by default a node's."""
+        return self.options.shard_ranks or self.context.local_world_size
 
     def check(self) -> None:
-        if self.place.world % self.ranks:
+        """Raise ValueError if the ranks cannot be divided into groups."""
+        if self.context.world_size % self.shard_ranks:
             raise ValueError(
-                f"--shard-ranks {self.ranks} does not divide the {self.place.world} ranks: "
-                f"use one of {fitting(self.place.world)}"
+                f"--shard-ranks {self.shard_ranks} does not divide the "
+                f"{self.context.world_size} ranks: use one of {divisors(self.context.world_size)}"
             )
 
     def mesh(self) -> DeviceMesh:
-        return self.place.mesh(replicate=self.place.world // self.ranks, shard=self.ranks)
+        """A mesh with the axes replicate and shard."""
+        groups = self.context.world_size // self.shard_ranks
+        return self.context.mesh(replicate=groups, shard=self.shard_ranks)
 
 
 def shard(
     model: nn.Sequential,
     mesh: DeviceMesh,
-    options: argparse.Namespace,
+    options: TrainOptions,
     *,
-    reshard: bool = True,
-) -> None:
-    """Cut every parameter up over `mesh`, of whose two axes the first is one of copies.
+    reshard_after_forward: bool = True,
+) -> nn.Module:
+    """Shard all parameters over `mesh`, in place; the first of two axes holds replicas.
 
-    A layer is gathered and given back as a whole.
+    Each layer is gathered and freed as a unit.
     """
-    policies = {
-        "mesh": mesh,
-        "reshard_after_forward": reshard,
-        "mp_policy": _precision(options.precision),
-        "offload_policy": _offload(mesh.device_type) if options.offload else OffloadPolicy(),
-    }
-    for layer in model:
-        if any(True for _ in layer.parameters()):
-            fully_shard(layer, **policies)
-    fully_shard(model, **policies)
+    offload = _offload_policy(mesh.device_type) if options.offload else OffloadPolicy()
+    units = [layer for layer in model if next(layer.parameters(), None) is not None]
+    for unit in (*units, model):
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=_precision_policy(options.precision),
+            offload_policy=offload,
+        )
+    return model
 
 
-def _precision(name: str) -> MixedPrecisionPolicy:
-    """In bf16 parameters travel in 16 bits, half the bytes, and gradients in 32, so that their sum
-    is exact; what is computed how is left to autocast, as in every other strategy, for the same
-    numbers, hence inputs are not cast here.
+def set_requires_gradient_sync(model: nn.Module, *, last: bool) -> None:
+    """Tell a sharded model whether the next backward pass reduces gradients."""
+    assert isinstance(model, FSDPModule)  # noqa: S101 - fully_shard has changed its class
+    model.set_requires_gradient_sync(last)
 
-    Not so in fp16: parameters of 16 bits have gradients of 16 bits, also where autocast computes in
-    32 (normalisation, embedding), and there the scaled ones overflow: a step is left out that
-    every other strategy takes.
+
+def _precision_policy(precision: str) -> MixedPrecisionPolicy:
+    """What FSDP communicates in; what computes in which precision is left to autocast.
+
+    In bf16, parameters are gathered in 16 bits, which halves the traffic, and gradients are reduced
+    in 32, so that their sum is exact. Inputs are not cast, because autocast does that as in every
+    other strategy. In fp16, parameters stay in 32 bits: with 16-bit parameters, gradients would be
+    16-bit even where autocast computes in 32 (normalisation, embedding), and the scaled ones would
+    overflow, so that steps would be skipped that no other strategy skips.
     """
-    if name != "bf16":
+    if precision != "bf16":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
         torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
 
 
-def _offload(device: str) -> CPUOffloadPolicy:
-    """Pinned memory speeds up copies to a GPU, and cannot be had without one."""
+def _offload_policy(device: str) -> CPUOffloadPolicy:
+    """Offload to pinned memory, which speeds up copies to a GPU and requires one."""
     return CPUOffloadPolicy(pin_memory=device == "cuda")

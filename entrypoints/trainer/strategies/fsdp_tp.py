@@ -1,31 +1,33 @@
-"""Tensor parallelism inside groups of ranks, and fully_shard across them.
+"""Tensor parallelism within groups of ranks, and fully_shard across them.
 
-The largest models need both: tensor parallelism over the fast links of a node, where it sends
-activations at every layer, and sharding over the network between nodes, where it sends each
-parameter twice a step. A rank holds a piece of its slice.
+The largest models need both. Tensor parallelism, which communicates activations in every layer,
+uses the fast links within a node. Sharding, which communicates each parameter twice per step, uses
+the network between nodes. Each rank holds a shard of its tensor-parallel slice.
 """
 
 from __future__ import annotations
 
-import argparse
-
 from torch import nn
 
-from trainer.group import Place
-from trainer.strategies.fsdp import shard
-from trainer.strategies.single import MakeOptimizer
-from trainer.strategies.tp import TPWithCopies
+from trainer.process_group import DistributedContext
+from trainer.strategies.fsdp import set_requires_gradient_sync, shard
+from trainer.strategies.single import CreateOptimizer
+from trainer.strategies.tp import TPWithDataParallel
+from trainer.train_options import TrainOptions
 
 
-class FSDPTP(TPWithCopies):
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        super().__init__(options, place)
-        self.averaged = self.share.of
+class FSDPxTP(TPWithDataParallel):
+    """A two-dimensional mesh: fully_shard over "dp", tensor parallelism over "tp"."""
 
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        self.model = self.sliced(model)
-        shard(self.model, self.mesh["dp"], self.options)
-        self.optimizer = make_optimizer(self.model.parameters())
+    def __init__(self, options: TrainOptions, context: DistributedContext) -> None:
+        super().__init__(options, context)
+        self.averaging_ranks = self.data_shard.num_shards
 
-    def synchronize(self, *, last: bool) -> None:
-        self.model.set_requires_gradient_sync(last)
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Apply tensor parallelism, then shard."""
+        self.model = shard(self.parallelize(model), self.mesh["dp"], self.options)
+        self.optimizer = create_optimizer(self.model.parameters())
+
+    def set_gradient_sync(self, *, last: bool) -> None:
+        """Reduce gradients after the last micro-batch only."""
+        set_requires_gradient_sync(self.model, last=last)

@@ -1,7 +1,7 @@
-"""What DDP does, written out: after the backward pass, every gradient is averaged over the ranks.
+"""DDP written out: after the backward pass, all-reduce every gradient.
 
-Read it to understand DDP; use DDP, which sends a layer's gradients while earlier layers still
-compute theirs.
+Read it to understand DDP, but use DDP: it sends the gradients of a layer while those of earlier
+layers are still being computed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 from torch import Tensor, distributed, nn
 
 from trainer.data import Batch
-from trainer.strategies.averaged import Averaged
-from trainer.strategies.single import MakeOptimizer
+from trainer.strategies.data_parallel import DataParallel
+from trainer.strategies.single import CreateOptimizer
 
 
-class Manual(Averaged):
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        super().prepare(model, make_optimizer)
-        for parameter in self.model.parameters():  # all begin as rank 0 does
+class ManualDDP(DataParallel):
+    """Data parallelism with one all-reduce per parameter."""
+
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Broadcast rank 0's weights to all ranks."""
+        super().prepare(model, create_optimizer)
+        for parameter in self.model.parameters():
             distributed.broadcast(parameter.data, src=0)
 
-    def backward(self, batch: Batch, scale: float = 1.0) -> Tensor:
-        loss = super().backward(batch, scale)
+    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
+        """Compute this rank's gradients, then average them over the ranks."""
+        loss = super().backward(batch, loss_scale)
         for parameter in self.model.parameters():
-            distributed.all_reduce(parameter.grad)
-            parameter.grad /= self.place.world
+            if parameter.grad is not None:
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= self.context.world_size
         return loss

@@ -1,7 +1,7 @@
-"""Several pipelines side by side, each with its share of a batch; alike stages average gradients.
+"""Several pipelines, each with its data shard; ranks of the same stage average their gradients.
 
-Ranks of the same stage have neighbouring numbers: what they exchange is more than what stages send
-each other, so they should be on one machine.
+Ranks of the same stage are neighbours in rank order: they exchange more data than consecutive
+stages do, so they should be on one machine.
 """
 
 from __future__ import annotations
@@ -12,43 +12,48 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import waiting
-from trainer.strategies.pp import PP
+from trainer import comm_timing
+from trainer.strategies.pp import PP, StageModule
 
 
 class PPxDDP(PP):
-    """Each stage is replicated by DDP."""
+    """Each stage is replicated with DDP."""
 
     @staticmethod
-    def usual(world: int) -> int:
-        return min(2, world)
+    def default_pipeline_size(world_size: int) -> int:
+        """Pipelines of two ranks."""
+        return min(2, world_size)
 
-    def misfits(self) -> Iterator[str]:
-        world = self.place.world
-        if world % self.ranks or not 1 < self.ranks < world:
-            fits = [str(ranks) for ranks in range(2, world) if world % ranks == 0]
-            advice = f"use {' or '.join(fits)}" if fits else "start 4 ranks or more"
+    def world_size_problems(self) -> Iterator[str]:
+        """Problems with the number of ranks."""
+        size, world_size = self.pipeline_size, self.context.world_size
+        if world_size % size or not 1 < size < world_size:
+            sizes = [str(each) for each in range(2, world_size) if world_size % each == 0]
+            advice = f"use {' or '.join(sizes)}" if sizes else "start 4 ranks or more"
             yield (
-                f"--strategy {self.options.strategy} spreads {world} rank(s) over several "
-                f"pipelines of --pipeline-parallel {self.ranks}, which does not come out: {advice}"
+                f"--strategy {self.options.strategy} cannot divide {world_size} rank(s) into "
+                f"several pipelines of --pipeline-parallel {size}: {advice}"
             )
 
-    def spread(self, stage: nn.Module) -> nn.Module:
+    def replicate(self, stage: StageModule) -> nn.Module:
+        """Wrap a stage in DistributedDataParallel."""
         replica = DistributedDataParallel(
             stage,
             process_group=self.data_mesh.get_group(),
             bucket_cap_mb=self.options.bucket_mb,
             gradient_as_bucket_view=True,
         )
-        waiting.watch(replica, self.clock)
+        comm_timing.instrument_ddp(replica, self.timer)
         return replica
 
 
 class PPxFSDP(PPxDDP):
-    """Each stage is sharded by fully_shard: layers are put together to compute, and no longer."""
+    """Each stage is sharded with fully_shard; layers are gathered only while they compute."""
 
-    def spread(self, stage: nn.Module) -> nn.Module:
+    def replicate(self, stage: StageModule) -> nn.Module:
+        """Shard each layer of a stage, and the stage."""
         for layer in stage:
             if next(layer.parameters(), None) is not None:
                 fully_shard(layer, mesh=self.data_mesh)
-        return fully_shard(stage, mesh=self.data_mesh)
+        fully_shard(stage, mesh=self.data_mesh)
+        return stage

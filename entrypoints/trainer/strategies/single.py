@@ -1,10 +1,10 @@
-"""One process, nothing spread. Every other strategy is this one with what it does differently."""
+"""Training in one process; the base class of all strategies."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,55 +18,61 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from trainer import gradients, waiting
-from trainer.data import Batch, Share
-from trainer.group import Place
-from trainer.timing import Clock
+from trainer import comm_timing, gradients
+from trainer.data import Batch, DataShard
+from trainer.process_group import DistributedContext
+from trainer.timing import StepTimer
+from trainer.train_options import TrainOptions
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CreateOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Single:
-    """The contract between a strategy and the training loop.
+    """The interface between a strategy and the training loop, implemented for one process.
 
-    `share` says which samples of a global batch this rank works on, `averaged` over how many ranks
-    gradients are averaged (the loss is scaled up by it, since ours is a mean over the global
-    batch), `counts` whether this rank's sums of loss and hits enter the totals over all ranks:
-    ranks that work on the same samples would count them twice. `sample` is one of this rank's
-    batches, there before `prepare`, to measure with. `clock` times a step's parts.
+    Attributes that other strategies change:
+
+    * `data_shard`: the samples of a global batch that this rank works on.
+    * `averaging_ranks`: the number of ranks over which gradients are averaged. The loss is
+      multiplied by it, because it is a mean over the global batch already.
+    * `contributes_loss`: whether this rank's loss and hits enter the sums over all ranks. Of ranks
+      that work on the same samples, one does.
+
+    `sample` is a batch of this rank, set before `prepare`, for measurements. `timer` times the
+    sections of a step.
     """
 
-    averaged = 1
-    counts = True
+    averaging_ranks = 1
+    contributes_loss = True
     sample: Batch
     model: nn.Module
     optimizer: Optimizer
 
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
+    def __init__(self, options: TrainOptions, context: DistributedContext) -> None:
         self.options = options
-        self.place = place
-        self.share = Share(0, 1)
-        self.clock = Clock(place.device)
-        waiting.count(self.clock)
+        self.context = context
+        self.data_shard = DataShard(0, 1)
+        self.timer = StepTimer(context.device)
+        comm_timing.instrument(self.timer)
         self.check()
 
     def check(self) -> None:
-        """Refuse, with a ValueError, what this strategy cannot do."""
-        if self.place.world > 1:
+        """Raise ValueError if options or ranks do not fit this strategy."""
+        if self.context.world_size > 1:
             raise ValueError(
-                f"--strategy single is one process, and there are {self.place.world} ranks: "
-                "choose another strategy (ddp is the usual one) or start one process"
+                f"--strategy single is for one process, not {self.context.world_size} ranks: "
+                "choose another strategy, such as ddp, or start one process"
             )
 
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        """Take the model, the same on every rank, and lay it out."""
-        self.model = self.layered(model.to(self.place.device))
-        self.optimizer = make_optimizer(self.model.parameters())
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Take the model, which has the same weights on every rank, and parallelize it."""
+        self.model = self.wrap_layers(model.to(self.context.device))
+        self.optimizer = create_optimizer(self.model.parameters())
 
-    def layered(self, model: nn.Sequential) -> nn.Sequential:
-        """Activation checkpointing and compiling, layer by layer, before anything is wrapped."""
+    def wrap_layers(self, model: nn.Sequential) -> nn.Sequential:
+        """Apply activation checkpointing and torch.compile to each layer, in place."""
         for name, layer in list(model.named_children()):
             if self.options.checkpoint_activations:
                 setattr(model, name, checkpoint_wrapper(layer))
@@ -76,105 +82,114 @@ class Single:
         return model
 
     def forward(self, inputs: Tensor) -> Tensor | None:
-        """The model's outputs for `inputs`, in training and evaluation; None where another rank
-        has them.
-        """
+        """The model's scores (batch, ..., classes), or None if another rank has them."""
         with self.autocast():
-            return self.model(inputs)
+            scores: Tensor = self.model(inputs)
+        return scores
 
-    def backward(self, batch: Batch, scale: float = 1.0) -> Tensor:
-        """Gradients of the mean loss over the global batch, times `scale`.
+    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
+        """Compute the gradients of the mean loss over the global batch, times `loss_scale`.
 
-        Returns this rank's part of that mean loss, unscaled, a tensor without dimensions.
+        Returns this rank's part of the mean loss, unscaled, as a scalar tensor.
         """
-        parts = []
-        pieces = self.pieces(batch)
-        for number, piece in enumerate(pieces):
-            self.synchronize(last=number + 1 == len(pieces))
-            with self.clock("forward"):
-                part = self.loss(self.forward(piece.inputs), piece)
-            with self.clock("backward"):
-                (part * (self.averaged * scale)).backward()
-            parts.append(part.detach())
-        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+        losses = []
+        micro_batches = self.micro_batches(batch)
+        for number, micro_batch in enumerate(micro_batches):
+            self.set_gradient_sync(last=number + 1 == len(micro_batches))
+            with self.timer("forward"):
+                scores = self.forward(micro_batch.inputs)
+                assert scores is not None  # noqa: S101 - only a pipeline gives None, and overrides
+                loss = self.loss(scores, micro_batch)
+            with self.timer("backward"):
+                torch.autograd.backward(loss * (self.averaging_ranks * loss_scale))
+            losses.append(loss.detach())
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
-    def pieces(self, batch: Batch) -> list[Batch]:
-        """The micro-batches whose gradients add up to those of `batch`."""
-        cut = self.options.micro_batches
-        if cut == 1:
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """Split `batch` into micro-batches of equal size."""
+        count = self.options.micro_batches
+        if count == 1:
             return [batch]
-        inputs, targets = batch.inputs.chunk(cut), batch.targets.chunk(cut)
-        return [Batch(*pair, batch.count) for pair in zip(inputs, targets, strict=True)]
+        inputs, targets = batch.inputs.chunk(count), batch.targets.chunk(count)
+        return [Batch(*pair, batch.target_count) for pair in zip(inputs, targets, strict=True)]
 
-    def synchronize(self, *, last: bool) -> None:
-        """Told before each micro-batch: gradients are needed whole only after the last one."""
+    def set_gradient_sync(self, *, last: bool) -> None:
+        """Called before each micro-batch: gradients need to be reduced after the last one only."""
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The sum over this batch's samples by the global count: parts add up to the exact mean,
-        however unequal they are. Summed in double precision: in single, the sum's own last digit
-        would be half of all that two layouts differ by.
+    def loss(self, scores: Tensor, batch: Batch) -> Tensor:
+        """The sum of the losses in this batch, divided by the number of targets of all ranks.
+
+        `scores` is (batch, ..., classes), the result a scalar. The parts of all ranks add up to
+        the exact mean, however unequal they are. Summed in double precision: in single precision,
+        rounding of the sum would be half of the difference between two strategies.
         """
         with self.autocast():
-            scores = outputs.flatten(0, -2).float()
-            losses = cross_entropy(scores, batch.targets.flatten(), reduction="none")
-            return losses.sum(dtype=torch.float64) / batch.count
+            flat = scores.flatten(0, -2).float()
+            losses = cross_entropy(flat, batch.targets.flatten(), reduction="none")
+            return losses.sum(dtype=torch.float64) / batch.target_count
 
     def autocast(self) -> AbstractContextManager[object]:
+        """The context of the forward pass: autocast to 16 bits, or nothing for fp32."""
         if self.options.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.place.device.type, HALVES[self.options.precision])
+        return torch.autocast(self.context.device.type, _HALF_DTYPES[self.options.precision])
 
-    def norm(self) -> Tensor:
-        """The 2-norm of the whole model's gradient, the same on every rank."""
-        return gradients.norm(self.model.parameters(), self.apart)
+    def gradient_norm(self) -> Tensor:
+        """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
+        return gradients.norm(self.model.parameters(), self.model_parallel_groups)
 
     @property
-    def apart(self) -> Sequence[ProcessGroup]:
-        """Groups whose ranks hold different parameters, in ways that the tensors do not tell."""
+    def model_parallel_groups(self) -> Sequence[ProcessGroup]:
+        """Groups whose ranks hold different parameters that are not DTensors."""
         return ()
 
     def step(self) -> None:
-        """One step of the optimizer; the gradients are spent."""
-        with self.clock("optimizer"):
+        """Update the parameters and clear the gradients."""
+        with self.timer("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors of model and optimizer under names that every strategy shares.
+        """The tensors of model and optimizer, under names that all strategies share.
 
-        Sharded ones say so themselves (DTensor), so that another layout can load them.
+        Sharded tensors are DTensors, so DCP can load them with another number of ranks.
         """
-        model, optimizer = get_state_dict(*self.stateful(), options=FLAT)
-        found = {f"model.{name}": value for name, value in model.items()}
-        found |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        model, optimizer = self._state_dicts()
+        tensors = {f"model.{name}": value for name, value in model.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned and a checkpoint has filled in."""
-        model, optimizer = get_state_dict(*self.stateful(), options=FLAT)
-        model |= _below(state, "model.")
-        optimizer |= _below(state, "optimizer.")
+        """Load what `state` returned after a checkpoint has been read into it."""
+        model, optimizer = self._state_dicts()
+        model |= _with_prefix(state, "model.")
+        optimizer |= _with_prefix(state, "optimizer.")
         set_state_dict(
-            *self.stateful(),
+            *self.stateful_objects(),
             model_state_dict=model,
             optim_state_dict=optimizer,
-            options=FLAT,
+            options=_FLAT,
         )
 
-    def measures(self) -> dict[str, float]:
-        """More numbers for the metrics of a logged step; every rank calls together."""
+    def _state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        model, optimizer = get_state_dict(*self.stateful_objects(), options=_FLAT)
+        return model, dict(optimizer)
+
+    def extra_metrics(self) -> dict[str, float]:
+        """Metrics of this strategy for a logged step. Collective."""
         return {}
 
     def summary(self) -> str:
-        """What is worth telling at the end of a run, or ''; every rank calls together."""
+        """A line to log at the end of a run, or ''. Collective."""
         return ""
 
-    def stateful(self) -> tuple[nn.Module, Optimizer]:
-        """The module and the torch optimizer whose state is this rank's."""
+    def stateful_objects(self) -> tuple[nn.Module, Optimizer]:
+        """The module and the optimizer whose state this rank saves."""
         return self.model, self.optimizer
 
 
-def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names start with `prefix`, without it."""
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }

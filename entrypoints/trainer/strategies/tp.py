@@ -1,15 +1,14 @@
-"""Tensor parallelism: every rank works on the same samples with a slice of each large layer.
+"""Tensor parallelism: all ranks work on the same samples, each with a slice of every large layer.
 
-Of two linear layers in a row the first is cut by outputs and the second by inputs, so that one sum
-over the ranks makes good for both. With sequence parallelism what lies between (normalisation,
-additions) is cut along the sequence, and the sum becomes a reduce-scatter and an all-gather: as
-much traffic, less memory.
+Of two consecutive linear layers, the first is sharded by outputs and the second by inputs, so that
+one all-reduce serves both. With sequence parallelism, what lies between (normalisation, residual
+additions) is sharded along the sequence, and the all-reduce becomes a reduce-scatter and an
+all-gather: the same traffic, less memory.
 https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -27,133 +26,152 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer.data import Batch, Share
-from trainer.group import Place, fitting
-from trainer.strategies.single import MakeOptimizer, Single
+from trainer.data import Batch, DataShard
+from trainer.process_group import DistributedContext, divisors
+from trainer.strategies.single import CreateOptimizer, Single
+from trainer.train_options import TrainOptions
 
-HIDDEN = 64
-"""Width of the one wide layer of the digits' model."""
+HIDDEN_SIZE = 64
+"""Outputs of the layer `hidden` of the digits model, the only one that is sharded."""
 
 
 class TP(Single):
     """All ranks share one copy of the model."""
 
-    def __init__(self, options: argparse.Namespace, place: Place) -> None:
-        super().__init__(options, place)
-        self.mesh = place.mesh(dp=place.world // self.slices, tp=self.slices)
-        self.share = Share(self.mesh["dp"].get_local_rank(), self.mesh["dp"].size())
-        self.counts = self.mesh["tp"].get_local_rank() == 0
+    def __init__(self, options: TrainOptions, context: DistributedContext) -> None:
+        super().__init__(options, context)
+        size = self.tensor_parallel_size
+        self.mesh = context.mesh(dp=context.world_size // size, tp=size)
+        self.data_shard = DataShard(self.mesh["dp"].get_local_rank(), self.mesh["dp"].size())
+        self.contributes_loss = self.mesh["tp"].get_local_rank() == 0
 
     @property
-    def slices(self) -> int:
+    def tensor_parallel_size(self) -> int:
         """The number of ranks that share one copy of the model."""
-        return self.options.tensor_parallel or self.place.world
+        return self.options.tensor_parallel or self.context.world_size
 
     def check(self) -> None:
-        problems = [*misfits(self.options, self.slices), *self.misplaced()]
+        """Raise ValueError, with all problems, if model and ranks do not fit."""
+        problems = [
+            *_model_problems(self.options, self.tensor_parallel_size),
+            *self.world_size_problems(),
+        ]
         if problems:
             raise ValueError("; ".join(problems))
 
-    def misplaced(self) -> Iterator[str]:
-        """What is wrong with the number of ranks."""
-        if self.slices != self.place.world:
+    def world_size_problems(self) -> Iterator[str]:
+        """Problems with the number of ranks."""
+        size, world_size = self.tensor_parallel_size, self.context.world_size
+        if size != world_size:
             yield (
-                f"--strategy tp is one copy of the model on all {self.place.world} ranks, not on "
-                f"--tensor-parallel {self.slices}: leave that out, or choose tp-dp or fsdp-tp"
+                f"--strategy tp shares one model among all {world_size} ranks, which contradicts "
+                f"--tensor-parallel {size}: remove that option, or choose tp-dp or fsdp-tp"
             )
 
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        self.model = self.sliced(model)
-        self.optimizer = make_optimizer(self.model.parameters())
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Shard the layers according to the plan of the task."""
+        self.model = self.parallelize(model)
+        self.optimizer = create_optimizer(self.model.parameters())
 
-    def sliced(self, model: nn.Sequential) -> nn.Sequential:
-        plan = PLANS[self.options.task](self.options)
-        parallelize_module(model.to(self.place.device), self.mesh["tp"], plan)
-        return self.layered(model)
+    def parallelize(self, model: nn.Sequential) -> nn.Sequential:
+        """Apply the plan and wrap the layers, in place."""
+        plan = _PLANS[self.options.task](self.options)
+        parallelize_module(model.to(self.context.device), self.mesh["tp"], plan)
+        return self.wrap_layers(model)
 
-    def backward(self, batch: Batch, scale: float = 1.0) -> Tensor:
-        loss = super().backward(batch, scale)
-        self.complete()
+    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
+        """Compute the gradients; see `Single.backward`."""
+        loss = super().backward(batch, loss_scale)
+        self.finish_gradients()
         return loss
 
-    def complete(self) -> None:
-        """Make up the sums that are still due, of gradients that came from pieces of a sequence."""
+    def finish_gradients(self) -> None:
+        """Reduce gradients that are still partial sums, of layers sharded along the sequence."""
         for parameter in self.model.parameters():
-            if parameter.grad.placements != parameter.placements:
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            gradient, data = parameter.grad, parameter.data
+            assert isinstance(gradient, DTensor)  # noqa: S101 - so are all parameters; see the plans
+            assert isinstance(data, DTensor)  # noqa: S101
+            if gradient.placements != data.placements:
+                parameter.grad = gradient.redistribute(placements=data.placements)
 
 
-class TPWithCopies(TP):
-    """Several copies of the model, each shared by the ranks of a node unless told otherwise."""
+class TPWithDataParallel(TP):
+    """Several copies of the model, each shared by the ranks of a node by default."""
 
     @property
-    def slices(self) -> int:
-        return self.options.tensor_parallel or self.place.ranks_of_node
+    def tensor_parallel_size(self) -> int:
+        """The number of ranks that share one copy of the model."""
+        return self.options.tensor_parallel or self.context.local_world_size
 
-    def misplaced(self) -> Iterator[str]:
-        if self.place.world % self.slices:
+    def world_size_problems(self) -> Iterator[str]:
+        """Problems with the number of ranks."""
+        size, world_size = self.tensor_parallel_size, self.context.world_size
+        if world_size % size:
             yield (
-                f"--tensor-parallel {self.slices} does not divide the {self.place.world} ranks: "
-                f"use one of {fitting(self.place.world)}"
+                f"--tensor-parallel {size} does not divide the {world_size} ranks: "
+                f"use one of {divisors(world_size)}"
             )
 
 
-def misfits(options: argparse.Namespace, slices: int) -> Iterator[str]:
-    """Why the model cannot be cut into so many slices."""
+def _model_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
+    """Why the model cannot be sharded over so many ranks."""
     text = options.task == "text"
-    what, size = ("--heads", options.heads) if text else ("the hidden layer of", HIDDEN)
-    if size % slices:
+    what, size = ("--heads", options.heads) if text else ("the hidden size", HIDDEN_SIZE)
+    if size % ranks:
         yield (
-            f"{what} {size} cannot be cut into {slices} equal slices, only into {fitting(size)}: "
-            "start so many ranks, or name one with --tensor-parallel (tp-dp and fsdp-tp)"
+            f"{what} {size} cannot be divided by {ranks} ranks, only by {divisors(size)}: start "
+            "that many ranks, or set --tensor-parallel (tp-dp and fsdp-tp)"
         )
     if options.sequence_parallel and not text:
-        yield "--sequence-parallel needs a sequence: choose --task text, or leave it out"
-    elif options.sequence_parallel and options.sequence % slices:
-        longer = math.ceil(options.sequence / slices) * slices
+        yield "--sequence-parallel requires a sequence: choose --task text, or remove the option"
+    elif options.sequence_parallel and options.sequence % ranks:
+        longer = math.ceil(options.sequence / ranks) * ranks
         yield (
-            f"--sequence-parallel cuts --sequence {options.sequence} into {slices} equal pieces: "
-            f"choose --sequence {longer}"
+            f"--sequence-parallel requires --sequence {options.sequence} to be a multiple of the "
+            f"{ranks} ranks: choose --sequence {longer}"
         )
 
 
-class Whole(ParallelStyle):
-    """A layer of which every rank has all and computes the same.
+class ReplicatedLayer(ParallelStyle):
+    """A layer that every rank holds and computes in full.
 
-    Its parameters are DTensors like all others, since optimizers and norms that work on many
+    Its parameters are DTensors like all others, because optimizers and norms that process many
     tensors at once refuse a mixture.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, input_fn=self._into, output_fn=self._out_of)
+        to_tensor: Any = self._to_tensor  # torch uses its result, unlike its annotation says
+        return distribute_module(
+            module, device_mesh, input_fn=self._to_dtensor, output_fn=to_tensor
+        )
 
     @staticmethod
-    def _into(_module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
+    def _to_dtensor(_module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> Any:
         return tuple(
             DTensor.from_local(tensor, mesh, [Replicate()], run_check=False) for tensor in inputs
         )
 
     @staticmethod
-    def _out_of(_module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> Tensor:
+    def _to_tensor(_module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> Tensor:
         return outputs.to_local()
 
 
-def _digits(_options: argparse.Namespace) -> dict[str, ParallelStyle]:
+def _digits_plan(_options: TrainOptions) -> dict[str, ParallelStyle]:
     return {
-        "conv*": Whole(),
+        "conv*": ReplicatedLayer(),
         "hidden": ColwiseParallel(),
         "scores": RowwiseParallel(),
     }
 
 
-def _text(options: argparse.Namespace) -> dict[str, ParallelStyle]:
-    """`between` the linear layers every rank has all, or its part of the sequence."""
+def _text_plan(options: TrainOptions) -> dict[str, ParallelStyle]:
+    """`between` attention and MLP, hidden states are replicated or sharded along the sequence."""
     between = Shard(1) if options.sequence_parallel else Replicate()
     gather = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
-    norm = SequenceParallel() if options.sequence_parallel else Whole()
+    norm = SequenceParallel() if options.sequence_parallel else ReplicatedLayer()
     return {
         "embed.byte": RowwiseParallel(input_layouts=Replicate()),
-        "embed.position": Whole(),
+        "embed.position": ReplicatedLayer(),
         "embed": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=between),
         "block*.norm1": norm,
         "block*.attention": gather,
@@ -170,4 +188,4 @@ def _text(options: argparse.Namespace) -> dict[str, ParallelStyle]:
     }
 
 
-PLANS = {"digits": _digits, "text": _text}
+_PLANS = {"digits": _digits_plan, "text": _text_plan}

@@ -1,39 +1,46 @@
-"""Tensor parallelism inside groups of ranks, and the same copy of the model in each group.
+"""Tensor parallelism within groups of ranks, and data parallelism across them.
 
-Ranks that hold the same slice add their gradients up, as DDP does, while the backward pass goes
-on. DistributedDataParallel itself cannot be used here: it puts new tensors in the place of sliced
-parameters at every forward pass (torch 2.13), so that neither a checkpoint nor the norm of the
-gradient nor a recomputed activation finds those that the optimizer has.
+Ranks that hold the same slice sum their gradients during the backward pass, as DDP does.
+DistributedDataParallel itself cannot be used: it replaces sharded parameters by new tensors in
+every forward pass (torch 2.13), and then neither checkpoints, nor the gradient norm, nor
+recomputed activations find the tensors that the optimizer holds.
 """
 
 from __future__ import annotations
 
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
-from trainer.strategies.single import MakeOptimizer
-from trainer.strategies.tp import TPWithCopies
+from trainer.strategies.single import CreateOptimizer
+from trainer.strategies.tp import TPWithDataParallel
 
 
-class TPDP(TPWithCopies):
-    def prepare(self, model: nn.Sequential, make_optimizer: MakeOptimizer) -> None:
-        super().prepare(model, make_optimizer)
-        self.whole = True
-        self.sums: list[distributed.Work] = []
+class TPxDP(TPWithDataParallel):
+    """A two-dimensional mesh: all-reduce over "dp", tensor parallelism over "tp"."""
+
+    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+        """Shard the layers and register the hooks that reduce gradients."""
+        super().prepare(model, create_optimizer)
+        self._sync = True
+        self._reductions: list[distributed.Work] = []
         for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._add_up)
+            parameter.register_post_accumulate_grad_hook(self._start_reduction)
 
-    def _add_up(self, parameter: nn.Parameter) -> None:
-        """Start to sum a gradient over the copies, as soon as it is complete here."""
-        if self.whole:
-            mine = parameter.grad.to_local()
-            group = self.mesh.get_group("dp")
-            self.sums.append(distributed.all_reduce(mine, group=group, async_op=True))
+    def _start_reduction(self, parameter: Tensor) -> None:
+        """Start to sum a gradient over the copies as soon as it is computed here."""
+        if self._sync and isinstance(parameter.grad, DTensor):
+            local, group = parameter.grad.to_local(), self.mesh.get_group("dp")
+            work = distributed.all_reduce(local, group=group, async_op=True)
+            assert work is not None  # noqa: S101 - async_op
+            self._reductions.append(work)
 
-    def synchronize(self, *, last: bool) -> None:
-        self.whole = last
+    def set_gradient_sync(self, *, last: bool) -> None:
+        """Reduce gradients after the last micro-batch only."""
+        self._sync = last
 
-    def complete(self) -> None:
-        for work in self.sums:
+    def finish_gradients(self) -> None:
+        """Wait for the reductions, then for those within the copies."""
+        for work in self._reductions:
             work.wait()
-        self.sums.clear()
-        super().complete()
+        self._reductions.clear()
+        super().finish_gradients()

@@ -1,4 +1,4 @@
-"""Checkpoints as an attacker would write them, with sums that are right."""
+"""Checkpoints as an attacker would write them, with valid checksums."""
 
 import codecs
 import contextlib
@@ -9,6 +9,7 @@ import pickle
 import pickletools
 import struct
 import sys
+import time
 import zipfile
 import zlib
 from itertools import pairwise
@@ -17,25 +18,34 @@ from pathlib import Path
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 DOTTED = "_strobelight.cli_function_profiler.subprocess.Popen"
-"""A way from the package torch to a program that starts others."""
-REFUSED = "is not whole, trying the one before: "
+"""A path of attributes from the package torch to a function that starts programs."""
+SKIPPED = "skipped checkpoint "
 
 
-def refusals(text):
-    """The lines in which a checkpoint is refused."""
-    return [line for line in text.splitlines() if REFUSED in line]
+def skip_messages(text):
+    """The lines that say that a checkpoint was skipped."""
+    return [line for line in text.splitlines() if line.startswith(SKIPPED)]
 
 
-def reseal(path):
-    """Give a checkpoint the sums of what is in it now."""
+def appears(path):
+    """Wait until a file exists; False after a minute."""
+    for _ in range(6000):
+        if path.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def update_checksums(path):
+    """Write the checksums of the current files to a checkpoint's manifest."""
     whole = json.loads((path / "whole.json").read_text())
     for name in whole["files"]:
         data = (path / name).read_bytes()
         whole["files"][name] = [len(data), zlib.crc32(data)]
-    write_whole(path, whole)
+    write_manifest(path, whole)
 
 
-def write_whole(path, whole):
+def write_manifest(path, whole):
     whole.pop("crc", None)
     crc = zlib.crc32(json.dumps(whole).encode())
     (path / "whole.json").write_text(json.dumps({**whole, "crc": crc}))
@@ -46,26 +56,26 @@ def text(word):
 
 
 def call(module, name, *arguments):
-    """Opcodes of protocol 4 that call a function with texts, in a list where it is Popen."""
+    """Opcodes of protocol 4 that call a function with strings, in a list if it is Popen."""
     words = b"".join(map(text, arguments))
     given = b"](" + words + b"e\x85" if name.endswith("Popen") else b"(" + words + b"t"
     return text(module) + text(name) + b"\x93" + given + b"R"
 
 
 def dotted_name(path, canary):
-    """A table of contents that starts a program by a name with dots below torch."""
+    """Metadata that starts a program through a dotted name below torch."""
     program = call("torch", DOTTED, "touch", str(canary))
     (path / ".metadata").write_bytes(b"\x80\x04" + program + b".")
-    reseal(path)
+    update_checksums(path)
 
 
 def bytes_for_a_tensor(path, canary):
-    """A tensor announced as an object, whose bytes are a pickle that starts a program."""
+    """A tensor declared as an object, whose bytes are a pickle that starts a program."""
     table = pickle.loads((path / ".metadata").read_bytes())
     name = next(name for name in table.state_dict_metadata if name.startswith("model."))
-    tensor, place = table.state_dict_metadata[name], BytesStorageMetadata()
-    place.size, place.properties = tensor.size, tensor.properties  # as if it were a tensor
-    table.state_dict_metadata[name] = place
+    tensor, fake = table.state_dict_metadata[name], BytesStorageMetadata()
+    fake.size, fake.properties = tensor.size, tensor.properties  # as if it were a tensor
+    table.state_dict_metadata[name] = fake
     indices = [index for index in table.storage_data if index.fqn == name]
     stored = next(table.storage_data.pop(index) for index in indices)
     payload = pickle.dumps(Touch(canary))
@@ -75,14 +85,14 @@ def bytes_for_a_tensor(path, canary):
         end.write(payload)
     table.storage_data[MetadataIndex(name)] = stored
     (path / ".metadata").write_bytes(pickle.dumps(table))
-    reseal(path)
+    update_checksums(path)
 
 
 ATTACKS = [dotted_name, bytes_for_a_tensor]
 
 
 class Touch:
-    """Pickled, it makes a file when it is loaded."""
+    """Creates a file when its pickle is loaded."""
 
     def __init__(self, canary):
         self.canary = canary
@@ -92,7 +102,7 @@ class Touch:
 
 
 def rewritten_zip(data, change, *, packed=False):
-    """An archive with each entry as `change(name, content)` gives it."""
+    """A copy of an archive with each entry replaced by `change(name, content)`."""
     out = io.BytesIO()
     how = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w", how) as new:
@@ -103,14 +113,14 @@ def rewritten_zip(data, change, *, packed=False):
 
 @contextlib.contextmanager
 def watched():
-    """What was run, started or looked up by a pickle meanwhile: name of the event, arguments."""
+    """Record dangerous audit events in the block as (name, arguments), such as imports."""
     seen = []
-    for codec in ("cp437", "raw_unicode_escape"):  # else imported by the first text that needs it
+    for codec in ("cp437", "raw_unicode_escape"):  # otherwise imported on first use
         codecs.lookup(codec)
     _WATCHING.append(seen)
     if len(_HOOKED) == 0:
         _HOOKED.append(True)
-        sys.addaudithook(_hear)  # it stays until the process ends, and is quiet between times
+        sys.addaudithook(_hear)  # a hook cannot be removed
     try:
         yield seen
     finally:
@@ -131,9 +141,9 @@ def _hear(event, arguments):
 
 
 def mutated(random, path, canary):
-    """Change one checkpoint in one way or several, and put its sums right.
+    """Change a checkpoint in one or several ways, and update its checksums.
 
-    Those first that unpickle it themselves, while it is harmless.
+    Changes that unpickle the file themselves come first, while it is harmless.
     """
     ways = (_table_fields, _data, _table_opcodes, _table_bytes, _table_call, _whole)
     chosen = random.choices(range(len(ways)), k=random.choice((1, 1, 1, 2, 5)))
@@ -144,11 +154,11 @@ def mutated(random, path, canary):
 def _table_bytes(random, path, _canary):
     file = path / ".metadata"
     file.write_bytes(_bytes(random, file.read_bytes()))
-    reseal(path)
+    update_checksums(path)
 
 
 def _bytes(random, data):
-    """`data` with a few bytes changed, put in, taken out, or cut off."""
+    """`data` with a few bytes changed, inserted, removed, or truncated."""
     data = bytearray(data)
     for _ in range(random.choice((1, 2, 8, 30))):
         at = random.randrange(len(data) + 1)
@@ -170,7 +180,7 @@ _OPCODES = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
 
 
 def _operations(data):
-    """The opcodes in `data`, as pieces of bytes."""
+    """The opcodes in `data`, each as bytes."""
     places = []
     with contextlib.suppress(Exception):
         places.extend(at for _, _, at in pickletools.genops(data))
@@ -178,7 +188,7 @@ def _operations(data):
 
 
 def _table_opcodes(random, path, _canary):
-    """Opcodes swapped, doubled, left out, or others in their place."""
+    """Swap, duplicate, remove or replace opcodes."""
     file = path / ".metadata"
     pieces = _operations(file.read_bytes())
     for _ in range(random.choice((1, 2, 6))):
@@ -195,7 +205,7 @@ def _table_opcodes(random, path, _canary):
         else:
             pieces[at] = random.choice(_OPCODES) + random.randbytes(random.choice((0, 1, 4, 8)))
     file.write_bytes(b"".join(pieces))
-    reseal(path)
+    update_checksums(path)
 
 
 _FUNCTIONS = [
@@ -215,7 +225,7 @@ _FUNCTIONS = [
 
 
 def _table_call(random, path, canary):
-    """A call put in at a place where it is carried out, and its answer left or thrown away."""
+    """Insert a call where it would be executed, and keep or drop its result."""
     file = path / ".metadata"
     pieces = _operations(file.read_bytes())
     if not pieces:
@@ -229,7 +239,7 @@ def _table_call(random, path, canary):
         made = b"c" + f"{module}\n{name}\n".encode() + b"(" + text(words[-1]) + b"tR"
     pieces.insert(random.randrange(1, len(pieces) + 1), made + random.choice((b"0", b"")))
     file.write_bytes(b"".join(pieces))
-    reseal(path)
+    update_checksums(path)
 
 
 _NUMBERS = (-1, 0, 1, 2, 3, 7, 2**31, 2**40, 2**62, 2**63, 2**64, 10**400, True, None, 0.5)
@@ -238,21 +248,21 @@ _PATHS = ("../../x", "/etc/passwd", "", ".", "..", "\0", ".metadata", "whole.jso
 
 
 def _table_fields(random, path, _canary):
-    """Values of the table changed as torch's own classes hold them."""
+    """Change fields of the metadata objects."""
     file = path / ".metadata"
     try:
         table = pickle.loads(file.read_bytes())
         name = random.choice(list(table.state_dict_metadata))
         index = random.choice(list(table.storage_data))
-        tensor, place = table.state_dict_metadata[name], table.storage_data[index]
+        tensor, location = table.state_dict_metadata[name], table.storage_data[index]
         value = random.choice(_NUMBERS + _ODD)
         size = tuple(random.choice(_NUMBERS[:9]) for _ in range(random.randrange(5)))
         random.choice(
             (
-                lambda: setattr(place, "offset", value),
-                lambda: setattr(place, "length", value),
-                lambda: setattr(place, "relative_path", random.choice(_PATHS)),
-                lambda: setattr(place, "transform_descriptors", [value]),
+                lambda: setattr(location, "offset", value),
+                lambda: setattr(location, "length", value),
+                lambda: setattr(location, "relative_path", random.choice(_PATHS)),
+                lambda: setattr(location, "transform_descriptors", [value]),
                 lambda: setattr(tensor, "size", _Size(size)),
                 lambda: setattr(tensor, "chunks", tensor.chunks * random.randrange(3)),
                 lambda: setattr(tensor.chunks[0], "sizes", _Size(size)),
@@ -261,7 +271,7 @@ def _table_fields(random, path, _canary):
                 lambda: table.state_dict_metadata.update({name: BytesStorageMetadata()}),
                 lambda: table.state_dict_metadata.update({name: value}),
                 lambda: table.state_dict_metadata.update({str(value): tensor}),
-                lambda: table.storage_data.update({MetadataIndex(name, (5, 5)): place}),
+                lambda: table.storage_data.update({MetadataIndex(name, (5, 5)): location}),
                 lambda: table.storage_data.pop(index),
                 lambda: setattr(table, "storage_data", value),
                 lambda: setattr(table, "planner_data", value),
@@ -271,11 +281,11 @@ def _table_fields(random, path, _canary):
         file.write_bytes(pickle.dumps(table, protocol=random.choice((2, 4, 5))))
     except Exception:  # noqa: BLE001 - it was changed before and is no such table any more
         return
-    reseal(path)
+    update_checksums(path)
 
 
 class _Size:
-    """Pickled, a torch.Size of whatever numbers."""
+    """Pickled as a torch.Size of any numbers."""
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -287,17 +297,17 @@ class _Size:
 
 
 def _data(random, path, canary):
-    """The bytes of tensors: changed, or with another pickle in the archive."""
+    """Change the bytes of tensors, or the pickle in an archive."""
     file = path / "__0_0.distcp"
     data = file.read_bytes()
     if random.random() < 0.5:
         file.write_bytes(_bytes(random, data))
-        reseal(path)
+        update_checksums(path)
         return
     with contextlib.suppress(Exception):
         table = pickle.loads((path / ".metadata").read_bytes())
-        place = random.choice(list(table.storage_data.values()))
-        archive = data[place.offset : place.offset + place.length]
+        location = random.choice(list(table.storage_data.values()))
+        archive = data[location.offset : location.offset + location.length]
         payload = random.choice(
             (
                 pickle.dumps(Touch(canary)),
@@ -311,14 +321,14 @@ def _data(random, path, canary):
             return payload if random.random() < 0.5 else _bytes(random, content)
 
         archive = rewritten_zip(archive, change)
-        place.offset, place.length = len(data), len(archive)
+        location.offset, location.length = len(data), len(archive)
         file.write_bytes(data + archive)
         (path / ".metadata").write_bytes(pickle.dumps(table))
-    reseal(path)
+    update_checksums(path)
 
 
 def _whole(random, path, _canary):
-    """Values of whole.json, with a sum of its own that is right."""
+    """Change values of the manifest, and update its checksum."""
     try:
         whole = json.loads((path / "whole.json").read_text())
         part = random.choice((whole, whole["progress"], whole["files"]))
@@ -328,13 +338,13 @@ def _whole(random, path, _canary):
             part.pop(key, None)
         else:
             part[key] = value if random.random() < 0.7 else [value, value]
-        write_whole(path, whole)
+        write_manifest(path, whole)
     except (ValueError, LookupError, TypeError, AttributeError):
         return
 
 
 def deep(count):
-    """A pickle of a tuple in a tuple in a tuple, so many times."""
+    """A pickle of nested tuples, `count` levels deep."""
     return b"\x80\x04)" + b"\x85" * count
 
 
@@ -344,7 +354,7 @@ def pipe(path):
 
 
 def copied(folder, target):
-    """A folder of checkpoints, for one test to spoil."""
+    """A copy of a checkpoint folder, for a test to damage."""
     import shutil
 
     return Path(shutil.copytree(folder, target))

@@ -1,10 +1,10 @@
-"""Kill a rank at random steps, again and again, and start both again from their checkpoints.
+"""Kill a rank at random steps, repeatedly, and restart both ranks from their checkpoints.
 
-Every other time it is killed in the next save. So nothing depends on how fast the machine is.
+    python random_kills.py FOLDER KILLS
 
-    python chaos.py FOLDER KILLS
-
-torch is imported once; the ranks are forked. Prints one JSON line for each kill.
+Every other kill waits for the next save. All waits are for steps and files, not for times, so that
+the result does not depend on the speed of the machine. torch is imported once, and the ranks are
+forked. Prints one JSON line per kill.
 """
 
 import contextlib
@@ -17,46 +17,46 @@ import sys
 import time
 from pathlib import Path
 
-import sklearn.datasets  # noqa: F401 - imported once for all ranks
+import sklearn.datasets  # noqa: F401 - once for all ranks
 import torch.distributed.checkpoint  # noqa: F401 - the same
 from ranks import free_port
 
 import train
-from trainer import group
-from trainer.options import parse
+from trainer import process_group
+from trainer.arguments import parse
 
 INTERVAL = 5
 OPTIONS = ("--log-every", "1", "--checkpoint-steps", str(INTERVAL), "--no-tensorboard")
-BEGUN = "2 rank(s) on"
+STARTED = "2 rank(s) on"
 
 
 def main(folder, kills):
     moments = random.Random(0)
-    train.OUTPUT, train.CHECKPOINTS = folder / "output", folder / "checkpoints"
+    train.OUTPUT_DIR, train.CHECKPOINT_DIR = folder / "output", folder / "checkpoints"
     for number in range(kills):
         log, began = folder / f"round-{number}.log", time.time()
         ranks = start(log)
-        wait_for(lambda log=log: log.exists() and BEGUN in log.read_text(), log)
+        wait_for(lambda log=log: log.exists() and STARTED in log.read_text(), log)
         last = last_step() + moments.randint(0, 2 * INTERVAL)
         wait_for(lambda last=last: last_step() >= last, log)
         if number % 2:
             wait_for(lambda began=began: saving(began), log)
         os.kill(moments.choice(ranks), signal.SIGKILL)
         end(ranks)
-        tell({"logged": last_step(), "saving": saving(began), **resumed(log.read_text())})
+        report({"logged": last_step(), "saving": saving(began), **resumed(log.read_text())})
     log = folder / "last.log"
     for rank in start(log, "--steps", str(last_step() + 1)):
         assert os.waitpid(rank, 0)[1] == 0, log.read_text()
-    tell({"logged": last_step(), **resumed(log.read_text())})
+    report({"logged": last_step(), **resumed(log.read_text())})
 
 
-def tell(facts):
-    sys.stdout.write(json.dumps(facts) + "\n")
+def report(result):
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
 def start(log, *more):
-    """Two ranks as children; their process ids."""
+    """Fork two ranks; returns their process ids."""
     port = str(free_port())
     return [fork(rank, port, log, more) for rank in range(2)]
 
@@ -78,7 +78,9 @@ def fork(rank, port, log, more):
         os.dup2(file.fileno(), 2)
     code = 1
     try:
-        train.Run(parse(["--epochs", "100000", *OPTIONS, *more]), group.join(), []).train()
+        train.Trainer(
+            parse(["--epochs", "100000", *OPTIONS, *more]), process_group.join(), []
+        ).train()
         code = 0
     finally:
         sys.stdout.flush()
@@ -94,28 +96,28 @@ def wait_for(condition, log):
 
 
 def saving(since):
-    """Whether a save is at work, or was when it was killed, and not before the time `since`."""
-    with contextlib.suppress(FileNotFoundError):  # it has just ended
-        return any(path.stat().st_mtime > since for path in train.CHECKPOINTS.glob("*.saving"))
+    """Whether a save that started after `since` is in progress, or was interrupted."""
+    with contextlib.suppress(FileNotFoundError):  # it has just finished
+        return any(path.stat().st_mtime > since for path in train.CHECKPOINT_DIR.glob("*.saving"))
     return False
 
 
 def end(ranks):
-    """Kill what is left, as torchrun does, and see both gone."""
+    """Kill the remaining ranks, as torchrun does, and wait for them."""
     for rank in ranks:
         os.kill(rank, signal.SIGKILL)
         os.waitpid(rank, 0)
 
 
 def last_step():
-    lines = (train.OUTPUT / "metrics.jsonl").read_text().split("\n")[:-1]
+    lines = (train.OUTPUT_DIR / "metrics.jsonl").read_text().split("\n")[:-1]
     return max((json.loads(line)["step"] for line in lines), default=0)
 
 
 def resumed(log):
-    """From which step a round went on, and what it said of broken checkpoints."""
-    found = re.search(r"resumed from .*, (\d+) steps done", log)
-    return {"resumed": int(found[1]) if found else 0, "broken": log.count("is not whole")}
+    """The step from which a round resumed, and the number of checkpoints that it skipped."""
+    match = re.search(r"resumed from .* after (\d+) steps", log)
+    return {"resumed": int(match[1]) if match else 0, "skipped": log.count("skipped checkpoint")}
 
 
 if __name__ == "__main__":

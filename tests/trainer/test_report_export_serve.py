@@ -1,4 +1,4 @@
-"""What comes after training: a report, files for other programs, and answers over HTTP."""
+"""report.py, export.py and serve.py, with models that were trained for it."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 import torch
-from ranks import ENTRYPOINTS, PATIENCE, lines, newest, train_alone
+from ranks import ENTRYPOINTS, PATIENCE, latest, lines, train_alone
 from safetensors.torch import load_file
 
 import export
@@ -27,11 +27,11 @@ TEXT = ("--task", "text", *SMALL, "--steps", "60", "--lr", "0.01")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of a trained digits model and a trained text model."""
-    found = {}
+    folders = {}
     for name, options in {"digits": ("--epochs", "8"), "text": TEXT}.items():
-        found[name] = tmp_path_factory.mktemp(name)
-        train_alone(found[name], *options, "--no-tensorboard")
-    return found
+        folders[name] = tmp_path_factory.mktemp(name)
+        train_alone(folders[name], *options, "--no-tensorboard")
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +50,23 @@ def call(module, checkpoints, output):
 
 def test_the_report_counts_every_test_image_once(trained, tmp_path, capsys):
     call(report, trained["digits"] / "checkpoints", tmp_path)
-    found = json.loads((tmp_path / "report.json").read_text())
-    matrix = torch.tensor(found["confusion"])
+    result = json.loads((tmp_path / "report.json").read_text())
+    matrix = torch.tensor(result["confusion"])
 
     assert int(matrix.sum()) == 360
-    assert found["accuracy"] == pytest.approx(float(matrix.diag().sum()) / 360)
-    assert found["accuracy"] == pytest.approx(lines(trained["digits"])[-1]["test_accuracy"])
-    assert found["accuracy"] > 0.9
-    for name, scores in found["classes"].items():
+    assert result["accuracy"] == pytest.approx(float(matrix.diag().sum()) / 360)
+    assert result["accuracy"] == pytest.approx(lines(trained["digits"])[-1]["test_accuracy"])
+    assert result["accuracy"] > 0.9
+    for name, scores in result["classes"].items():
         right, all_of_it = matrix[int(name), int(name)], matrix[int(name)].sum()
         assert scores["recall"] == pytest.approx(float(right / all_of_it))
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    assert f"accuracy {found['accuracy']:.4f}; the weakest class is " in capsys.readouterr().out
+    assert f"accuracy {result['accuracy']:.4f}; lowest F1 " in capsys.readouterr().out
 
 
-def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_there_is_no_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    report.draw([[1, 0], [0, 1]], tmp_path / "confusion.png")
+    report.draw_confusion([[1, 0], [0, 1]], tmp_path / "confusion.png")
 
     assert not (tmp_path / "confusion.png").exists()
     assert "matplotlib is not installed" in capsys.readouterr().out
@@ -74,18 +74,18 @@ def test_without_matplotlib_the_numbers_are_there(tmp_path, monkeypatch, capsys)
 
 def test_the_report_of_a_text_model_has_perplexity_and_samples(trained, tmp_path):
     call(report, trained["text"] / "checkpoints", tmp_path)
-    found = json.loads((tmp_path / "report.json").read_text())
+    result = json.loads((tmp_path / "report.json").read_text())
     loss = lines(trained["text"])[-1]["test_loss"]
 
-    assert found["perplexity"] == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
-    assert 1 < found["perplexity"] < 60
-    pairs = zip(found["samples"], report.PROMPTS, strict=True)
+    assert result["perplexity"] == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
+    assert 1 < result["perplexity"] < 60
+    pairs = zip(result["samples"], report.PROMPTS, strict=True)
     assert all(sample.startswith(prompt) for sample, prompt in pairs)
-    assert len(found["samples"][0].encode()) >= 204
+    assert len(result["samples"][0].encode()) >= 204
 
 
 @pytest.mark.parametrize("name", ["report", "export"])
-def test_a_folder_without_a_checkpoint_is_said(tmp_path, name):
+def test_a_folder_without_a_checkpoint_is_an_error(tmp_path, name):
     done = subprocess.run(
         [sys.executable, ENTRYPOINTS / f"{name}.py", tmp_path, "--output", tmp_path / "x"],
         capture_output=True,
@@ -94,16 +94,16 @@ def test_a_folder_without_a_checkpoint_is_said(tmp_path, name):
     )
 
     assert done.returncode == 1
-    assert f"{name}.py: error: {tmp_path} holds no checkpoint" in done.stderr
+    assert f"{name}.py: error: no checkpoint found in {tmp_path}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["digits", "text"])
-def test_what_is_exported_computes_the_same(trained, exported, name):
+def test_exported_models_compute_the_same(trained, exported, name):
     task, model, _ = restore(trained[name] / "checkpoints")
     program = torch.export.load(exported[name] / "model.pt2").module()
     weights = load_file(exported[name] / "model.safetensors")
-    state = checkpoint.read(newest(trained[name]))
+    state = checkpoint.read(latest(trained[name]))
 
     for number in (1, 2, 7):
         inputs = task.test.tensors[0][:number]
@@ -114,7 +114,7 @@ def test_what_is_exported_computes_the_same(trained, exported, name):
 
 @pytest.fixture(params=["digits", "text"])
 def server(exported, request):
-    bound = serve.start(exported[request.param], "127.0.0.1", 0)
+    bound = serve.create_server(exported[request.param], "127.0.0.1", 0)
     thread = threading.Thread(target=bound.serve_forever)
     thread.start()
     yield request.param, f"http://127.0.0.1:{bound.server_port}"
@@ -123,12 +123,12 @@ def server(exported, request):
     thread.join()
 
 
-def ask(url, content=None, kind="application/json"):
+def send(url, content=None, kind="application/json"):
     body = None if content is None else content.encode()
     request = urllib.request.Request(url, body, {"Content-Type": kind} if body else {})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, json.loads(answer.read())
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
@@ -137,42 +137,44 @@ def ask(url, content=None, kind="application/json"):
 def test_the_hosting_contract(server):
     _, url = server
 
-    assert ask(f"{url}/ping") == (200, {})
-    assert ask(f"{url}/elsewhere")[0] == 404
-    assert ask(f"{url}/elsewhere", "{}")[0] == 404
-    assert ask(f"{url}/invocations", "a,b", "text/csv")[0] == 415
-    status, said = ask(f"{url}/invocations", "{not JSON")
+    assert send(f"{url}/ping") == (200, {})
+    assert send(f"{url}/elsewhere")[0] == 404
+    assert send(f"{url}/elsewhere", "{}")[0] == 404
+    assert send(f"{url}/invocations", "a,b", "text/csv")[0] == 415
+    status, content = send(f"{url}/invocations", "{not JSON")
     assert status == 400
-    assert "not JSON" in said["error"]
+    assert "not valid JSON" in content["error"]
     for wrong in ("{}", "[]", '{"instances": [[1, 2]]}', '{"prompt": 3}'):
-        status, said = ask(f"{url}/invocations", wrong)
+        status, content = send(f"{url}/invocations", wrong)
         assert status == 400
-        assert "send " in said["error"]
-    assert ask(f"{url}/ping") == (200, {})
+        assert "send " in content["error"]
+    assert send(f"{url}/ping") == (200, {})
 
 
-def test_answers_are_those_of_the_model(server, trained):
+def test_predictions_are_those_of_the_model(server, trained):
     name, url = server
     _, model, _ = restore(trained[name] / "checkpoints")
     if name == "text":
-        answers = [ask(f"{url}/invocations", '{"prompt": "The ", "length": 5}') for _ in range(2)]
-        assert answers[0] == answers[1]
-        assert answers[0][1]["text"].startswith("The ")
-        assert len(answers[0][1]["text"].encode()) == 9
+        responses = [
+            send(f"{url}/invocations", '{"prompt": "The ", "length": 5}') for _ in range(2)
+        ]
+        assert responses[0] == responses[1]
+        assert responses[0][1]["text"].startswith("The ")
+        assert len(responses[0][1]["text"].encode()) == 9
         return
     from sklearn.datasets import load_digits
 
     images = load_digits().images[:20]
-    status, said = ask(f"{url}/invocations", json.dumps({"instances": images.tolist()}))
+    status, content = send(f"{url}/invocations", json.dumps({"instances": images.tolist()}))
     with torch.no_grad():
-        scores = model(tasks.normal(torch.tensor(images, dtype=torch.float32).unsqueeze(1)))
+        scores = model(tasks.normalize(torch.tensor(images, dtype=torch.float32).unsqueeze(1)))
     assert status == 200
-    assert [one["class"] for one in said["predictions"]] == scores.argmax(dim=1).tolist()
-    chances = torch.tensor([one["probabilities"] for one in said["predictions"]])
+    assert [one["class"] for one in content["predictions"]] == scores.argmax(dim=1).tolist()
+    chances = torch.tensor([one["probabilities"] for one in content["predictions"]])
     assert torch.allclose(chances, scores.softmax(dim=1), atol=1e-6)
 
 
-def test_options_that_decide_the_model_are_in_the_checkpoint(trained):
+def test_the_settings_of_the_model_are_in_the_checkpoint(trained):
     _, model, progress = restore(trained["text"] / "checkpoints")
 
     assert progress["settings"]["width"] == 32

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody else wrote: nothing in them runs, and the one before is used."""
+"""Checkpoints of unknown origin: nothing in them runs, and the previous one is used."""
 
 import json
 import resource
@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 
-import hostile
+import attacks
 import pytest
-from hostile import refusals
+from attacks import skip_messages
 from ranks import (
     ENTRYPOINTS,
     FOUR_EPOCHS,
@@ -31,7 +31,7 @@ def canary(tmp_path):
 
 
 def ran(canary):
-    """Whether the attack's program ran; it may have been started a moment ago."""
+    """Whether the attack's program has run; it may have been started a moment ago."""
     for _ in range(20):
         if canary.exists():
             return True
@@ -39,56 +39,60 @@ def ran(canary):
     return False
 
 
-@pytest.mark.parametrize("attack", hostile.ATTACKS)
-def test_resuming_runs_no_code_and_uses_the_one_before(attack, one_rank, tmp_path, canary, capsys):
-    hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
+def test_resuming_runs_no_code_and_uses_the_previous_one(
+    attack, one_rank, tmp_path, canary, capsys
+):
+    attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     attack(newest(tmp_path), canary)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
     assert not ran(canary)
-    said = capsys.readouterr().out
-    assert len(refusals(said)) == 1
-    assert f"resumed from {tmp_path / 'checkpoints' / 'step-00000051'}, 51 steps done" in said
+    log = capsys.readouterr().out
+    assert len(skip_messages(log)) == 1
+    assert f"resumed from {tmp_path / 'checkpoints' / 'step-00000051'} after 51 steps" in log
     assert weights(tmp_path).equal(weights(one_rank))
 
 
-@pytest.mark.parametrize("attack", hostile.ATTACKS)
-def test_two_ranks_run_no_code_and_use_the_one_before(attack, two_ranks, tmp_path, canary):
-    hostile.copied(two_ranks / "checkpoints", tmp_path / "checkpoints")
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
+def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, tmp_path, canary):
+    attacks.copied(two_ranks / "checkpoints", tmp_path / "checkpoints")
     attack(newest(tmp_path), canary)
-    said = outputs(start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS))[0]
+    log = outputs(start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS))[0]
 
     assert not ran(canary)
-    assert len(refusals(said)) == 1
-    assert "51 steps done" in said
+    assert len(skip_messages(log)) == 1
+    assert "after 51 steps" in log
     assert weights(tmp_path).equal(weights(two_ranks))
 
 
-@pytest.mark.parametrize("attack", hostile.ATTACKS)
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
 @pytest.mark.parametrize("program", ["report", "export"])
-def test_reporting_and_exporting_run_no_code_and_use_the_one_before(
+def test_reporting_and_exporting_run_no_code_and_use_the_previous_one(
     program, attack, one_rank, tmp_path, canary
 ):
-    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+    folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     attack(newest(tmp_path), canary)
     done = run(program, folder, "--output", tmp_path / "out")
 
     assert not ran(canary)
-    assert (done.returncode, len(refusals(done.stdout))) == (0, 1), done.stderr
+    assert (done.returncode, len(skip_messages(done.stdout))) == (0, 1), done.stderr
     name = {"report": "report.json", "export": "model.json"}[program]
     assert json.loads((tmp_path / "out" / name).read_text())["step"] == 51
 
 
 @pytest.mark.parametrize("program", ["report", "export"])
-def test_where_all_are_refused_it_ends_with_a_sentence(program, one_rank, tmp_path, canary):
-    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+def test_without_a_usable_checkpoint_the_program_ends_with_an_error(
+    program, one_rank, tmp_path, canary
+):
+    folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     for path in folder.iterdir():
-        hostile.dotted_name(path, canary)
+        attacks.dotted_name(path, canary)
     done = run(program, folder, "--output", tmp_path / "out")
 
     assert not ran(canary)
     assert done.returncode == 1
-    assert f"{program}.py: error: {folder} holds no checkpoint" in done.stderr
+    assert f"{program}.py: error: no checkpoint found in {folder}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -101,24 +105,24 @@ def run(program, *arguments):
     )
 
 
-def test_a_checkpoint_of_another_model_is_passed_over(one_rank, tmp_path, capsys):
-    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):
+    folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     path = newest(tmp_path)
     table = (path / ".metadata").read_bytes()
     (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
-    hostile.reseal(path)
+    attacks.update_checksums(path)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
-    assert "it holds no tensor model.scores.weight" in refusals(capsys.readouterr().out)[0]
+    assert "it has no tensor model.scores.weight" in skip_messages(capsys.readouterr().out)[0]
     assert weights(tmp_path).equal(weights(one_rank))
     for path in folder.iterdir():
         (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
-        hostile.reseal(path)
-    with pytest.raises(ValueError, match=r"no checkpoint fits this model: it holds no tensor"):
+        attacks.update_checksums(path)
+    with pytest.raises(ValueError, match=r"no checkpoint fits this model: it has no tensor"):
         train_alone(tmp_path, *FOUR_EPOCHS)
 
 
-ODD = [
+INVALID_PROGRESS = [
     ("best_loss", "0.1"),
     ("loss_scale", 0.0),
     ("loss_scale", 10**400),
@@ -127,15 +131,17 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), ODD, ids=[name for name, _ in ODD])
-def test_odd_progress_is_refused(name, value, one_rank, tmp_path, capsys):
-    hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+@pytest.mark.parametrize(
+    ("name", "value"), INVALID_PROGRESS, ids=[name for name, _ in INVALID_PROGRESS]
+)
+def test_invalid_progress_is_skipped(name, value, one_rank, tmp_path, capsys):
+    attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     whole = json.loads((newest(tmp_path) / "whole.json").read_text())
     whole["progress"][name] = value
-    hostile.write_whole(newest(tmp_path), whole)
+    attacks.write_manifest(newest(tmp_path), whole)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
-    assert f"its {name} is " in refusals(capsys.readouterr().out)[0]
+    assert f"its {name} is " in skip_messages(capsys.readouterr().out)[0]
     assert weights(tmp_path).equal(weights(one_rank))
 
 
@@ -152,13 +158,13 @@ def test_odd_progress_is_refused(name, value, one_rank, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_settings_that_ask_for_a_huge_model_are_refused(change, one_rank, tmp_path):
-    """Before any memory is taken: what the process may have leaves room for torch alone."""
-    folder = hostile.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
+def test_settings_of_a_huge_model_are_refused(change, one_rank, tmp_path):
+    """Before memory is allocated: the limit leaves room for torch alone."""
+    folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
     path = newest(tmp_path)
     whole = json.loads((path / "whole.json").read_text())
     whole["progress"]["settings"].update(change)
-    hostile.write_whole(path, whole)
+    attacks.write_manifest(path, whole)
 
     _, _, progress = restore.restore(folder)
     assert progress["step"] == 51

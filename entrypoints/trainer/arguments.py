@@ -1,0 +1,146 @@
+"""The trainer's command line and the checks on its options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from trainer import tasks
+from trainer.profiling import STEP_RANGE
+from trainer.strategies.registry import STRATEGIES
+from trainer.train_options import TrainOptions
+
+DEFAULTS = {
+    "digits": {"lr": 0.05, "batch_size": 64, "optimizer": "sgd", "epochs": 15},
+    "text": {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1},
+}
+"""Defaults that depend on the task."""
+
+AT_LEAST_ONE = (
+    *("epochs", "batch_size", "micro_batches", "sequence", "layers", "log_every", "keep"),
+    *("shard_ranks", "tensor_parallel", "pipeline_parallel", "stages_per_rank"),
+)
+
+_SHARDED = ("zero2", "zero3", "fsdp", "hsdp", "fsdp-tp")
+_TENSOR = ("tp", "tp-dp", "fsdp-tp")
+_PIPELINE = ("pp", "pp-dp", "pp-fsdp")
+
+STRATEGIES_OF_OPTION = {
+    "compress": ("ddp", "zero1"),
+    "static_graph": ("ddp", "zero1"),
+    "shard_ranks": ("hsdp",),
+    "offload": _SHARDED,
+    "tensor_parallel": _TENSOR,
+    "sequence_parallel": _TENSOR,
+    "pipeline_parallel": _PIPELINE,
+    "schedule": _PIPELINE,
+    "stages_per_rank": _PIPELINE,
+    "balance": _PIPELINE,
+}
+"""Options that only some strategies accept."""
+
+
+def parse(arguments: Sequence[str]) -> TrainOptions:
+    """Parse the command line, with the task's defaults filled in.
+
+    Exits with code 2 and one message with every problem that can be found before training starts.
+    """
+    parser = argparse.ArgumentParser(
+        description="Train a small model with a parallelism strategy of your choice.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_task(parser)
+    _add_training(parser)
+    _add_parallelism(parser)
+    _add_output(parser)
+    options = parser.parse_args(arguments, namespace=TrainOptions())
+    for name, value in DEFAULTS[options.task].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    problems = list(_problems(options))
+    if problems:
+        parser.error("; ".join(problems))
+    return options
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("task and model").add_argument
+    add("--task", choices=DEFAULTS, default="digits")
+    add("--text", metavar="FOLDER", help="folder of text files; default: Python's help topics")
+    add("--sequence", type=int, default=64, metavar="BYTES", help="context length (text)")
+    add("--layers", type=int, default=4, help="number of transformer blocks (text)")
+    add("--width", type=int, default=64, help="width of the hidden states (text)")
+    add("--heads", type=int, default=4, help="number of attention heads (text)")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=int, help="total, including resumed ones; digits: 15, text: 1")
+    add("--steps", type=int, metavar="N", help="stop after step N if that comes first")
+    add("--batch-size", type=int, help="global, split over the ranks; digits: 64, text: 32")
+    add("--optimizer", choices=("sgd", "adamw"), help="digits: sgd, text: adamw")
+    add("--lr", type=float, help="learning rate; digits: 0.05, text: 0.001")
+    add("--lr-schedule", choices=("constant", "cosine"), default="constant")
+    add("--warmup", type=int, default=0, metavar="STEPS", help="linear learning-rate warmup")
+    add("--weight-decay", type=float, default=0.0)
+    add("--clip", type=float, metavar="NORM", help="maximum gradient norm")
+    add("--seed", type=int, default=0, help="for the initial weights and the sample order")
+    add("--patience", type=int, metavar="EPOCHS", help="stop after N epochs without improvement")
+    add("--deterministic", action="store_true", help="use deterministic algorithms (slower)")
+
+
+def _add_parallelism(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("parallelism and memory").add_argument
+    add("--strategy", choices=STRATEGIES, default="ddp")
+    add("--micro-batches", type=int, default=1, metavar="N", help="per rank and step")
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    add("--checkpoint-activations", action="store_true", help="recompute activations, save memory")
+    add("--compile", action="store_true", help="compile each layer with torch.compile")
+    add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
+    add("--static-graph", action="store_true", help="ddp: every step uses the same parameters")
+    add("--bucket-mb", type=int, default=25, metavar="MIB", help="ddp: size of gradient buckets")
+    add("--shard-ranks", type=int, metavar="N", help="hsdp: ranks per shard group; default: a node")
+    add("--offload", action="store_true", help="fsdp: keep parameters in CPU memory")
+    add(
+        "--tensor-parallel", type=int, metavar="N", help="tensor parallel size; default for tp: all"
+    )
+    add("--sequence-parallel", action="store_true", help="tp: shard between the layers, too")
+    add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, pp-dp: 2")
+    add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
+    add("--stages-per-rank", type=int, metavar="N", help="pp: default 2 if interleaved, else 1")
+    add("--balance", choices=("time", "layers"), help="pp: what stages share equally; time")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("checkpoints and metrics").add_argument
+    add("--checkpoint-every", type=int, default=1, metavar="EPOCHS")
+    add("--checkpoint-steps", type=int, metavar="STEPS", help="also save every N steps")
+    add(
+        "--keep", type=int, default=2, metavar="N", help="latest checkpoints to keep, plus the best"
+    )
+    add("--background-save", action="store_true", help="write checkpoints while training continues")
+    add("--log-every", type=int, default=10, metavar="STEPS")
+    add("--profile", metavar="FIRST:LAST", help="steps to trace with torch.profiler")
+    add("--no-tensorboard", dest="tensorboard", action="store_false")
+    add("--workers", type=int, default=0, metavar="N", help="data loader processes")
+
+
+def _problems(options: TrainOptions) -> Iterator[str]:
+    if options.profile and not STEP_RANGE.fullmatch(options.profile):
+        yield f"--profile {options.profile} must name two steps, as in 20:25"
+    for name in AT_LEAST_ONE:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            yield f"{_flag(name)} must be at least 1"
+    for name, allowed in STRATEGIES_OF_OPTION.items():
+        if getattr(options, name) and options.strategy not in allowed:
+            yield (
+                f"{_flag(name)} requires --strategy {' or '.join(allowed)}, not {options.strategy}"
+            )
+    if options.heads < 1 or options.width % options.heads:
+        yield f"--width {options.width} must be a multiple of --heads {options.heads}"
+    if options.task == "text" and (problem := tasks.text_problem(options)):
+        yield problem
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

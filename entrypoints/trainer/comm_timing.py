@@ -1,0 +1,77 @@
+"""Communication time: how long a rank waits for others, beyond what is overlapped with compute.
+
+torch (2.13) has no hook for this, so the functions that wait in Python are wrapped once per
+process. DDP waits in C++ and is timed through autograd callbacks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import _functional_collectives as functional
+
+from trainer.timing import StepTimer
+
+SECTION = "communication"
+_engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does
+_thread = threading.local()
+_timer: StepTimer | None = None
+
+
+def instrument(timer: StepTimer) -> None:
+    """Report every wait of this process for other ranks to `timer`, from now on."""
+    global _timer  # noqa: PLW0603 - torch is wrapped once per process
+    if _timer is None:
+        distributed.Work.wait = _timed(distributed.Work.wait)  # type: ignore[method-assign]
+        functional.wait_tensor = _timed(functional.wait_tensor)
+    _timer = timer
+
+
+def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(wait)
+    def timed(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(_thread, "excluded", False):
+            return wait(*arguments, **options)
+        assert _timer is not None  # noqa: S101 - set before anything is wrapped
+        with _timer(SECTION):
+            return wait(*arguments, **options)
+
+    return timed
+
+
+@contextmanager
+def excluded() -> Iterator[None]:
+    """Do not count waits of this thread in the block, such as those of a background save."""
+    _thread.excluded = True
+    try:
+        yield
+    finally:
+        _thread.excluded = False
+
+
+def instrument_ddp(replica: nn.Module, timer: StepTimer) -> None:
+    """Report to `timer` how long DDP's `replica` waits at the end of each backward pass.
+
+    DDP waits in a callback that runs when the gradients are computed. A callback that is queued at
+    the start of the backward pass runs before it, and one queued by that callback runs after it.
+    """
+
+    def gradients_computed() -> None:
+        section = timer(SECTION)
+        section.__enter__()
+        _engine.queue_callback(partial(section.__exit__, None, None, None))
+
+    def backward_started(_gradient: Tensor) -> None:
+        _engine.queue_callback(gradients_computed)
+
+    def after_forward(_module: nn.Module, _inputs: Any, outputs: Tensor) -> None:
+        if outputs.requires_grad:
+            outputs.register_hook(backward_started)
+
+    replica.register_forward_hook(after_forward)

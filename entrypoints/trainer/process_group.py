@@ -1,0 +1,120 @@
+"""The process group of the job: how ranks join it, exchange values, and leave it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """The rank of this process, the number of ranks, and the device that it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this rank prints and writes metrics."""
+        return self.rank == 0
+
+    @property
+    def is_local_rank_zero(self) -> bool:
+        """Whether this is the first rank on its node."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on this node."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """Arrange all ranks in a mesh with one named axis per size; the last varies fastest."""
+        return init_device_mesh(
+            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
+
+    def log(self, text: str) -> None:
+        """Print a line on rank 0 only."""
+        if self.is_rank_zero:
+            print(text, flush=True)
+
+
+def join() -> DistributedContext:
+    """Join the group that torchrun's variables describe, or a group of one without them.
+
+    Uses NCCL with one GPU per rank where the node has enough GPUs, otherwise gloo on the CPU.
+    """
+    device, backend = _device()
+    single = {"store": HashStore(), "rank": 0, "world_size": 1}
+    distributed.init_process_group(backend, **(_rendezvous() if "RANK" in os.environ else single))
+    return DistributedContext(distributed.get_rank(), distributed.get_world_size(), device)
+
+
+def _rendezvous() -> dict[str, Any]:
+    """Arguments of `init_process_group` that keep a restart apart from the attempt before it.
+
+    torchrun's store outlives the workers that it restarts, and with gloo (torch 2.13) the new ones
+    read the addresses of the dead ones from it. A prefix per restart prevents that. Each node
+    counts its own restarts, so the count identifies an attempt only on a single node; `launch.py`
+    has the remedy for several.
+    """
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restart == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return {}
+    store, rank, world_size = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
+    store = PrefixStore(f"attempt-{restart}", store)
+    return {"store": store, "rank": rank, "world_size": world_size}
+
+
+def _device() -> tuple[torch.device, str]:
+    """The device of this rank and the backend of the process group."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.device_count() < processes:
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device, "nccl"
+
+
+def sum_over_ranks(context: DistributedContext, values: Sequence[float]) -> list[float]:
+    """Sum each value over the ranks, in double precision. Collective."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=context.device)
+    distributed.all_reduce(tensor)
+    sums: list[float] = tensor.tolist()
+    return sums
+
+
+def broadcast_from_rank_zero(context: DistributedContext, value: Any) -> Any:
+    """Return rank 0's `value` on every rank; it is pickled on the way. Collective."""
+    values = [value]
+    distributed.broadcast_object_list(values, src=0, device=context.device)
+    return values[0]
+
+
+def divisors(number: int) -> str:
+    """The divisors of `number`, comma-separated, for error messages."""
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+
+
+def leave() -> None:
+    """Destroy the process group after a successful run.
+
+    The caller drops its references to model and optimizer first. They are collected here: a gloo
+    thread that still frees one of their tensors while Python shuts down aborts the process. Do not
+    call this after an error: other ranks may be inside a collective, and this would wait for them.
+    """
+    gc.collect()
+    distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()

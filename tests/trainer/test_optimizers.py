@@ -1,0 +1,56 @@
+"""The learning rate of each step follows its formula exactly, also after a resume."""
+
+import math
+
+import pytest
+import torch
+
+from trainer import optimizers
+from trainer.arguments import parse
+
+pytestmark = pytest.mark.torch
+
+STEPS = 40
+
+
+def formula(options, step):
+    """The learning rate of step `step`, counted from 1."""
+    warmup = min(1.0, step / options.warmup) if options.warmup else 1.0
+    if options.lr_schedule == "constant":
+        return options.lr * warmup
+    decayed = (step - options.warmup) / max(1, STEPS - options.warmup)
+    return options.lr * warmup * (1 + math.cos(math.pi * min(max(decayed, 0.0), 1.0))) / 2
+
+
+def learning_rates(options, completed=0):
+    """Those that the optimizer uses in the remaining steps."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    optimizer = optimizers.create(options, [parameter])
+    schedule = optimizers.lr_schedule(options, optimizer, STEPS, completed)
+    for _ in range(completed, STEPS):
+        (group,) = optimizer.param_groups
+        yield group["lr"]
+        assert schedule.get_last_lr() == [group["lr"]]
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("warmup", ["0", "1", "7", "60"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_learning_rate_follows_its_formula(schedule, warmup, optimizer):
+    words = f"--lr-schedule {schedule} --warmup {warmup} --optimizer {optimizer} --lr 0.03"
+    options = parse(words.split())
+    expected = [formula(options, step) for step in range(1, STEPS + 1)]
+
+    assert list(learning_rates(options)) == expected
+    assert list(learning_rates(options, completed=17)) == expected[17:]
+
+
+def test_a_skipped_first_step_of_fp16_gives_no_warning(recwarn):
+    options = parse(["--precision", "fp16"])
+    optimizer = optimizers.create(options, [torch.nn.Parameter(torch.zeros(1))])
+    optimizers.lr_schedule(options, optimizer, STEPS).step()
+
+    assert not recwarn.list
