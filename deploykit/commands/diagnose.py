@@ -12,9 +12,9 @@ from typing import Any
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import output
-from deploykit.diagnosis import dumps, flight, reading, rules
+from deploykit.diagnosis import cause_rules, dumps, flight, scan
 from deploykit.diagnosis.dumps import Dump
-from deploykit.diagnosis.verdict import Diagnosis, Evidence, Finding
+from deploykit.diagnosis.ranking import Cause, Diagnosis, Evidence
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
 from deploykit.runs import Run
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    known = rules.load(args.rules)
+    known = cause_rules.load(args.rules)
     if _are_files(args.what):
         diagnosis = Diagnosis(known)
         _read_files(diagnosis, args.what)
@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
         diagnosis = Diagnosis(known, _values(row))
         _read_run(diagnosis, row)
         _read_dumps(diagnosis, _dumps(row))
-    found = diagnosis.findings()
+    found = diagnosis.causes()
     if args.json:
-        output.emit({"findings": [_data(finding) for finding in found]})
+        output.emit({"causes": [_data(cause) for cause in found]})
     else:
         _tell(found)
     return CAUSE_FOUND if found else 0
@@ -66,16 +66,16 @@ def brief(row: Run) -> str | None:
     """Cause and proof of a failed run in one line, where its logs lie on this machine."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
-    diagnosis = Diagnosis(rules.load(), _values(row))
+    diagnosis = Diagnosis(cause_rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # what the run did is known without it
         return None
-    found = diagnosis.findings()
+    found = diagnosis.causes()
     if not found:
         return None
     proof = found[0].evidence[0]
-    return f"{found[0].cause.label}, {found[0].cause.means}: {_place(proof)}: {proof.text[:160]}"
+    return f"{found[0].rule.label}, {found[0].rule.means}: {_place(proof)}: {proof.text[:160]}"
 
 
 def _are_files(words: Sequence[str]) -> bool:
@@ -84,10 +84,10 @@ def _are_files(words: Sequence[str]) -> bool:
 
 def _read_files(diagnosis: Diagnosis, names: Sequence[str]) -> None:
     paths = [None if name == "-" else Path(name) for name in names]
-    recorded = [path for path in paths if path and dumps.like(path)]
+    recorded = [path for path in paths if path and dumps.is_dump(path)]
     for name, path in zip(names, paths, strict=True):
         if path not in recorded:
-            diagnosis.read(name, reading.file(path, diagnosis.literals))
+            diagnosis.read(name, scan.file(path, diagnosis.literals))
     _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
 
 
@@ -98,16 +98,16 @@ def _files(row: Run) -> list[Path]:
 def _read_run(diagnosis: Diagnosis, row: Run) -> None:
     if files := _files(row):
         for path in files:
-            diagnosis.read(str(path), reading.file(path, diagnosis.literals))
+            diagnosis.read(str(path), scan.file(path, diagnosis.literals))
         return
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines = backend.find(row.backend).logs(row.handle, follow=False)
-    diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
+    diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
 
 
 def _values(row: Run) -> dict[str, str]:
-    """What the text of a fix may name of a run (fixes.OF_RUN)."""
+    """What the text of a fix may name of a run (placeholders.OF_RUN)."""
     known = {"backend": row.backend, "job": row.id or "", "name": row.name}
     return known | {"target": row.target, "run": row.run}
 
@@ -128,12 +128,12 @@ def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
     if not recorded:
         return
     try:
-        found = flight.faults(recorded)
+        divergences = flight.divergences(recorded)
     except BackendUnavailable as error:
         output.note(f"warning: {error}", f"  {error.hint}")
         return
-    for fault in found:
-        diagnosis.read(str(fault.path), [fault.line])
+    for divergence in divergences:
+        diagnosis.read(str(divergence.path), [divergence.line])
 
 
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
@@ -142,21 +142,21 @@ def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
         yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
-def _data(finding: Finding) -> dict[str, Any]:
+def _data(cause: Cause) -> dict[str, Any]:
     return {
-        "cause": finding.cause.label,
-        "also": finding.also,
-        "confidence": finding.cause.confidence,
+        "cause": cause.rule.label,
+        "also": cause.also,
+        "confidence": cause.rule.confidence,
         "evidence": [
             {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
-            for proof in finding.evidence
+            for proof in cause.evidence
         ],
-        "first_rank": finding.first_rank,
-        "fix": finding.fix,
+        "first_rank": cause.first_rank,
+        "fix": cause.fix,
     }
 
 
-def _tell(found: Sequence[Finding]) -> None:
+def _tell(found: Sequence[Cause]) -> None:
     """For a person: in the order in which things went wrong, the most probable cause marked."""
     if not found:
         output.say("no known cause in these logs: healthy, or a failure that no rule describes")
@@ -165,18 +165,18 @@ def _tell(found: Sequence[Finding]) -> None:
         )
         return
     likely = found[0]
-    for finding in sorted(found, key=lambda finding: finding.order):
-        mark = " (the most probable)" if finding is likely and len(found) > 1 else ""
-        output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
-        for proof in finding.evidence:
+    for cause in sorted(found, key=lambda cause: cause.order):
+        mark = " (the most probable)" if cause is likely and len(found) > 1 else ""
+        output.say(f"{cause.rule.label}: {cause.rule.means}{mark}")
+        for proof in cause.evidence:
             output.say(f"  proof   {_place(proof)}", f"          {proof.text}")
-        rank = finding.first_rank
-        others = ", ".join(label for label in finding.also if label != rules.UNKNOWN)
+        rank = cause.first_rank
+        others = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
         for name, value in (
             ("first", "" if rank is None else f"rank {rank} failed first"),
-            ("not", finding.cause.probably_not),
+            ("not", cause.rule.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.fix),
+            ("fix", cause.fix),
         ):
             for number, text in enumerate(value.split("\n") if value else ()):
                 output.say(f"  {'' if number else name:<7} {text}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from deploykit import backend, jobfile, lifecycle
 from deploykit.commands import arguments, output
-from deploykit.doctor import finding, fixes
+from deploykit.doctor import finding, snippets
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import NotFound, NotPermitted, UsageError
 from deploykit.jobfile import JobFile
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fix",
-        choices=fixes.LANGUAGES,
-        default=fixes.CLI,
+        choices=snippets.LANGUAGES,
+        default=snippets.CLI,
         help="language of the fixes (default: aws-cli); --json has all",
     )
 
@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
     tree, _ = jobfile.parse(args.job)
     names = args.backend or [name for name in backend.names() if name in tree] or ["local"]
     file = lifecycle.load(args.job, args.set, names)
-    found = [(name, one) for name in names for one in finding.ordered(_visit(name)(file, args))]
+    found = [(name, one) for name in names for one in finding.by_severity(_visit(name)(file, args))]
     if args.json:
         output.emit({"findings": [_data(name, one) for name, one in found]})
     else:
         _tell(names, found, args.fix)
-    return FAULT_FOUND if finding.wrong(one for _, one in found) else 0
+    return FAULT_FOUND if finding.blocks(one for _, one in found) else 0
 
 
 def _visit(name: str) -> Callable[[JobFile, argparse.Namespace], Iterator[Finding]]:
@@ -77,58 +77,57 @@ def _visit(name: str) -> Callable[[JobFile, argparse.Namespace], Iterator[Findin
 
 
 def _local(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
-    from deploykit.doctor import machine
+    from deploykit.doctor import local
 
     lifecycle.check(file, "local")
     python = file.sections["local"].python
-    found = machine.load(args.saved) if args.saved else machine.read(python)
+    machine = local.load(args.saved) if args.saved else local.inspect(python)
     if args.save:
-        machine.save(found, args.save)
-    yield from machine.check(file.job, found)
+        local.save(machine, args.save)
+    yield from local.findings(file.job, machine)
 
 
 def _slurm(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
     from deploykit import paths
-    from deploykit.backends.slurm import fits, site
-    from deploykit.doctor import slurm
+    from deploykit.backends.slurm import fits, site, site_findings
 
     options = dataclasses.replace(file.sections["slurm"], site=None)
     file.raise_on(backend.find("slurm").check(file.job, options))
     if args.saved:
         found, home = site.load(str(args.saved / _SITE)), None
     else:
-        found, home = site.read(), slurm.folder(paths.state(), site.hosts())
+        found, home = site.read(), site_findings.runs_folder(paths.state(), site.hosts())
     if args.save:
         site.save(found, args.save / _SITE)
     problems = fits.check(file.job, options, found)
-    yield from slurm.check(found, found.of(options.partition), problems, home)
+    yield from site_findings.findings(found, found.of(options.partition), problems, home)
 
 
 def _sagemaker(file: JobFile, args: argparse.Namespace) -> Iterator[Finding]:
     from deploykit.backends.sagemaker import aws as clients
     from deploykit.backends.sagemaker import options as section
+    from deploykit.backends.sagemaker import requirements
     from deploykit.doctor import aws
-    from deploykit.doctor.aws import ask, facts
-    from deploykit.doctor.aws import needs as asking
+    from deploykit.doctor.aws import collect, inventory
 
     lifecycle.check(file, "sagemaker")
     options = file.sections["sagemaker"]
     region = section.region(options) or ""
-    needs = asking.of(file.job, options, region)
+    required = requirements.of_job(file.job, options, region)
     try:
         if args.saved:
-            answers = ask.load(args.saved)
+            answers = collect.load(args.saved)
         else:
             with clients.errors(region):
-                answers = ask.live(needs, partial(clients.client, region=region))
+                answers = collect.live(required, partial(clients.client, region=region))
     except NotPermitted as error:
         fix = Fix(error.hint or "log in to AWS")
         yield Finding("credentials", "error", str(error), (f"region {region}",), fix)
         return
     if args.save:
-        ask.save(answers, args.save)
+        collect.save(answers, args.save)
     with _saved(args.saved):
-        yield from aws.findings(needs, facts.read(answers, needs.instance_type))
+        yield from aws.findings(required, inventory.parse(answers, required.instance_type))
 
 
 @contextlib.contextmanager
@@ -140,15 +139,15 @@ def _saved(folder: Path | None) -> Iterator[None]:
         if folder is None:
             raise
         raise NotFound(
-            f"the facts in {folder} are not what AWS answers: {error!r:.200}",
-            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
+            f"malformed answers of AWS in {folder}: {error!r:.200}",
+            hint="create them with `deploykit doctor --save FOLDER`, or save with --output json",
         ) from error
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:
     return {
         "backend": name,
-        "fault": one.fault,
+        "code": one.code,
         "severity": one.severity,
         "message": one.message,
         "evidence": one.evidence,
@@ -159,32 +158,25 @@ def _data(name: str, one: Finding) -> dict[str, Any]:
 def _tell(names: list[str], found: list[tuple[str, Finding]], language: str) -> None:
     for name in names:
         mine = [one for where, one in found if where == name]
-        count = sum(one.severity != "note" for one in mine)
-        output.say(f"{name}: {_counted(count)}")
+        output.say(f"{name}: {finding.count(mine)}")
         for one in mine:
             output.say("")
             _tell_one(one, language)
-    if language == fixes.CLI and any(one.fix.cloudformation for _, one in found):
+    if language == snippets.CLI and any(one.fix.cloudformation for _, one in found):
         output.say("")
         output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
-
-
-def _counted(count: int) -> str:
-    if not count:
-        return "nothing is in the way of this job"
-    return f"{count} thing{'s' if count > 1 else ''} in the way of this job"
 
 
 def _tell_one(one: Finding, language: str) -> None:
     output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
     for proof in one.evidence:
         output.say(f"  proof  {proof}")
-    output.say(*_wrapped(f"  fix    {one.fix.say}", " " * 9))
+    output.say(*_wrapped(f"  fix    {one.fix.summary}", " " * 9))
     for key, value in one.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
     code = {
-        fixes.CLOUDFORMATION: one.fix.cloudformation,
-        fixes.TERRAFORM: one.fix.terraform,
+        snippets.CLOUDFORMATION: one.fix.cloudformation,
+        snippets.TERRAFORM: one.fix.terraform,
     }.get(language, one.fix.cli)
     if one.fix.cli and not code:
         output.say(f"         ({language} has no way to say this; the command:)")

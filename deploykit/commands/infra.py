@@ -15,8 +15,7 @@ from pathlib import Path
 from deploykit import shell
 from deploykit.commands import output
 from deploykit.errors import JobFileError, UsageError
-from deploykit.infra import answers as asking
-from deploykit.infra import rendering
+from deploykit.infra import rendering, validation
 from deploykit.model import Problem
 
 _LINTER = "cfn-lint"
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = asking.load(args.answers)
+    found = validation.load(args.answers)
     files = dict(rendering.files(found))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             output.note(f"note: {_LINTER} is not installed; it would check the stack further")
         return 0
     _write(args.out, files, force=args.force)
-    steps = rendering.after(found)
+    steps = rendering.commands(found)
     wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
     _tell(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0
