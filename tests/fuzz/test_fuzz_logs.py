@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-import re
 import shutil
 import time
 
 import pytest
 from foreign import given, made, odd, soup, spoiled
+from regex_samples import parsed, sample
 
 from deploykit import logfiles
 from deploykit.backends.slurm import site, states
@@ -84,32 +83,14 @@ def seconds(function, *arguments):
     return time.process_time() - began
 
 
-def example(tree):
-    """A text that follows an expression as far as possible, without branches."""
-    parser = importlib.import_module("re._parser")
-    text = ""
-    for kind, argument in tree:
-        match str(kind):
-            case "LITERAL":
-                text += chr(argument)
-            case "SUBPATTERN":
-                text += example(argument[3])
-            case "BRANCH":
-                text += example(argument[1][0])
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                text += example(argument[2])
-            case "IN":
-                text += "7 a"[(str(argument[0][1]) + "CATEGORY_WORD").count("SPACE")]
-            case "ANY" | "NOT_LITERAL":
-                text += "a"
-    assert parser
-    return text
+def _first_repeated(choices):
+    """The first branch, but the most repetitions."""
+    return choices[-1] if isinstance(choices, range) else choices[0]
 
 
 def attacks(pattern, width):
     """Lines as long as `width` that begin as the pattern wants and never end so."""
-    parser = importlib.import_module("re._parser")
-    whole = example(parser.parse(pattern.pattern, pattern.flags & re.VERBOSE)) or "a"
+    whole = sample(parsed(pattern), _first_repeated) or "a"
     for cut in {len(whole), *range(3, len(whole), 7)}:
         for tail in ("", "a", "7", " ", "/"):
             yield (whole[:cut] + tail * width if tail else whole[:cut] * width)[:width]
