@@ -38,7 +38,7 @@ def test_every_example_contains_a_literal_of_each_rule_that_matches_it():
 
 
 def test_every_text_that_a_rule_matches_contains_one_of_its_literals():
-    """Texts are drawn from the expressions; one that does not match, as of a lookaround, is left."""
+    """Texts are drawn from the expressions; those that do not match are left out."""
     rules = cause_rules.load()
     draw = random.Random(0)
     matched, missing = 0, []
