@@ -48,6 +48,12 @@ means = 'm'
 fix = 'f'
 match = 'link down'
 after = 'link up'
+[[cause]]
+label = 'joined'
+means = 'm'
+fix = 'f'
+match = 'disk.*full'
+literals = ['disk']
 """
 
 
@@ -132,9 +138,20 @@ def test_after_holds_for_400_lines(line, found, diagnose):
 
 
 def test_a_message_that_is_broken_over_lines_is_joined(diagnose):
-    assert labels(diagnose(["link up", "link", "~down"])) == []
-    (cause,) = diagnose(["link up: jam", "~med", "broken 9"])
-    assert labels([cause]) == ["first"]
+    assert labels(diagnose(["the disk", "~is full"])) == ["joined"]
+    assert labels(diagnose(["the disk", "~is full", "nothing"])) == ["joined"]
+    assert diagnose(["the disk", "nothing", "~is full"]) == []
+
+
+def test_a_line_without_a_literal_counts_only_as_a_continuation(diagnose):
+    assert diagnose(["nothing", "~jammed"]) == []
+
+
+def test_the_same_line_counts_again_only_in_another_place(diagnose):
+    (cause,) = diagnose(["jammed", "jammed"], ["jammed"])
+    assert lines(cause) == [("0.log", 1), ("0.log", 2), ("1.log", 1)]
+    (cause,) = diagnose(["jammed\rjammed"])
+    assert lines(cause) == [("0.log", 1)]
 
 
 def test_a_fix_has_the_values_of_the_line_and_of_the_run(diagnose):
