@@ -12,6 +12,8 @@ RULES = r"""
 [[harmless]]
 match = 'banner'
 spans = 2
+[[harmless]]
+match = 'is fine'
 [[mild]]
 match = 'warning'
 [[success]]
@@ -160,6 +162,19 @@ def test_a_fix_has_the_values_of_the_line_and_of_the_run(diagnose):
     assert cause.first_rank == 3
     assert cause.evidence[0].host == "node 5"
     assert cause.also == ["other"]
+
+
+def test_a_harmless_line_proves_nothing(diagnose):
+    assert diagnose(["jammed is fine"]) == []
+
+
+def test_a_rule_with_after_needs_a_line_before(diagnose):
+    assert diagnose(["link down"]) == []
+
+
+def test_the_values_of_the_first_line_stay(diagnose):
+    (cause,) = diagnose(["broken 7", "broken 8"])
+    assert cause.fix == "0.log RANK HOST 7 RUN"
 
 
 def test_other_causes_are_named_and_each_label_once(diagnose):
