@@ -1,8 +1,8 @@
-"""How fast `deploykit diagnose` reads a large log, beside `grep -E` with as many patterns.
+"""How fast `deploykit diagnose` reads a large log, beside `grep -E` with as many literals.
 
 The log is one of many ranks: steps with other numbers in each line, progress bars, what NCCL tells
-at INFO, warnings, and one failure at the end. `grep -E` gets one pattern for each of deploykit's,
-in two ways: a fixed text of each, and the same with a wildcard behind it. Both count the lines
+at INFO, warnings, and one failure at the end. `grep -E` gets every literal of the rules, in two
+ways: as it is, and with a wildcard behind it. Both count the lines
 that match. Wall and CPU seconds, and the peak memory of the process and of those that it started.
 The ratio is the worst of both: against the faster grep, of wall and of CPU.
 `make bench` runs this; it ends with 1 when a limit is missed or the cause is not found.
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit.diagnosis import rules
+from deploykit.diagnosis import cause_rules
 
 RANKS = 64
 TIMES = 4
@@ -117,12 +117,9 @@ def write(path: Path, size: int) -> None:
 
 
 def patterns(*, wildcard: bool) -> list[str]:
-    """One for each of deploykit's, as `grep -E` takes them."""
-    known = rules.load()
-    every = [part for cause in known.causes for part in cause.match + cause.after + cause.unless]
-    every += [part for entry in known.harmless for part in entry.match]
-    every += [*known.mild, *known.success]
-    texts = (re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", max(part.needs, key=len)) for part in every)
+    """Every literal of deploykit's rules, as `grep -E` takes them."""
+    literals = {text for _, each in cause_rules.load().patterns() for text in each.literals}
+    texts = (re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", text) for text in sorted(literals))
     return [f"{text}.*[0-9]" if wildcard else text for text in texts]
 
 
@@ -177,7 +174,7 @@ def main() -> int:
         print(row(name, f"{each.wall:.2f}", f"{each.cpu:.2f}", f"{each.memory:.0f}"))
     *greps, ours = found.values()
     ratio = max(ours.ratio(grep) for grep in greps)
-    causes = [each["cause"] for each in json.loads(ours.output)["findings"]]
+    causes = [each["cause"] for each in json.loads(ours.output)["causes"]]
     print(f"ratio {ratio:.2f} (at most {TIMES}), {ours.memory:.0f} MB (at most {MEMORY}), {causes}")
     return 0 if ratio <= TIMES and ours.memory <= MEMORY and causes == ["cuda_oom"] else 1
 

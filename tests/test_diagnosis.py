@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploykit import cli
-from deploykit.diagnosis import fixes, reading, rules
-from deploykit.diagnosis.verdict import Diagnosis
+from deploykit.diagnosis import cause_rules, placeholders, scan
+from deploykit.diagnosis.ranking import Diagnosis
 
 LOGS = Path(__file__).parent / "diagnosis"
 
@@ -63,7 +63,7 @@ step 10 loss 0.31 done
 
 def diagnosed(path, capsys, *more):
     code = cli.main(["diagnose", str(path), "--json", *map(str, more)])
-    return code, json.loads(capsys.readouterr().out)["findings"]
+    return code, json.loads(capsys.readouterr().out)["causes"]
 
 
 @pytest.mark.parametrize("label", ONE_LINE)
@@ -131,17 +131,17 @@ def test_a_users_rules_come_first(tmp_path, capsys):
 def test_without_grep_the_same_lines_are_found(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("\n".join([HARMLESS, *ONE_LINE.values()]))
-    literals = rules.load().literals
+    literals = cause_rules.load().literals
     with path.open("rb") as file:
-        assert list(reading.lines(file, literals)) == list(reading.file(path, literals))
+        assert list(scan.lines(file, literals)) == list(scan.file(path, literals))
 
 
 def first_label(text):
-    known = rules.load()
+    known = cause_rules.load()
     diagnosis = Diagnosis(known)
     lines = text.encode().splitlines(keepends=True)
-    diagnosis.read("a.log", reading.lines(lines, known.literals))
-    return next((found.cause.label for found in diagnosis.findings()), None)
+    diagnosis.read("a.log", scan.lines(lines, known.literals))
+    return next((cause.rule.label for cause in diagnosis.causes()), None)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_fixes_name_keys_and_commands_that_exist():
     keys = set(re.findall(r"`((?:resources|slurm|sagemaker|local)\.[a-z_]+)", page))
     sections = (reference / "commands.md").read_text(encoding="utf-8").split("\n## deploykit ")
     commands = {section.split(maxsplit=1)[0]: section for section in sections}
-    for cause in rules.load().causes:
+    for cause in cause_rules.load().causes:
         named = re.findall(r"\b(?:resources|slurm|sagemaker|local)\.[a-z_]+\b", cause.fix)
         assert {name for name in named if name != "sagemaker.amazonaws"} <= keys, cause.label
         for step in re.findall(r": deploykit ([a-z]+.*)", cause.fix):
@@ -206,14 +206,14 @@ def test_fixes_name_keys_and_commands_that_exist():
 
 @pytest.mark.parametrize("value", ["$(reboot)", "a;b", "-rf", "a b", "`id`", ""])
 def test_no_value_of_a_log_breaks_a_command(value):
-    assert fixes.render("grep {port|PORT} file", {"port": value}) == "grep PORT file"
+    assert placeholders.render("grep {port|PORT} file", {"port": value}) == "grep PORT file"
 
 
 def test_a_fix_that_asks_for_an_unknown_value_is_refused(tmp_path, capsys):
     mine = tmp_path / "mine.toml"
     mine.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='{prot|PORT}'\nmatch=['abc']\n")
     assert cli.main(["diagnose", str(mine), "--rules", str(mine)]) == 64
-    assert "asks for 'prot'" in capsys.readouterr().err
+    assert "unknown placeholder 'prot'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

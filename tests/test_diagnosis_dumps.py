@@ -1,4 +1,4 @@
-"""Dumps of the flight recorder that are not to be trusted, or cannot be read."""
+"""Dumps of the flight recorder that are hostile, malformed or incomplete."""
 
 from __future__ import annotations
 
@@ -8,29 +8,9 @@ import pickle
 import sys
 
 import pytest
+from flight_recorder import RECORD, dump
 
 from deploykit import cli
-
-RECORD = {
-    "record_id": 0,
-    "collective_seq_id": 1,
-    "p2p_seq_id": 0,
-    "op_id": 1,
-    "is_p2p": False,
-    "profiling_name": "nccl:all_reduce",
-    "state": "started",
-    "time_created_ns": 1,
-    "process_group": ("0", "default_pg"),
-    "frames": [{"name": "main", "filename": "train.py", "line": 7}],
-    **{f"{way}_sizes": [[4]] for way in ("input", "output")},
-    **{f"{way}_dtypes": ["Float"] for way in ("input", "output")},
-}
-
-
-def dump(records, *, ranks="[0, 1]", **more):
-    """As PyTorch writes it with NCCL."""
-    group = {"name": "0", "desc": "default_pg", "ranks": ranks, **more}
-    return {"version": "2.10", "entries": records, "pg_config": {"0": group}}
 
 
 @pytest.fixture
@@ -62,7 +42,7 @@ class Called:
 def test_a_pickle_that_calls_a_function_is_refused_and_calls_nothing(diagnosed, tmp_path):
     code, said, _ = diagnosed(dump([{**RECORD, "state": Called(tmp_path / "called")}]))
     assert code == 64
-    assert "is no plain dump of PyTorch's flight recorder: it asks for io.open" in str(said)
+    assert "is not a valid dump of PyTorch's flight recorder: it refers to io.open" in str(said)
     assert not (tmp_path / "called").exists()
 
 
@@ -70,7 +50,7 @@ def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
     """PyTorch's analyzer passes `ranks` to eval() where it is a text in a text."""
     program = f"open({str(tmp_path / 'called')!r}, 'w') and [0, 1]"
     code, said, _ = diagnosed(dump([RECORD], ranks=repr(program)))
-    assert (code, "it holds the ranks" in str(said)) == (64, True)
+    assert (code, "it contains the ranks" in str(said)) == (64, True)
     assert not (tmp_path / "called").exists()
 
 
@@ -79,7 +59,7 @@ def test_a_text_that_the_analyzer_would_run_is_refused(diagnosed, tmp_path):
 )
 def test_ranks_are_numbers_in_a_list(diagnosed, ranks):
     code, said, _ = diagnosed(dump([RECORD], ranks=ranks))
-    assert (code, "it holds the ranks" in str(said)) == (64, True)
+    assert (code, "it contains the ranks" in str(said)) == (64, True)
     assert len(str(said)) < 1000
 
 
@@ -104,7 +84,7 @@ def test_what_is_no_dump_is_refused_in_a_sentence(left, diagnosed):
 def test_a_rank_without_a_dump_is_named(diagnosed):
     code, said, _ = diagnosed(dump([RECORD]))
     assert code == 79
-    (first,) = said["findings"]
+    (first,) = said["causes"]
     assert (first["cause"], first["first_rank"]) == ("collective_timeout", 1)
     assert "no dump of rank 1" in first["evidence"][0]["text"]
 
@@ -115,7 +95,7 @@ def test_a_rank_that_raised_left_no_dump_and_its_exception_is_the_cause(tmp_path
     (tmp_path / "node-1.log").write_text(log)
     files = [str(tmp_path / name) for name in ("fr_0", "node-1.log")]
     assert cli.main(["diagnose", "--json", *files]) == 79
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
     assert (first["cause"], first["first_rank"]) == ("user_code_error", 1)
 
 
@@ -123,7 +103,7 @@ def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     code, said, remark = diagnosed(dump([RECORD]), dump([]))
-    assert (code, said) == (0, {"findings": []})
+    assert (code, said) == (0, {"causes": []})
     assert "PyTorch is not installed here" in remark
 
 
@@ -138,7 +118,7 @@ def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
 def test_what_the_records_of_nccl_say(diagnosed, others, rank, words):
     code, said, remark = diagnosed(dump([RECORD]), dump(others))
     assert code == 79, remark
-    (first,) = said["findings"]
+    (first,) = said["causes"]
     assert (first["cause"], first["first_rank"]) == ("collective_timeout", rank)
     assert words in first["evidence"][0]["text"]
 
@@ -150,7 +130,7 @@ def test_the_odd_one_is_named_even_if_it_is_the_first(diagnosed):
     three = "[0, 1, 2]"
     left = [dump([record], ranks=three) for record in (odd, RECORD, RECORD)]
     _, said, _ = diagnosed(*left)
-    assert [finding["first_rank"] for finding in said["findings"]] == [0]
+    assert [cause["first_rank"] for cause in said["causes"]] == [0]
 
 
 @pytest.mark.torch
@@ -165,6 +145,6 @@ def test_the_dumps_of_a_run_are_read_with_its_logs(project, capsys, tmp_path):
     capsys.readouterr()
     assert cli.main(["diagnose", "one", "--json"]) == 79
     said = capsys.readouterr()
-    first, *_ = json.loads(said.out)["findings"]
+    first, *_ = json.loads(said.out)["causes"]
     assert os.fspath(folder / "fr_1") == first["evidence"][0]["file"]
-    assert "fr_2 is no plain dump" in said.err
+    assert "fr_2 is not a valid dump" in said.err

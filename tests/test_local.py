@@ -184,5 +184,5 @@ def test_a_failed_run_ends_with_its_cause(project, capsys):
     assert cli.main(["logs", run]) == 0
     assert capsys.readouterr().err.startswith("cause: missing_module, ")
     assert cli.main(["diagnose", run, "--json"]) == 79
-    (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
+    (finding, *_) = json.loads(capsys.readouterr().out)["causes"]
     assert (finding["cause"], finding["first_rank"]) == ("missing_module", 0)

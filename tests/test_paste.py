@@ -27,11 +27,9 @@ from deploykit import cli, jobfile, paths, quoting, render
 from deploykit.backends.slurm import checks, ssh
 from deploykit.backends.slurm.options import Options
 from deploykit.decode import decode
-from deploykit.diagnosis import fixes as of_causes
-from deploykit.diagnosis import rules
-from deploykit.doctor import fixes
-from deploykit.doctor import machine as doctor
-from deploykit.doctor.aws import unseen
+from deploykit.diagnosis import cause_rules, placeholders
+from deploykit.doctor import local, snippets
+from deploykit.doctor.aws import permissions
 from deploykit.errors import BackendUnavailable
 from deploykit.infra import rendering
 from deploykit.infra.answers import Answers
@@ -126,7 +124,7 @@ def texts(data):
 @pytest.mark.parametrize("kind", templates())
 def test_a_fix_of_doctor_holds_values_as_commands(kind, tmp_path):
     for value in NASTY[:12]:
-        fix = fixes.make(kind, "do it", **values_of(kind, value))
+        fix = snippets.make(kind, "do it", **values_of(kind, value))
         vectors = run(fix.cli, tmp_path)
         words = {word for vector in vectors for word in vector}
         assert {vector[0] for vector in vectors} == {"aws"}
@@ -136,7 +134,7 @@ def test_a_fix_of_doctor_holds_values_as_commands(kind, tmp_path):
 @pytest.mark.parametrize("kind", templates())
 def test_a_fix_of_doctor_holds_values_as_cloudformation(kind):
     for value in NASTY:
-        text = fixes.make(kind, "do it", **values_of(kind, value)).cloudformation
+        text = snippets.make(kind, "do it", **values_of(kind, value)).cloudformation
         if text:
             stack = yaml.load(text, Stack)
             assert stack.keys() == {"Resources"}
@@ -146,7 +144,7 @@ def test_a_fix_of_doctor_holds_values_as_cloudformation(kind):
 @pytest.mark.parametrize("kind", templates())
 def test_a_fix_of_doctor_holds_values_as_terraform(kind):
     for value in NASTY:
-        text = fixes.make(kind, "do it", **values_of(kind, value)).terraform
+        text = snippets.make(kind, "do it", **values_of(kind, value)).terraform
         for literal in re.findall(r'"(?:[^"\\\n]|\\.)*"', text):
             assert FILLED_IN.findall(literal.replace("${each.key}", "")) == []
 
@@ -155,7 +153,7 @@ def test_a_fix_of_doctor_holds_values_as_terraform(kind):
 @pytest.mark.parametrize("kind", ["role-policy", "permit", "endpoints", "tenancy", "acl-entry"])
 def test_terraform_reads_the_snippets(kind):
     for value in NASTY:
-        text = fixes.make(kind, "do it", **values_of(kind, value)).terraform
+        text = snippets.make(kind, "do it", **values_of(kind, value)).terraform
         done = subprocess.run(
             [HCL, "--quiet"], input=text, capture_output=True, text=True, check=False
         )
@@ -166,14 +164,14 @@ def test_terraform_reads_the_snippets(kind):
 @pytest.mark.parametrize("value", ACTS)
 @pytest.mark.parametrize("kind", ["role-policy", "subnet", "endpoints", "bucket"])
 def test_a_value_that_the_cli_would_act_on_is_in_no_command(kind, value):
-    fix = fixes.make(kind, "do it", **values_of(kind, value))
+    fix = snippets.make(kind, "do it", **values_of(kind, value))
     assert (fix.cli, fix.cloudformation, fix.terraform) == ("", "", "")
     assert repr(value) in fix.say
 
 
 @nasty
 def test_settings_are_read_back_as_they_were(value, tmp_path):
-    settings = fixes.job_file("say", one=value, two=[value, "subnet-1", value]).settings
+    settings = snippets.job_file("say", one=value, two=[value, "subnet-1", value]).settings
     tree = {}
     for key, text in settings.items():
         jobfile._override(tree, f"{key}={text}")
@@ -194,16 +192,28 @@ def test_a_hint_on_a_list_is_yaml(value, tmp_path):
 
 @nasty
 def test_the_python_of_saved_facts_is_one_word(value, tmp_path):
-    good = {"torch": "", "cuda": "", "trouble": "x", "sees": 0, "cards": (), "shm": 1 << 40}
-    rest = {"files": -1, "threads": -1, "locked": -1, "rdma": False, "up": ("lo",)}
-    found = doctor.Machine(python=value, own_address="x", **good, **rest)
+    found = local.LocalMachine(
+        python=value,
+        torch="",
+        cuda="",
+        import_error="x",
+        visible_gpus=0,
+        gpus=(),
+        shm_free=1 << 40,
+        max_open_files=-1,
+        max_processes=-1,
+        max_locked_memory=-1,
+        has_infiniband=False,
+        interfaces_up=("lo",),
+        host_address="x",
+    )
     job = JobSpec("one", Entrypoint("train.py"), Resources(600))
-    torchless = dataclasses.replace(found, trouble="", torch="2", cards=("GPU 0",))
+    torchless = dataclasses.replace(found, import_error="", torch="2", gpus=("GPU 0",))
     for machine_, words in (
         (found, ["install", "torch"]),
         (torchless, ["install", "--force-reinstall", "torch"]),
     ):
-        (one,) = doctor.check(job, machine_)
+        (one,) = local.findings(job, machine_)
         assert shlex.split(one.fix.cli) == [value, "-m", "pip", *words]
         run(one.fix.cli, tmp_path)
 
@@ -229,7 +239,7 @@ def test_the_hint_on_a_folder_there_is_one_host(value, tmp_path):
 
 @nasty
 def test_the_region_of_facts_that_are_missing_is_one_word(value, tmp_path):
-    fix = unseen._not_saved(SimpleNamespace(region=value), ["get-role"]).fix
+    fix = permissions._not_saved(SimpleNamespace(region=value), ["get-role"]).fix
     assert run(fix.cli, tmp_path)[0][-1] == f"sagemaker.region={value}"
 
 
@@ -256,7 +266,7 @@ def test_the_name_of_a_gpu_stays_in_its_comment(tmp_path, monkeypatch):
 @nasty
 def test_the_commands_of_infra_hold_names(value, tmp_path):
     answers = Answers(value, value, "z", "bucket", "m@x.y", 1)
-    vectors = run("\n".join(rendering.after(answers)), tmp_path)
+    vectors = run("\n".join(rendering.commands(answers)), tmp_path)
     assert [vector[:3] for vector in vectors] == [
         ["aws", "cloudformation", "deploy"],
         ["aws", "cloudformation", "describe-stacks"],
@@ -284,9 +294,9 @@ def test_the_file_of_a_secret_is_one_word(value, tmp_path, monkeypatch):
 
 @nasty
 def test_fixes_of_causes_hold_no_hostile_value(value):
-    for cause in rules.load().causes:
-        names = of_causes.names(cause.fix)
-        text = of_causes.render(cause.fix, dict.fromkeys(names, f"a{value}"))
+    for cause in cause_rules.load().causes:
+        names = placeholders.names(cause.fix)
+        text = placeholders.render(cause.fix, dict.fromkeys(names, f"a{value}"))
         harmless = re.fullmatch(r"[\w.:/@+=,%-]*", value) is not None
         assert harmless or not names or f"a{value}" not in text
 

@@ -1,24 +1,24 @@
-"""Which parallel strategy to train with: what each needs and takes, computed before anything runs.
+"""Which parallel strategy to train with: memory and time of each, computed before anything runs.
 
-`advise(model, training, cluster)` answers as data; ``deploykit advise`` prints it.
+`advise(model, training, cluster)` returns data; ``deploykit advise`` prints it.
 """
 
 from deploykit.advise import gpus
 from deploykit.advise.chooser import Advice, Candidate, advise
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.plan import Cluster, Layout, Training
-from deploykit.advise.shape import Model, gpt, guessed
+from deploykit.advise.model_shape import Model, gpt, gpt_of_size
+from deploykit.advise.workload import Cluster, ParallelConfig, Training
 
 __all__ = [
     "Advice",
     "Candidate",
     "Cluster",
     "Gpu",
-    "Layout",
     "Model",
+    "ParallelConfig",
     "Training",
     "advise",
     "gpt",
+    "gpt_of_size",
     "gpus",
-    "guessed",
 ]

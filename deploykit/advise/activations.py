@@ -1,6 +1,6 @@
-"""Bytes that the forward pass leaves for the backward pass, of one rank.
+"""Bytes of activations that one rank keeps from the forward to the backward pass.
 
-Counted tensor by tensor for the reference trainer's block as Korthikanti et al. do for theirs
+Counted tensor by tensor for the reference trainer's block, as Korthikanti et al. do for theirs
 (https://arxiv.org/abs/2205.05198, section 4), with two differences: no dropout, and attention by
 scaled_dot_product_attention, which keeps no scores
 (https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html).
@@ -8,11 +8,11 @@ scaled_dot_product_attention, which keeps no scores
 
 from __future__ import annotations
 
-from deploykit.advise.plan import COMPUTE_BYTES, FULLY_SHARDED, Layout, Training
-from deploykit.advise.shape import Model
+from deploykit.advise.model_shape import Model
+from deploykit.advise.workload import COMPUTE_BYTES, FULLY_SHARDED, ParallelConfig, Training
 
 _STATISTIC = 4
-"""Bytes of a mean, a deviation or a log-sum, which stay in fp32."""
+"""Bytes of a mean, a standard deviation or a log-sum-exp, which stay in fp32."""
 _INDEX = 8
 _LOGIT = 4
 _LOSS_COPIES = 3
@@ -20,105 +20,112 @@ _LOSS_COPIES = 3
 gradient and that of the logits."""
 
 
-def of_stage(model: Model, training: Training, layout: Layout, blocks: int, stage: int) -> int:
-    """Of the blocks of a pipeline stage, with all micro-batches that are under way there.
+def of_stage(
+    model: Model, training: Training, config: ParallelConfig, blocks: int, stage: int
+) -> int:
+    """Bytes for `blocks` blocks on a pipeline stage, with all micro-batches in flight there.
 
     In the 1F1B schedule stage i of p holds up to p - i micro-batches
-    (https://arxiv.org/abs/2104.04473, section 2.2). With checkpointing a block keeps its input
-    only.
+    (https://arxiv.org/abs/2104.04473, section 2.2). With checkpointing a block keeps only its
+    input.
     """
-    tokens = micro_tokens(training, layout)
-    last = stage == layout.pipeline - 1
-    each = _residual if layout.checkpointing else of_block
-    kept = int(under_way(layout, stage) * blocks * tokens * each(model, training, layout))
-    return kept + tokens * of_ends(model, training, layout, first=stage == 0, last=last)
+    tokens = micro_tokens(training, config)
+    last = stage == config.pipeline - 1
+    each = _residual if config.checkpointing else of_block
+    kept = int(in_flight(config, stage) * blocks * tokens * each(model, training, config))
+    return kept + tokens * of_ends(model, training, config, first=stage == 0, last=last)
 
 
-def under_way(layout: Layout, stage: int) -> int:
-    """Micro-batches between their forward and their backward pass on a stage."""
-    return min(layout.micro_batches, layout.pipeline - stage)
+def in_flight(config: ParallelConfig, stage: int) -> int:
+    """Micro-batches of a stage that are between their forward and backward passes."""
+    return min(config.micro_batches, config.pipeline - stage)
 
 
-def recomputed(model: Model, training: Training, layout: Layout) -> int:
-    """Bytes of a checkpointed block while its backward pass runs: all that it keeps otherwise, the
-    gradient that enters it and that of the MLP's inner tensor.
+def recomputed(model: Model, training: Training, config: ParallelConfig) -> int:
+    """Bytes of a checkpointed block while its backward pass runs.
+
+    They are what the block would keep without checkpointing, the gradient of its output, and that
+    of the MLP's inner tensor.
     """
     size = COMPUTE_BYTES[training.precision]
-    gradients = (model.width + model.feedforward) * size / layout.tensor
-    whole = of_block(model, training, layout) + gradients
-    return int(layout.checkpointing * micro_tokens(training, layout) * whole)
+    gradients = (model.width + model.feedforward) * size / config.tensor
+    whole = of_block(model, training, config) + gradients
+    return int(config.checkpointing * micro_tokens(training, config) * whole)
 
 
-def micro_tokens(training: Training, layout: Layout) -> int:
-    """Tokens of one micro-batch of one rank, rounded up."""
-    return -(-training.tokens // (layout.data * layout.micro_batches))
+def micro_tokens(training: Training, config: ParallelConfig) -> int:
+    """Tokens of one micro-batch on one rank, rounded up."""
+    return -(-training.tokens // (config.data * config.micro_batches))
 
 
-def of_block(model: Model, training: Training, layout: Layout) -> int:
-    """Bytes of one block for one token, on one of `layout.tensor` ranks.
+def of_block(model: Model, training: Training, config: ParallelConfig) -> int:
+    """Bytes of one block per token, on one of `config.tensor` ranks.
 
-    Elements for each of the width: inputs of the norms 2; inputs of query, key and value and of the
-    MLP's first layer 2 (under autocast 4, since each Linear casts the fp32 output of a norm for
-    itself); query, key, value and the attention's output 4; around the GELU 2 for each of the MLP's
-    width. Tensor parallelism with sequence parallelism splits all but the inputs of the column-wise
-    layers, which DTensor gathers and keeps whole.
+    Tensors of the model's width: 2 inputs of the norms; 2 inputs of query, key and value and of
+    the MLP's first layer (4 under autocast, since each Linear casts the fp32 output of a norm);
+    4 for query, key, value and the attention's output. Tensors of the MLP's width: 2 around the
+    GELU. Tensor parallelism with sequence parallelism splits all but the inputs of the
+    column-wise layers, which DTensor gathers and keeps whole.
     """
     width, size = model.width, COMPUTE_BYTES[training.precision]
-    copies = 4 if _wide_norms(training, layout) else 2
-    norms = 2 * _norm_input(model, training, layout)
-    inner = (4 * width + 2 * model.feedforward) * size / layout.tensor
-    statistics = (4 + model.heads) * _STATISTIC / layout.tensor
+    copies = 4 if _wide_norms(training, config) else 2
+    norms = 2 * _norm_input(model, training, config)
+    inner = (4 * width + 2 * model.feedforward) * size / config.tensor
+    statistics = (4 + model.heads) * _STATISTIC / config.tensor
     return int(norms + copies * width * size + inner + statistics)
 
 
-def casts_weights(training: Training, layout: Layout) -> bool:
-    """Whether torch.autocast casts weights; fully_shard gathers them in 16 bits."""
-    return _is_autocast(training) and layout.strategy not in FULLY_SHARDED
+def casts_weights(training: Training, config: ParallelConfig) -> bool:
+    """Whether torch.autocast casts the weights; fully_shard gathers them in 16 bits instead."""
+    return _is_autocast(training) and config.strategy not in FULLY_SHARDED
 
 
 def _is_autocast(training: Training) -> bool:
     return training.precision in {"bf16", "fp16"}
 
 
-def _wide_norms(training: Training, layout: Layout) -> bool:
-    """Whether norms give fp32: under autocast on a GPU always, on a CPU where their input is fp32
+def _wide_norms(training: Training, config: ParallelConfig) -> bool:
+    """Whether norms return fp32: under autocast on a GPU always, on a CPU if their input is fp32
     (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference).
     """
-    gathered = layout.strategy in FULLY_SHARDED
+    gathered = config.strategy in FULLY_SHARDED
     return _is_autocast(training) and not (training.on_cpu and gathered)
 
 
-def _norm_input(model: Model, training: Training, layout: Layout) -> float:
-    """Bytes that a norm keeps of its input for one token."""
-    size = 4 if _wide_norms(training, layout) else COMPUTE_BYTES[training.precision]
-    return model.width * size / layout.tensor
+def _norm_input(model: Model, training: Training, config: ParallelConfig) -> float:
+    """Bytes per token that a norm keeps of its input."""
+    size = 4 if _wide_norms(training, config) else COMPUTE_BYTES[training.precision]
+    return model.width * size / config.tensor
 
 
-def _residual(model: Model, training: Training, layout: Layout) -> float:
-    """Bytes of the residual stream for one token: as wide as the embedding's weights."""
-    size = 4 if casts_weights(training, layout) else COMPUTE_BYTES[training.precision]
-    return model.width * size / layout.tensor
+def _residual(model: Model, training: Training, config: ParallelConfig) -> float:
+    """Bytes per token of the residual stream, in the precision of the embedding's weights."""
+    size = 4 if casts_weights(training, config) else COMPUTE_BYTES[training.precision]
+    return model.width * size / config.tensor
 
 
-def of_ends(model: Model, training: Training, layout: Layout, *, first: bool, last: bool) -> int:
-    """Bytes for one token of the embedding (its index) and of the head's norm and Linear, which
-    tensor parallelism gathers.
+def of_ends(
+    model: Model, training: Training, config: ParallelConfig, *, first: bool, last: bool
+) -> int:
+    """Bytes per token of the embedding (the token's index) and of the head's norm and Linear.
+
+    Tensor parallelism gathers the input of the head's Linear.
     """
-    head = _norm_input(model, training, layout) + model.width * COMPUTE_BYTES[training.precision]
+    head = _norm_input(model, training, config) + model.width * COMPUTE_BYTES[training.precision]
     return int(first * _INDEX + last * (head + 2 * _STATISTIC + _INDEX))
 
 
-def of_logits(model: Model, training: Training, layout: Layout) -> int:
-    """Bytes of the logits of one micro-batch and of their copies in the loss, at the worst moment.
+def of_logits(model: Model, training: Training, config: ParallelConfig) -> int:
+    """Peak bytes of the logits of one micro-batch and of their copies in the loss.
 
-    Cross-entropy is computed in fp32, as autocast does by itself
+    Cross-entropy is computed in fp32, as autocast does
     (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference). nn.DataParallel collects
     the logits of all GPUs on the first one.
     """
-    share = layout.data if layout.strategy == "dp" else 1
-    return share * micro_tokens(training, layout) * model.vocabulary * _LOGIT * _LOSS_COPIES
+    share = config.data if config.strategy == "dp" else 1
+    return share * micro_tokens(training, config) * model.vocabulary * _LOGIT * _LOSS_COPIES
 
 
-def of_boundary(model: Model, training: Training, layout: Layout) -> int:
-    """Bytes that one micro-batch carries from one layer to the next."""
-    return int(micro_tokens(training, layout) * _residual(model, training, layout))
+def of_boundary(model: Model, training: Training, config: ParallelConfig) -> int:
+    """Bytes of the tensor that one micro-batch passes from one layer to the next."""
+    return int(micro_tokens(training, config) * _residual(model, training, config))

@@ -1,4 +1,4 @@
-"""The choice: which case holds, what every strategy would need, which is best."""
+"""The recommendation: which case applies, what each strategy costs, which is best."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploykit.advise.layouts import STRATEGIES, TAUGHT, layouts
+from deploykit.advise.configs import FOR_TEACHING, STRATEGIES, configs
 from deploykit.advise.memory import Memory, memory
-from deploykit.advise.plan import Cluster, Layout, Strategy, Training
-from deploykit.advise.shape import Model
+from deploykit.advise.model_shape import Model
 from deploykit.advise.traffic import Step, step
+from deploykit.advise.workload import Cluster, ParallelConfig, Strategy, Training
 
 Case = Literal["each", "sharded", "layer"]
-_CLOSE = 1.1
-"""Estimates this near each other count as equal: the simpler strategy wins."""
-_MOST_NODES = 1024
+_TOLERANCE = 1.1
+"""Estimates within this factor count as equal; then the simpler strategy wins."""
+_MAX_NODES = 1024
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One layout with what it needs and takes."""
+    """A configuration with its estimated memory and time."""
 
-    layout: Layout
+    config: ParallelConfig
     memory: Memory
     step: Step
     fits: bool
 
     @property
     def strategy(self) -> Strategy:
-        return self.layout.strategy
+        """The name of its strategy."""
+        return self.config.strategy
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer. `case`: "each", a whole copy fits on every GPU; "sharded", only a part of one
-    does; "layer", not even a single layer does.
+    """The recommendation.
 
-    `candidates`: for each strategy that these machines allow its best layout, simplest first.
-    `best` is None where nothing fits; `enough` is then a number of nodes of this kind with which
-    something does, or None.
+    `case`: "each", the whole model fits on every GPU; "sharded", only a shard of it fits;
+    "layer", not even a single layer fits. `candidates`: the best configuration of each strategy
+    that the cluster allows, simplest first. `best` is None if nothing fits; `enough` is then a
+    number of such nodes on which something fits, or None.
     """
 
     model: Model
@@ -53,11 +54,12 @@ class Advice:
     enough: int | None
 
     def of(self, strategy: str) -> Candidate | None:
+        """The candidate of a strategy; None if the cluster does not allow the strategy."""
         return next((each for each in self.candidates if each.strategy == strategy), None)
 
 
 def advise(model: Model, training: Training, cluster: Cluster) -> Advice:
-    """Which strategy to train `model` with, on these machines."""
+    """Recommend a strategy to train `model` on `cluster`."""
     candidates = _candidates(model, training, cluster)
     ranked = _ranked(candidates)
     return Advice(
@@ -73,16 +75,16 @@ def advise(model: Model, training: Training, cluster: Cluster) -> Advice:
 
 
 def _candidates(model: Model, training: Training, cluster: Cluster) -> list[Candidate]:
-    """For each strategy its fastest layout that fits, else the one that needs least memory."""
-    found: dict[Strategy, Candidate] = {}
-    for layout in layouts(model, training, cluster):
-        need = memory(model, training, layout, cluster.gpu.memory)
+    """For each strategy its fastest configuration that fits, else the one with least memory."""
+    by_strategy: dict[Strategy, Candidate] = {}
+    for config in configs(model, training, cluster):
+        need = memory(model, training, config, cluster.gpu.memory)
         fits = need.total <= cluster.gpu.memory
-        new = Candidate(layout, need, step(model, training, cluster, layout), fits)
-        old = found.get(layout.strategy)
+        new = Candidate(config, need, step(model, training, cluster, config), fits)
+        old = by_strategy.get(config.strategy)
         if old is None or _order(new) < _order(old):
-            found[layout.strategy] = new
-    return [found[name] for name in STRATEGIES if name in found]
+            by_strategy[config.strategy] = new
+    return [by_strategy[name] for name in STRATEGIES if name in by_strategy]
 
 
 def _order(each: Candidate) -> tuple[bool, float]:
@@ -90,12 +92,12 @@ def _order(each: Candidate) -> tuple[bool, float]:
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """What can be recommended, the best first: the simplest of the about equally fast ones."""
-    left = [each for each in candidates if each.fits and each.strategy not in TAUGHT]
+    """Candidates that fit, best first; of about equally fast ones the simplest comes first."""
+    left = [each for each in candidates if each.fits and each.strategy not in FOR_TEACHING]
     ranked = []
     while left:
         fastest = min(each.step.seconds for each in left)
-        chosen = next(each for each in left if each.step.seconds <= _CLOSE * fastest)
+        chosen = next(each for each in left if each.step.seconds <= _TOLERANCE * fastest)
         ranked.append(chosen)
         left.remove(chosen)
     return ranked
@@ -104,24 +106,24 @@ def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _case(
     model: Model, training: Training, cluster: Cluster, candidates: Sequence[Candidate]
 ) -> Case:
-    whole = {"single", "ddp"}
-    if any(each.fits for each in candidates if each.strategy in whole):
+    replicated = {"single", "ddp"}
+    if any(each.fits for each in candidates if each.strategy in replicated):
         return "each"
-    return "sharded" if layer_need(model, training) <= cluster.gpu.memory else "layer"
+    return "sharded" if layer_memory(model, training) <= cluster.gpu.memory else "layer"
 
 
-def layer_need(model: Model, training: Training) -> int:
-    """Bytes of the largest layer alone, gathered on one GPU, with one sample and nothing else."""
+def layer_memory(model: Model, training: Training) -> int:
+    """Bytes of the largest layer alone, gathered on one GPU, with one sample."""
     one = dataclasses.replace(training, batch=1)
-    layout = Layout("zero3", checkpointing=True)
-    need = memory(dataclasses.replace(model, layers=1), one, layout, 0)
+    config = ParallelConfig("zero3", checkpointing=True)
+    need = memory(dataclasses.replace(model, layers=1), one, config, 0)
     return need.total - need.parameters - need.gradients - need.optimizer
 
 
 def _enough(model: Model, training: Training, cluster: Cluster) -> int | None:
-    """The least power of two times these nodes on which something fits."""
+    """The number of nodes, doubled until something fits; None if 1024 are not enough."""
     nodes = 2 * cluster.nodes
-    while nodes <= _MOST_NODES:
+    while nodes <= _MAX_NODES:
         larger = dataclasses.replace(cluster, nodes=nodes)
         if _ranked(_candidates(model, training, larger)):
             return nodes

@@ -1,4 +1,4 @@
-"""The GPUs that the chooser knows, read from gpus.toml (which says what each key means)."""
+"""The known GPUs, read from gpus.toml, which documents the keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 STAND_IN = "a100-40gb"
-"""Whose speed is taken for a GPU that is not known."""
+"""The GPU whose speed is assumed for an unknown one."""
 _FILE = Path(__file__).parent / "gpus.toml"
 _GIB = 1024**3
 _GIGA = 10**9
@@ -34,17 +34,18 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
+        """Whether this is the entry for training without a GPU."""
         return self.name == "cpu"
 
     @property
     def link(self) -> Literal["nvlink", "pcie"]:
-        """What joins the GPUs of one node, unless the user says otherwise."""
+        """The default link between the GPUs of one node."""
         return "nvlink" if self.nvlink else "pcie"
 
 
 @functools.cache
 def known() -> Mapping[str, Gpu]:
-    """Every GPU of gpus.toml by its name."""
+    """Every GPU of gpus.toml, by name."""
     tree = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {name: _gpu(name, **values) for name, values in tree.items()}
 
@@ -75,16 +76,16 @@ def _gpu(  # noqa: PLR0913 - the keys of the file
 
 
 def find(name: str) -> Gpu | None:
-    """A GPU by its name, however it is written: ``a100-40gb``, ``A100 40GB``."""
-    plain = _plain(name)
-    return next((gpu for key, gpu in known().items() if _plain(key) == plain), None)
+    """Look up a GPU, ignoring case and punctuation: ``a100-40gb``, ``A100 40GB``."""
+    key = _normalized(name)
+    return next((gpu for other, gpu in known().items() if _normalized(other) == key), None)
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def unknown(name: str) -> Gpu:
-    """A GPU that is not in the file: an A100's speed stands in for its own."""
+    """A GPU that is not in the file; the speed of an A100 is assumed."""
     label = " ".join(name.split())  # one line: it goes into a comment in the job file
     return dataclasses.replace(known()[STAND_IN], name=name, label=label)

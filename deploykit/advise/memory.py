@@ -1,7 +1,7 @@
-"""Bytes that one GPU needs for a layout: those of the rank that needs most.
+"""Memory of one GPU for a configuration: that of the rank with the largest total.
 
-Every part has its own formula and source. `tests/advise` holds parameters, gradients and optimizer
-states to what torch allocates within 5%, activations within 20%.
+Every part has its own formula and source. `tests/advise` compares them with what torch allocates:
+parameters, gradients and optimizer states within 5%, activations within 20%.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploykit.advise import activations
-from deploykit.advise.plan import (
+from deploykit.advise.model_shape import Layer, Model
+from deploykit.advise.workload import (
     COMPUTE_BYTES,
     FULLY_SHARDED,
     WEIGHT_BYTES,
-    Layout,
+    ParallelConfig,
     Training,
 )
-from deploykit.advise.shape import Layer, Model
 
 _GIB = 1024**3
 _CONTEXT = _GIB
-"""The CUDA context with its kernels, cuBLAS's workspaces (32 MiB on Hopper, see
-https://docs.pytorch.org/docs/stable/notes/cuda.html) and NCCL's buffers. An estimate: not measured
-here."""
+"""Bytes of the CUDA context with its kernels, cuBLAS's workspaces (32 MiB on Hopper, see
+https://docs.pytorch.org/docs/stable/notes/cuda.html) and NCCL's buffers. An estimate, not
+measured."""
 _FRAGMENTED = 0.05
-"""Share of a GPU's memory that the caching allocator cannot give out in one piece. An estimate."""
+"""Share of a GPU's memory that the caching allocator loses to fragmentation. An estimate."""
 _STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 """Tensors that an optimizer keeps for each weight, in the weight's precision
 (https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, ...SGD.html)."""
 _REDUCED_BYTES = 4
-"""Gradients are summed over ranks in fp32, so that numbers do not depend on the layout."""
+"""Gradients are reduced in fp32, so that results do not depend on the configuration."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU, by what they are for; `host` is beside them, in the node's memory."""
+    """Bytes on one GPU, by purpose; `host` are bytes in the memory of the node instead."""
 
     parameters: int
     gradients: int
@@ -51,18 +51,19 @@ class Memory:
 
     @property
     def working(self) -> int:
-        """All buffers."""
+        """Bytes of all buffers."""
         return sum(size for _, size in self.buffers)
 
     @property
     def total(self) -> int:
+        """Bytes of everything on the GPU."""
         states = self.parameters + self.gradients + self.optimizer
         return states + self.activations + self.logits + self.working + self.reserve
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of one pipeline stage; without a pipeline, all of them."""
+    """The layers of one pipeline stage; all layers if there is no pipeline."""
 
     index: int
     blocks: int
@@ -70,7 +71,7 @@ class Stage:
     last: bool
 
     def layers(self, model: Model) -> Iterator[tuple[int, Layer]]:
-        """Each different layer with how often it is there."""
+        """Yield each distinct layer with its count."""
         if self.first:
             yield 1, model.embedding
         yield self.blocks, model.block
@@ -78,74 +79,76 @@ class Stage:
             yield 1, model.head
 
     def size(self, model: Model, tensor: int, shards: int) -> int:
-        """Parameters on one rank."""
+        """Parameters on one rank, of `tensor` x `shards`."""
         return sum(count * layer.size(tensor, shards) for count, layer in self.layers(model))
 
 
-def memory(model: Model, training: Training, layout: Layout, capacity: int) -> Memory:
-    """What the rank that needs most needs, on a GPU with `capacity` bytes."""
-    found = (
-        rank_memory(model, training, layout, stage) for stage in stages(model, layout.pipeline)
+def memory(model: Model, training: Training, config: ParallelConfig, capacity: int) -> Memory:
+    """The memory of the rank with the largest total, on a GPU with `capacity` bytes."""
+    by_stage = (
+        rank_memory(model, training, config, stage) for stage in stages(model, config.pipeline)
     )
-    most = max(found, key=lambda each: each.total)
-    return dataclasses.replace(most, reserve=_CONTEXT + int(_FRAGMENTED * capacity))
+    largest = max(by_stage, key=lambda each: each.total)
+    return dataclasses.replace(largest, reserve=_CONTEXT + int(_FRAGMENTED * capacity))
 
 
 def stages(model: Model, pipeline: int) -> Iterator[Stage]:
-    """The stages of a pipeline: blocks dealt out evenly, the first stages get those left over."""
-    each, more = divmod(model.layers, pipeline)
+    """The stages of a pipeline, with equal numbers of blocks; the first ones get the remainder."""
+    each, remainder = divmod(model.layers, pipeline)
     for index in range(pipeline):
-        blocks = each + (index < more)
+        blocks = each + (index < remainder)
         yield Stage(index, blocks, first=index == 0, last=index == pipeline - 1)
 
 
-def rank_memory(model: Model, training: Training, layout: Layout, stage: Stage) -> Memory:
-    """What a rank of this stage needs, without the reserve.
+def rank_memory(model: Model, training: Training, config: ParallelConfig, stage: Stage) -> Memory:
+    """The memory of a rank of this stage, without the reserve.
 
-    An upper bound: gradients count as if all were there at the moment with most activations, which
-    is so from the second micro-batch on.
+    An upper bound: all gradients are assumed to be allocated when activations peak, which is the
+    case from the second micro-batch on.
     """
     weight = WEIGHT_BYTES[training.precision]
-    size = stage.size(model, layout.tensor, layout.shards)
-    states = _STATES[training.optimizer] * weight * _optimized(model, layout, size)
-    kept = activations.of_stage(model, training, layout, stage.blocks, stage.index)
-    copies = _copies(model, training, layout, stage)
-    logits = activations.of_logits(model, training, layout) if stage.last else 0
-    # when a block is recomputed, the logits are gone, and the copies of the weights too
-    again = activations.recomputed(model, training, layout)
-    beside = logits + copies
-    here = Memory(
+    size = stage.size(model, config.tensor, config.shards)
+    states = _STATES[training.optimizer] * weight * _optimized(model, config, size)
+    kept = activations.of_stage(model, training, config, stage.blocks, stage.index)
+    copies = _copies(model, training, config, stage)
+    logits = activations.of_logits(model, training, config) if stage.last else 0
+    # while a block is recomputed, the logits and the copies of the weights are freed already
+    recomputed = activations.recomputed(model, training, config)
+    freed = logits + copies
+    rank = Memory(
         parameters=size * weight,
-        gradients=weight * (size + _whole_gradient(model, layout, stage)),
+        gradients=weight * (size + _whole_gradient(model, config, stage)),
         optimizer=states,
-        activations=kept + max(0, again - beside),
+        activations=kept + max(0, recomputed - freed),
         logits=logits,
-        buffers=tuple(_buffers(model, training, layout, stage)),
+        buffers=tuple(_buffers(model, training, config, stage)),
         reserve=0,
     )
-    return _offloaded(here) if layout.offload else here
+    return _offloaded(rank) if config.offload else rank
 
 
-def _whole_gradient(model: Model, layout: Layout, stage: Stage) -> int:
-    """What a gradient has more than its weight: DTensor leaves that of an embedding, which is split
-    over the vocabulary, whole on every rank (seen with torch 2.13).
+def _whole_gradient(model: Model, config: ParallelConfig, stage: Stage) -> int:
+    """Elements by which a gradient exceeds its weight.
+
+    DTensor keeps the gradient of an embedding that is split over the vocabulary whole on every
+    rank (observed with torch 2.13).
     """
-    if layout.tensor == 1 or not stage.first or layout.strategy == "fsdp-tp":
+    if config.tensor == 1 or not stage.first or config.strategy == "fsdp-tp":
         return 0
-    return model.embedding.size() - model.embedding.size(layout.tensor)
+    return model.embedding.size() - model.embedding.size(config.tensor)
 
 
-def _optimized(model: Model, layout: Layout, size: int) -> int:
-    """Weights whose optimizer states this rank keeps: under ZeRO-1, its share only
+def _optimized(model: Model, config: ParallelConfig, size: int) -> int:
+    """Weights whose optimizer states this rank keeps: only its share under ZeRO-1
     (https://arxiv.org/abs/1910.02054, section 5.1).
     """
-    return _largest_share(model, layout.data) if layout.strategy == "zero1" else size
+    return _largest_share(model, config.data) if config.strategy == "zero1" else size
 
 
 @functools.lru_cache(maxsize=64)
 def _largest_share(model: Model, ranks: int) -> int:
-    """ZeroRedundancyOptimizer hands out whole tensors, the largest first, each to the rank that
-    has least (https://docs.pytorch.org/docs/stable/distributed.optim.html).
+    """The largest share: ZeroRedundancyOptimizer assigns whole tensors, the largest first, each to
+    the rank with the fewest elements (https://docs.pytorch.org/docs/stable/distributed.optim.html).
     """
     shares = [0] * ranks
     for size in sorted((tensor.size for tensor in model.tensors()), reverse=True):
@@ -153,70 +156,70 @@ def _largest_share(model: Model, ranks: int) -> int:
     return max(shares)
 
 
-def _offloaded(here: Memory) -> Memory:
-    """FSDP2's CPUOffloadPolicy: sharded states live in the host's memory
+def _offloaded(rank: Memory) -> Memory:
+    """FSDP2's CPUOffloadPolicy keeps sharded states in host memory
     (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
     """
-    host = here.parameters + here.gradients + here.optimizer
-    return dataclasses.replace(here, parameters=0, gradients=0, optimizer=0, host=host)
+    host = rank.parameters + rank.gradients + rank.optimizer
+    return dataclasses.replace(rank, parameters=0, gradients=0, optimizer=0, host=host)
 
 
 def _buffers(
-    model: Model, training: Training, layout: Layout, stage: Stage
+    model: Model, training: Training, config: ParallelConfig, stage: Stage
 ) -> Iterator[tuple[str, int]]:
-    """What is there beside states and activations while a step runs.
+    """Other buffers that exist while a step runs.
 
-    DistributedDataParallel's buckets are no more: its gradients are views of them
+    DistributedDataParallel's buckets do not count: its gradients are views of them
     (gradient_as_bucket_view, as in the reference trainer; otherwise they are a second copy,
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html).
     """
-    size = stage.size(model, layout.tensor, 1)
-    if layout.strategy == "dp":
+    size = stage.size(model, config.tensor, 1)
+    if config.strategy == "dp":
         yield "gradients of the replicas", size * WEIGHT_BYTES[training.precision]
-    if layout.strategy in FULLY_SHARDED:
-        yield from _gathered(model, training, layout, stage)
-    elif copies := _copies(model, training, layout, stage):
+    if config.strategy in FULLY_SHARDED:
+        yield from _gathered(model, training, config, stage)
+    elif copies := _copies(model, training, config, stage):
         yield "16-bit copies of the weights", copies
-    if layout.pipeline > 1:
-        message = activations.of_boundary(model, training, layout)
+    if config.pipeline > 1:
+        message = activations.of_boundary(model, training, config)
         yield "pipeline messages", 4 * message  # in and out, forward and backward
 
 
-def _copies(model: Model, training: Training, layout: Layout, stage: Stage) -> int:
-    """Bytes of the weights as autocast casts them: kept until it is left, and for the backward pass
-    (https://docs.pytorch.org/docs/stable/amp.html). In a pipeline each micro-batch that is under
-    way has its own, unless its blocks are recomputed.
+def _copies(model: Model, training: Training, config: ParallelConfig, stage: Stage) -> int:
+    """Bytes of the weights as autocast casts them, kept for the backward pass
+    (https://docs.pytorch.org/docs/stable/amp.html). In a pipeline each micro-batch in flight has
+    its own copy, unless its blocks are recomputed.
     """
-    if not activations.casts_weights(training, layout):
+    if not activations.casts_weights(training, config):
         return 0
-    kept = 1 if layout.checkpointing else activations.under_way(layout, stage.index)
+    kept = 1 if config.checkpointing else activations.in_flight(config, stage.index)
     layers = stage.layers(model)
-    return 2 * kept * sum(count * _matrices(layer, layout.tensor) for count, layer in layers)
+    return 2 * kept * sum(count * _matrices(layer, config.tensor) for count, layer in layers)
 
 
 def _matrices(layer: Layer, tensor: int) -> int:
-    """Elements of the weights that autocast casts: matrices, but not an embedding's."""
+    """Elements of the weights that autocast casts: all matrices but the embedding's."""
     if layer.name == "embedding":
         return 0
     return sum(each.local(tensor) for each in layer.tensors if len(each.shape) > 1)
 
 
 def _gathered(
-    model: Model, training: Training, layout: Layout, stage: Stage
+    model: Model, training: Training, config: ParallelConfig, stage: Stage
 ) -> Iterator[tuple[str, int]]:
     """FSDP2's working set (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
 
-    With reshard_after_forward=False (ZeRO-2) every layer stays gathered. Otherwise there are the
-    layer at work, the next one, and the flat buffer of the gather that fills it. The backward pass
-    adds the whole gradients of a layer and the flat buffer in which they are reduced. With several
-    micro-batches gradients are reduced after the last one only (set_requires_gradient_sync), and
-    until then every rank keeps them whole.
+    With reshard_after_forward=False (ZeRO-2) every layer stays gathered. Otherwise the current
+    layer, the next one, and the flat buffer of its all-gather are allocated. The backward pass adds
+    the unsharded gradients of a layer and the flat buffer of their reduce-scatter. With several
+    micro-batches gradients are reduced only after the last one (set_requires_gradient_sync), and
+    until then every rank keeps them unsharded.
     """
-    largest = max(layer.size(layout.tensor) for _, layer in stage.layers(model))
+    largest = max(layer.size(config.tensor) for _, layer in stage.layers(model))
     compute = COMPUTE_BYTES[training.precision]
-    whole = stage.size(model, layout.tensor, 1)
-    kept = whole + largest if layout.strategy == "zero2" else min(3 * largest, whole + largest)
+    whole = stage.size(model, config.tensor, 1)
+    kept = whole + largest if config.strategy == "zero2" else min(3 * largest, whole + largest)
     yield "gathered weights", kept * compute
-    yield "gradients on their way", largest * (compute + _REDUCED_BYTES)
-    if layout.micro_batches > 1:
-        yield "whole gradients between micro-batches", whole * _REDUCED_BYTES
+    yield "gradients being reduced", largest * (compute + _REDUCED_BYTES)
+    if config.micro_batches > 1:
+        yield "unsharded gradients between micro-batches", whole * _REDUCED_BYTES

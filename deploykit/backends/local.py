@@ -147,12 +147,12 @@ def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
     """Findings about this machine; see `deploykit.backend.Doctor`."""
-    from deploykit.doctor import machine
+    from deploykit.doctor import local
 
-    facts = machine.load(saved) if saved else machine.read(options.python)
+    facts = local.load(saved) if saved else local.inspect(options.python)
     if save:
-        machine.save(facts, save)
-    yield from machine.check(job, facts)
+        local.save(facts, save)
+    yield from local.findings(job, facts)
 
 
 def _status(handle: Handle) -> Status:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deploykit import quoting
-from deploykit.advise import Advice, Candidate, advise, gpus, job, question, words
-from deploykit.advise.question import Question
+from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
+from deploykit.advise.inputs import AdviseOptions
 from deploykit.commands import output
 from deploykit.decode import hints, split
 from deploykit.errors import UsageError
@@ -27,9 +26,9 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare an option for each field of the question, and --write and --list."""
-    for field in dataclasses.fields(Question):
-        _, metadata, _ = split(hints(Question)[field.name])
+    """Declare an option for each field of AdviseOptions, and --write and --list."""
+    for field in dataclasses.fields(AdviseOptions):
+        _, metadata, _ = split(hints(AdviseOptions)[field.name])
         text = next(note.text for note in metadata if isinstance(note, Help))
         usual = f" Default: {field.default}." if field.default is not None else ""
         name = field.name.replace("_", "-")
@@ -45,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         _list(as_json=args.json)
         return 0
-    names = [field.name for field in dataclasses.fields(Question)]
+    names = [field.name for field in dataclasses.fields(AdviseOptions)]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    advice = advise(*question.asked(question.read(given)))
+    advice = advise(*inputs.workload_of(inputs.read(given)))
     if args.write:
         _write(args.write, advice)
     if args.json:
@@ -64,7 +63,7 @@ def _list(*, as_json: bool) -> None:
         return
     output.table(
         ["gpu", "memory", "prices", "source"],
-        [[row["name"], words.gib(row["memory"]), row["prices"], row["source"]] for row in rows],
+        [[row["name"], report.gib(row["memory"]), row["prices"], row["source"]] for row in rows],
     )
 
 
@@ -74,7 +73,7 @@ def _write(path: Path, advice: Advice) -> None:
         raise UsageError(
             "no strategy fits, so there is no job file to write", hint="run without --write"
         )
-    text = job.text(advice.model, advice.training, advice.cluster, advice.best.layout)
+    text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -85,16 +84,16 @@ def _write(path: Path, advice: Advice) -> None:
 
 
 def _print(advice: Advice, written: Path | None) -> None:
-    for line in (*words.subject(advice), "", words.case(advice), *words.recommendation(advice)):
+    for line in (*report.subject(advice), "", report.case(advice), *report.recommendation(advice)):
         output.say(line)
     output.say("")
-    for line in _table([_COLUMNS, *(_row(each, advice) for each in advice.candidates)]):
-        output.say(line)
+    rows = [_row(each, advice) for each in advice.candidates]
+    output.table(_COLUMNS, rows, headings_in_pipe=True)
     output.say("")
-    for line in words.notes(advice):
+    for line in report.notes(advice):
         output.say(line)
     if written:
-        if other := job.difference(advice.model, advice.training):
+        if other := job_file.difference(advice.model, advice.training):
             output.say(other)
         check = quoting.command("deploykit", "check", quoting.path(written))
         output.say(f"wrote {written}; next: `{check}`")
@@ -113,26 +112,13 @@ def _row(each: Candidate, advice: Advice) -> tuple[str, ...]:
 
 
 def _degrees(each: Candidate) -> str:
-    layout = each.layout
-    named = {"tensor": layout.tensor, "stages": layout.pipeline, "shards": layout.shards}
-    named["micro-batches"] = layout.micro_batches
+    config = each.config
+    named = {"tensor": config.tensor, "stages": config.pipeline, "shards": config.shards}
+    named["micro-batches"] = config.micro_batches
     parts = [f"{name} {value}" for name, value in named.items() if value > 1]
-    parts += ["checkpointing"] if layout.checkpointing else []
-    parts += ["offload"] if layout.offload else []
+    parts += ["checkpointing"] if config.checkpointing else []
+    parts += ["offload"] if config.offload else []
     return ", ".join(parts)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with columns one below the other; numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    ends = {0, 1, len(widths) - 1}
-    return [
-        "  ".join(
-            cell.ljust(width) if column in ends else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _data(advice: Advice) -> dict[str, Any]:
@@ -141,8 +127,8 @@ def _data(advice: Advice) -> dict[str, Any]:
         "best": advice.best.strategy if advice.best else None,
         "second": advice.second.strategy if advice.second else None,
         "enough_nodes": advice.enough,
-        "why": list(words.recommendation(advice)),
-        "notes": list(words.notes(advice)),
+        "why": list(report.recommendation(advice)),
+        "notes": list(report.notes(advice)),
         "parameters": advice.model.parameters,
         "candidates": [_candidate(each) for each in advice.candidates],
     }
@@ -152,8 +138,8 @@ def _candidate(each: Candidate) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
         "fits": each.fits,
-        "layout": dataclasses.asdict(each.layout),
-        "bytes": {**dict(words.parts(each.memory)), "total": each.memory.total},
+        "config": dataclasses.asdict(each.config),
+        "bytes": {**dict(report.parts(each.memory)), "total": each.memory.total},
         "host_bytes": each.memory.host,
         "seconds": {
             "total": each.step.seconds,
@@ -162,5 +148,5 @@ def _candidate(each: Candidate) -> dict[str, Any]:
             "communication": each.step.communication,
             "exposed": each.step.exposed,
         },
-        "sends": {transfer.what: transfer.sent for transfer in each.step.transfers},
+        "sends": {transfer.name: transfer.sent for transfer in each.step.transfers},
     }

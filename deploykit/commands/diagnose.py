@@ -12,9 +12,9 @@ from typing import Any
 
 from deploykit import backend, lifecycle, runs
 from deploykit.commands import output
-from deploykit.diagnosis import dumps, flight, reading, rules
+from deploykit.diagnosis import cause_rules, dumps, flight, scan
 from deploykit.diagnosis.dumps import Dump
-from deploykit.diagnosis.verdict import Diagnosis, Evidence, Finding
+from deploykit.diagnosis.ranking import Cause, Diagnosis, Evidence
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
 from deploykit.runs import Run
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the causes; return CAUSE_FOUND where there is one."""
-    known = rules.load(args.rules)
+    known = cause_rules.load(args.rules)
     if _are_files(args.what):
         diagnosis = Diagnosis(known)
         _read_files(diagnosis, args.what)
@@ -56,28 +56,28 @@ def run(args: argparse.Namespace) -> int:
         diagnosis = Diagnosis(known, _values(row))
         _read_run(diagnosis, row)
         _read_dumps(diagnosis, _dumps(row))
-    findings = diagnosis.findings()
+    causes = diagnosis.causes()
     if args.json:
-        output.emit({"findings": [_data(finding) for finding in findings]})
+        output.emit({"causes": [_data(cause) for cause in causes]})
     else:
-        _print(findings)
-    return CAUSE_FOUND if findings else 0
+        _print(causes)
+    return CAUSE_FOUND if causes else 0
 
 
 def brief(row: Run) -> str | None:
     """Cause and evidence of a failed run in one line; None where its logs are not here."""
     if State(row.state) is not State.FAILED or not _files(row):
         return None
-    diagnosis = Diagnosis(rules.load(), _values(row))
+    diagnosis = Diagnosis(cause_rules.load(), _values(row))
     try:
         _read_run(diagnosis, row)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
-    findings = diagnosis.findings()
-    if not findings:
+    causes = diagnosis.causes()
+    if not causes:
         return None
-    cause, proof = findings[0].cause, findings[0].evidence[0]
-    return f"{cause.label}, {cause.means}: {_source(proof)}: {proof.text[:160]}"
+    rule, proof = causes[0].rule, causes[0].evidence[0]
+    return f"{rule.label}, {rule.means}: {_source(proof)}: {proof.text[:160]}"
 
 
 def _are_files(words: Sequence[str]) -> bool:
@@ -86,10 +86,10 @@ def _are_files(words: Sequence[str]) -> bool:
 
 def _read_files(diagnosis: Diagnosis, names: Sequence[str]) -> None:
     paths = [None if name == "-" else Path(name) for name in names]
-    recorded = [path for path in paths if path and dumps.like(path)]
+    recorded = [path for path in paths if path and dumps.is_dump(path)]
     for name, path in zip(names, paths, strict=True):
         if path not in recorded:
-            diagnosis.read(name, reading.file(path, diagnosis.literals))
+            diagnosis.read(name, scan.file(path, diagnosis.literals))
     _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
 
 
@@ -100,16 +100,16 @@ def _files(row: Run) -> list[Path]:
 def _read_run(diagnosis: Diagnosis, row: Run) -> None:
     if files := _files(row):
         for path in files:
-            diagnosis.read(str(path), reading.file(path, diagnosis.literals))
+            diagnosis.read(str(path), scan.file(path, diagnosis.literals))
         return
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     lines = backend.find(row.backend).logs(row.handle, follow=False)
-    diagnosis.read(row.run, reading.lines(_raw(lines), diagnosis.literals))
+    diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
 
 
 def _values(row: Run) -> dict[str, str]:
-    """The values of a run that the text of a fix may contain (fixes.OF_RUN)."""
+    """The values of a run that the text of a fix may contain (placeholders.OF_RUN)."""
     known = {"backend": row.backend, "job": row.id or "", "name": row.name}
     return known | {"target": row.target, "run": row.run}
 
@@ -126,16 +126,16 @@ def _dumps(row: Run) -> list[Dump]:
 
 
 def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
-    """Add the faults that PyTorch's analyzer finds; without it, warn and use the logs alone."""
+    """Add what PyTorch's analyzer finds; without it, warn and use the logs alone."""
     if not recorded:
         return
     try:
-        faults = flight.faults(recorded)
+        divergences = flight.divergences(recorded)
     except BackendUnavailable as error:
         output.note(f"warning: {error}", f"  {error.hint}")
         return
-    for fault in faults:
-        diagnosis.read(str(fault.path), [fault.line])
+    for divergence in divergences:
+        diagnosis.read(str(divergence.path), [divergence.line])
 
 
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
@@ -144,39 +144,39 @@ def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
         yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
-def _data(finding: Finding) -> dict[str, Any]:
+def _data(cause: Cause) -> dict[str, Any]:
     return {
-        "cause": finding.cause.label,
-        "also": finding.also,
-        "confidence": finding.cause.confidence,
+        "cause": cause.rule.label,
+        "also": cause.also,
+        "confidence": cause.rule.confidence,
         "evidence": [
             {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
-            for proof in finding.evidence
+            for proof in cause.evidence
         ],
-        "first_rank": finding.first_rank,
-        "fix": finding.fix,
+        "first_rank": cause.first_rank,
+        "fix": cause.fix,
     }
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(causes: Sequence[Cause]) -> None:
     """Print the causes in the order in which they occurred, the most probable one marked."""
-    if not findings:
+    if not causes:
         output.say("no known cause in these logs: no failure, or one that no rule describes")
         output.say("  next    see the first error of any rank: deploykit logs RUN --first-error")
         return
-    likely = findings[0]
-    for finding in sorted(findings, key=lambda finding: finding.order):
-        mark = " (the most probable)" if finding is likely and len(findings) > 1 else ""
-        output.say(f"{finding.cause.label}: {finding.cause.means}{mark}")
-        for proof in finding.evidence:
+    likely = causes[0]
+    for cause in sorted(causes, key=lambda cause: cause.order):
+        mark = " (the most probable)" if cause is likely and len(causes) > 1 else ""
+        output.say(f"{cause.rule.label}: {cause.rule.means}{mark}")
+        for proof in cause.evidence:
             output.say(f"  proof   {_source(proof)}", f"          {proof.text}")
-        rank = finding.first_rank
-        others = ", ".join(label for label in finding.also if label != rules.UNKNOWN)
+        rank = cause.first_rank
+        others = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
         for name, value in (
             ("first", "" if rank is None else f"rank {rank} failed first"),
-            ("not", finding.cause.probably_not),
+            ("not", cause.rule.probably_not),
             ("also", f"perhaps {others}" if others else ""),
-            ("fix", finding.fix),
+            ("fix", cause.fix),
         ):
             for number, text in enumerate(value.split("\n") if value else ()):
                 output.say(f"  {'' if number else name:<7} {text}")

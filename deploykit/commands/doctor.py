@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, lifecycle
 from deploykit.commands import arguments, output
-from deploykit.doctor import finding, fixes
+from deploykit.doctor import finding, snippets
 from deploykit.doctor.finding import Finding
 from deploykit.errors import UsageError
 from deploykit.jobfile import JobFile
@@ -22,7 +21,6 @@ from deploykit.jobfile import JobFile
 FAULT_FOUND = 80
 """As for `diagnose`: the command worked, and found that the job would not."""
 _WIDTH = 100
-_NOUNS = {"error", "warning"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fix",
-        choices=fixes.LANGUAGES,
-        default=fixes.CLI,
+        choices=snippets.LANGUAGES,
+        default=snippets.CLI,
         help="language of the fixes (default: aws-cli); --json contains all",
     )
 
@@ -60,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         output.emit({"findings": [_data(name, one) for name, one in findings]})
     else:
         _print(names, findings, args.fix)
-    return FAULT_FOUND if finding.wrong(one for _, one in findings) else 0
+    return FAULT_FOUND if finding.blocks(one for _, one in findings) else 0
 
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
@@ -68,13 +66,13 @@ def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding
     doctor = backend.require(name, backend.Doctor)
     lifecycle.check(file, name)
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
-    return finding.ordered(findings)
+    return finding.by_severity(findings)
 
 
 def _data(name: str, one: Finding) -> dict[str, Any]:
     return {
         "backend": name,
-        "fault": one.fault,
+        "code": one.code,
         "severity": one.severity,
         "message": one.message,
         "evidence": one.evidence,
@@ -85,35 +83,25 @@ def _data(name: str, one: Finding) -> dict[str, Any]:
 def _print(names: list[str], findings: list[tuple[str, Finding]], language: str) -> None:
     for name in names:
         own = [one for where, one in findings if where == name]
-        output.say(f"{name}: {_counted(own)}")
+        output.say(f"{name}: {finding.count(own)}")
         for one in own:
             output.say("")
             _print_one(one, language)
-    if language == fixes.CLI and any(one.fix.cloudformation for _, one in findings):
+    if language == snippets.CLI and any(one.fix.cloudformation for _, one in findings):
         output.say("")
         output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
-
-
-def _counted(findings: list[Finding]) -> str:
-    """``1 error, 2 warnings``; notes are not counted."""
-    counts = Counter(one.severity for one in findings if one.severity != "note")
-    parts = [
-        f"{count} {severity}{'s' if count > 1 and severity in _NOUNS else ''}"
-        for severity, count in counts.items()
-    ]
-    return ", ".join(parts) or "no problems found"
 
 
 def _print_one(one: Finding, language: str) -> None:
     output.say(*_wrapped(f"{one.severity}: {one.message}", "  "))
     for proof in one.evidence:
         output.say(f"  proof  {proof}")
-    output.say(*_wrapped(f"  fix    {one.fix.say}", " " * 9))
+    output.say(*_wrapped(f"  fix    {one.fix.summary}", " " * 9))
     for key, value in one.fix.settings.items():
         output.say(f"         in the job file: {key}: {value}")
     code = {
-        fixes.CLOUDFORMATION: one.fix.cloudformation,
-        fixes.TERRAFORM: one.fix.terraform,
+        snippets.CLOUDFORMATION: one.fix.cloudformation,
+        snippets.TERRAFORM: one.fix.terraform,
     }.get(language, one.fix.cli)
     if one.fix.cli and not code:
         output.say(f"         (not possible in {language}; the command:)")

@@ -15,8 +15,7 @@ from pathlib import Path
 from deploykit import shell
 from deploykit.commands import output
 from deploykit.errors import JobFileError, UsageError
-from deploykit.infra import answers as asking
-from deploykit.infra import rendering
+from deploykit.infra import rendering, validation
 from deploykit.model import Problem
 
 _LINTER = "cfn-lint"
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Render the files, or check the answers."""
-    chosen = asking.load(args.answers)
+    chosen = validation.load(args.answers)
     files = dict(rendering.files(chosen))
     if args.action == "check":
         linted = _lint(files["stack.yaml"])
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
         return 0
     _write(args.out, files, force=args.force)
-    steps = rendering.after(chosen)
+    steps = rendering.commands(chosen)
     wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
     _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
     return 0

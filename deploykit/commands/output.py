@@ -99,10 +99,13 @@ def _problem(problem: Problem, mark: str) -> Iterator[str]:
         yield f"  see {problem.source}"
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under headings on a terminal; tab-separated without headings in a pipe."""
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, headings_in_pipe: bool = False
+) -> None:
+    """Print rows under headings on a terminal; tab-separated in a pipe, there without headings."""
     if not sys.stdout.isatty():
-        say(*("\t".join(row) for row in rows))
+        piped = [headings, *rows] if headings_in_pipe else rows
+        say(*("\t".join(row) for row in piped))
         return
     from rich.console import Console
     from rich.table import Table

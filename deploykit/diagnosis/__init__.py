@@ -1,5 +1,5 @@
-"""Why a run failed, read from its logs: rules as data, and one pass over each log.
+"""Why a run failed, determined from its logs: rules as data, and one pass over each log.
 
-Of a log only the lines that hold a fixed text of some rule are looked at, so that a large one costs
-little; memory does not grow with it.
+Only lines that hold a literal of some rule are matched, so that large logs are cheap; memory does
+not grow with the size of a log.
 """

@@ -1,8 +1,8 @@
-"""Dumps of PyTorch's flight recorder, read as plain data.
+"""Dumps of PyTorch's flight recorder, decoded to plain data.
 
-They are pickles, and a pickle may call any function while it is read. What comes out of here is
-made of texts, numbers and lists alone, and PyTorch's analyzer gets no other file: it passes one
-text of a dump (`ranks`) to eval().
+They are pickles, and a pickle may call any function while it is loaded. The decoded data consists
+of strings, numbers and lists, and PyTorch's analyzer gets nothing else: it passes one string of a
+dump (`ranks`) to eval().
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from deploykit.diagnosis import plain_pickle
 from deploykit.errors import UsageError
 
 PREFIX = "fr_"
-_LARGEST = 64 * 2**20
-"""Bytes; the recorder's 2000 records are a few MiB."""
+_MAX_SIZE = 64 * 2**20
+"""Bytes; 2000 records, the recorder's default, are a few MiB."""
 _FIRST = b"\x80"
-"""First byte of a pickle of protocol 2 or later, and of no text in UTF-8."""
+"""First byte of a pickle of protocol 2 or later; no UTF-8 text begins with it."""
 _NUMBER = re.compile(r"(\d+)$")
 _RANKS = re.compile(r"\[(\d{1,9}(, ?\d{1,9})*)?\]")
-_LONGEST = 60
-"""Characters of a wrong text that a message quotes."""
+_MAX_QUOTED = 60
+"""Characters of a malformed string that a message quotes."""
 _VERSION = re.compile(r"\d+\.\d+")
 _FIELDS: dict[str, tuple[type, ...]] = {
     "record_id": (int,),
@@ -37,18 +37,18 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "state": (str,),
     "time_created_ns": (int,),
 }
-"""What PyTorch's analyzer needs of a record, beside the lists:
+"""Fields that PyTorch's analyzer requires of a record, apart from the lists:
 https://github.com/pytorch/pytorch/tree/main/torch/distributed/flight_recorder"""
 _LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 
 
 class NotADump(UsageError):
-    """A file that is no plain dump of the flight recorder."""
+    """The file is not a plain dump of the flight recorder."""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank had called, oldest first, in the words of PyTorch's recorder."""
+    """The records of one rank, oldest first, with the recorder's field names."""
 
     path: Path
     rank: int
@@ -57,13 +57,13 @@ class Dump:
     groups: dict[str, dict[str, str]]
 
     def pickled(self) -> bytes:
-        """The same for PyTorch's analyzer."""
+        """Encode the dump for PyTorch's analyzer."""
         entries = list(self.entries)
         return pickle.dumps({"version": self.version, "entries": entries, "pg_config": self.groups})
 
 
-def like(path: Path) -> bool:
-    """Whether the file is a pickle rather than a log."""
+def is_dump(path: Path) -> bool:
+    """Whether the file is a pickle, not a log."""
     if not path.is_file():  # a pipe can be read once only
         return False
     try:
@@ -74,32 +74,32 @@ def like(path: Path) -> bool:
 
 
 def read(path: Path) -> Dump:
-    """Raises NotADump for everything but a plain dump whose name ends with its rank."""
+    """Read a dump, whose name ends with its rank. Raises NotADump."""
     try:
         return _dump(path)
     except (NotADump, OSError, LookupError, TypeError, ValueError) as error:
-        why = error if isinstance(error, NotADump) else repr(error)
+        reason = error if isinstance(error, NotADump) else repr(error)
         raise NotADump(
-            f"{path} is no plain dump of PyTorch's flight recorder: {why}",
-            hint="a dump is named fr_0, fr_1 and so on; do not open one that you do not trust",
+            f"{path} is not a valid dump of PyTorch's flight recorder: {reason}",
+            hint="dumps are named fr_0, fr_1 and so on; do not open one that you do not trust",
         ) from None
 
 
 def _dump(path: Path) -> Dump:
-    found = _NUMBER.search(path.name)
-    if found is None:
-        raise NotADump("its name does not end with the number of a rank")
+    rank = _NUMBER.search(path.name)
+    if rank is None:
+        raise NotADump("its name does not end with a rank")
     tree = _load(path)
     version = _checked(tree["version"], str)
     if not _VERSION.fullmatch(version):
-        raise NotADump(f"{version!r} is no version")
+        raise NotADump(f"{version!r} is not a version")
     entries = tuple(_entry(entry) for entry in _list(tree["entries"]))
-    return Dump(path, int(found[1]), version, entries, _groups(tree["pg_config"], entries))
+    return Dump(path, int(rank[1]), version, entries, _groups(tree["pg_config"], entries))
 
 
 def _load(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _LARGEST:
-        raise NotADump(f"it is larger than {_LARGEST >> 20} MiB")
+    if path.stat().st_size > _MAX_SIZE:
+        raise NotADump(f"it is larger than {_MAX_SIZE >> 20} MiB")
     try:
         tree = plain_pickle.load(path.read_bytes())
     except plain_pickle.NotPlain as error:
@@ -109,9 +109,9 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _checked(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
-        raise NotADump(f"it holds a {type(value).__name__} in place of a {kinds[0].__name__}")
+        raise NotADump(f"expected {kinds[0].__name__}, got {type(value).__name__}")
     if type(value) is str and not value.isprintable():
-        raise NotADump(f"it holds the text {value[:_LONGEST]!r}")
+        raise NotADump(f"it contains the string {value[:_MAX_QUOTED]!r}")
     return value
 
 
@@ -120,7 +120,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _entry(raw: Any) -> dict[str, Any]:
-    """A record with the fields that are known, each of its type."""
+    """A record with its known fields, each checked for its type."""
     _checked(raw, dict)
     entry = {name: _checked(raw[name], *kinds) for name, kinds in _FIELDS.items()}
     entry |= {name: [_scalar(item) for item in _list(raw[name])] for name in _LISTS}
@@ -130,7 +130,7 @@ def _entry(raw: Any) -> dict[str, Any]:
 
 
 def _scalar(item: Any) -> Any:
-    """A type's name, or a tensor's sizes."""
+    """The name of a dtype, or the sizes of a tensor."""
     if type(item) is str:
         return _checked(item, str)
     return [_checked(size, int) for size in _list(item)]
@@ -146,16 +146,16 @@ def _groups(raw: Any, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, 
 
     Gloo (torch 2.13) leaves the name of the default group empty here, but not in its records.
     """
-    found = {name: _group(name, group) for name, group in _checked(raw, dict).items()}
-    nameless = found.pop("", None)
+    groups = {name: _group(name, group) for name, group in _checked(raw, dict).items()}
+    nameless = groups.pop("", None)
     if nameless:
         for name, description in sorted({entry["process_group"] for entry in entries}):
-            found.setdefault(name, {**nameless, "name": name, "desc": description})
-    return found
+            groups.setdefault(name, {**nameless, "name": name, "desc": description})
+    return groups
 
 
 def _group(name: Any, raw: Any) -> dict[str, str]:
     ranks = _checked(raw["ranks"], str)
     if not _RANKS.fullmatch(ranks):
-        raise NotADump(f"it holds the ranks {ranks[:_LONGEST]!r}")
+        raise NotADump(f"it contains the ranks {ranks[:_MAX_QUOTED]!r}")
     return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": ranks}

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from deploykit import shell
 from deploykit.diagnosis import dumps
 from deploykit.diagnosis.dumps import Dump
-from deploykit.diagnosis.reading import Line
+from deploykit.diagnosis.scan import Line
 from deploykit.errors import BackendUnavailable
 
 _PROGRAM = "torchfrtrace"
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 _REPORT = re.compile(
     r"^(?:Not all ranks joining collective|Collective sequence number: \d+ has errors"
     r"|Input/output mismatch in the collective)",
@@ -34,11 +34,11 @@ _MISSING = re.compile(r"^missing ranks: \{([\d, ]+)\}", re.MULTILINE)
 _CULPRIT = re.compile(r"Culprit rank (\d{1,18});")
 _Call = dict[str, Any]
 _NAMED = 4
-"""Ranks that a sentence names, at most."""
+"""Maximum number of ranks in a sentence."""
 
 
-class Fault(NamedTuple):
-    """A sentence, the rank at fault where there is one, and the record that shows it."""
+class Divergence(NamedTuple):
+    """Where the ranks of a run diverged: a sentence, the rank (or None), and its record."""
 
     path: Path
     record: int
@@ -47,100 +47,101 @@ class Fault(NamedTuple):
 
     @property
     def line(self) -> Line:
-        """The same as a line of a log."""
+        """The divergence as a line of a log, which the rules match."""
         mark = "" if self.rank is None else f"[rank{self.rank}]: "
         return Line(self.record, f"{mark}flight recorder: {self.text}", hit=True)
 
 
-def faults(read: Sequence[Dump]) -> list[Fault]:
-    """Where the ranks of a run parted.
+def divergences(recorded: Sequence[Dump]) -> list[Divergence]:
+    """Where the ranks of a run diverged.
 
-    Raises BackendUnavailable where PyTorch's analyzer is not installed or fails.
+    Raises BackendUnavailable if PyTorch's analyzer is not installed or fails.
     """
-    absent = _undumped(read)
-    if absent:
-        return [_incomplete(read, absent)]
-    return list(_reported(read, _analyzed(read)))
+    missing = _ranks_without_dump(recorded)
+    if missing:
+        return [_incomplete(recorded, missing)]
+    return list(_reported(recorded, _analyzed(recorded)))
 
 
 def _analyzed(read: Sequence[Dump]) -> str:
-    """What the analyzer says. It sees what was read, never the files themselves."""
+    """The analyzer's report. It reads what was decoded here, never the files themselves."""
     with tempfile.TemporaryDirectory(prefix="deploykit-") as folder:
         for dump in read:
             Path(folder, f"{dumps.PREFIX}{dump.rank}").write_bytes(dump.pickled())
         argv = [_program(), folder, "--prefix", dumps.PREFIX]
-        done = shell.run(argv, timeout=_PATIENCE)
+        done = shell.run(argv, timeout=_TIMEOUT)
     if done.code:
-        last = (done.err.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.err.strip().splitlines() or ["no output"])[-1]
         raise BackendUnavailable(
-            f"PyTorch's analyzer cannot read these dumps: {last}",
-            hint="are they all of one run, and of one version of PyTorch?",
+            f"PyTorch's analyzer failed to read the dumps: {last}",
+            hint="check that all are from one run and one version of PyTorch",
         )
     return done.err
 
 
 def _program() -> str:
     """The analyzer beside this Python, or on PATH."""
-    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = shutil.which(_PROGRAM, path=places)
-    if found is None:
+    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which(_PROGRAM, path=search_path)
+    if program is None:
         raise BackendUnavailable(
-            f"dumps of the flight recorder are read by PyTorch's own {_PROGRAM}, and PyTorch "
-            "is not installed here",
-            hint="run `deploykit diagnose` where it is, for example on the cluster",
+            f"{_PROGRAM} is required to read dumps, but PyTorch is not installed here",
+            hint="run `deploykit diagnose` where PyTorch is installed, for example on the cluster",
         )
-    return found
+    return program
 
 
-def _undumped(read: Sequence[Dump]) -> list[int]:
-    """Ranks that belong to a group, and of which there is no dump."""
+def _ranks_without_dump(read: Sequence[Dump]) -> list[int]:
+    """Ranks of a process group without a dump."""
     groups = [group for dump in read for group in dump.groups.values()]
     wanted = {rank for group in groups for rank in _numbers(group["ranks"])}
     return sorted(wanted - {dump.rank for dump in read})
 
 
-def _incomplete(read: Sequence[Dump], absent: Sequence[int]) -> Fault:
-    """Where a dump is missing, the analyzer cannot decide either."""
-    who = ", ".join(f"rank {rank}" for rank in absent[:_NAMED])
+def _incomplete(read: Sequence[Dump], missing: Sequence[int]) -> Divergence:
+    """A missing dump: the analyzer cannot decide then."""
+    ranks = ", ".join(f"rank {rank}" for rank in missing[:_NAMED])
     last = "; ".join(f"rank {dump.rank} {_last(dump)}" for dump in read[:_NAMED])
-    text = f"no dump of {who}: ended before the others, or stuck; {last}"
-    return Fault(read[0].path, _record(read[0]), absent[0], text)
+    text = f"no dump of {ranks}: ended before the others, or stuck; {last}"
+    return Divergence(read[0].path, _record(read[0]), missing[0], text)
 
 
-def _reported(read: Sequence[Dump], said: str) -> Iterator[Fault]:
-    """The first fault that the analyzer reports: after it nothing is in step any more."""
-    starts = [found.start() for found in _REPORT.finditer(said)]
+def _reported(read: Sequence[Dump], output: str) -> Iterator[Divergence]:
+    """The first mismatch that the analyzer reports; later ones follow from it."""
+    starts = [match.start() for match in _REPORT.finditer(output)]
     if not starts:
         text = f"all ranks called the same; each {_last(read[0])}"
-        yield Fault(read[0].path, _record(read[0]), None, text)
+        yield Divergence(read[0].path, _record(read[0]), None, text)
         return
-    report = said[starts[0] : (*starts, None)[1]]
+    report = output[starts[0] : (*starts, None)[1]]
     number, group = _SEQUENCE.search(report), _GROUP.search(report)
     if number is None or group is None:
         raise BackendUnavailable(
-            "PyTorch's analyzer reports something that is not known here",
-            hint=f"see for yourself: {_PROGRAM} FOLDER --prefix {dumps.PREFIX}",
+            "the report of PyTorch's analyzer has an unknown format",
+            hint=f"read it yourself: {_PROGRAM} FOLDER --prefix {dumps.PREFIX}",
         )
     calls = {dump.rank: _call(dump, group[1], int(number[1])) for dump in read}
     missing = _MISSING.search(report)
-    odd = _numbers(missing[1]) if missing else _minority(_culprits(report), calls)
-    usual = next((call for rank, call in calls.items() if call and rank not in odd), None)
+    deviant = _numbers(missing[1]) if missing else _minority(_culprits(report), calls)
+    usual = next((call for rank, call in calls.items() if call and rank not in deviant), None)
     for dump in read:
-        if usual and dump.rank in odd:
+        if usual and dump.rank in deviant:
             call = calls[dump.rank]
-            yield Fault(dump.path, _record(dump, call), dump.rank, _sentence(dump, call, usual))
+            yield Divergence(
+                dump.path, _record(dump, call), dump.rank, _sentence(dump, call, usual)
+            )
 
 
 def _sentence(dump: Dump, call: _Call | None, usual: _Call) -> str:
     name, description = usual["process_group"]
-    place = f"number {usual['collective_seq_id']} of group {description or name}"
+    collective = f"number {usual['collective_seq_id']} of group {description or name}"
     rank, expected = f"rank {dump.rank}", _described(usual)
     if call is None:
-        return f"{rank} never called {place} ({expected}), where others wait; it {_last(dump)}"
+        return f"{rank} never called {collective} ({expected}), where others wait; it {_last(dump)}"
     if _described(call) == expected:
         states = f"is {call['state']} on {rank} and {usual['state']} on others"
-        return f"{place} ({expected}) {states}"
-    return f"{rank} called {_described(call)}, and others {expected}, as {place}"
+        return f"{collective} ({expected}) {states}"
+    return f"{rank} called {_described(call)}, and others {expected}, as {collective}"
 
 
 def _numbers(text: str) -> set[int]:
@@ -152,7 +153,7 @@ def _culprits(report: str) -> set[int]:
 
 
 def _minority(culprits: set[int], calls: Mapping[int, object]) -> set[int]:
-    """The analyzer blames all that differ from the first rank, which may be the odd one itself."""
+    """The analyzer blames all that differ from the first rank, which may itself be the culprit."""
     others = set(calls) - culprits
     return culprits if len(culprits) <= len(others) else others
 
@@ -165,7 +166,7 @@ def _call(dump: Dump, group: str, number: int) -> _Call | None:
 
 
 def _record(dump: Dump, call: _Call | None = None) -> int:
-    """The number of a record in its dump, from 1; without one, that of the last."""
+    """The number of a record in its dump, from 1; that of the last record for None."""
     return dump.entries.index(call) + 1 if call else max(1, len(dump.entries))
 
 
@@ -183,5 +184,5 @@ def _described(entry: _Call) -> str:
     if entry["output_sizes"] != entry["input_sizes"]:
         tensors += f" to {entry['output_sizes']}"
     frames = [frame for frame in entry["frames"] if "/torch/" not in frame["filename"]]
-    place = f" at {Path(frames[0]['filename']).name}:{frames[0]['line']}" if frames else ""
-    return f"{name} of {tensors}{place}"
+    location = f" at {Path(frames[0]['filename']).name}:{frames[0]['line']}" if frames else ""
+    return f"{name} of {tensors}{location}"

@@ -1,7 +1,7 @@
-"""A pickle from elsewhere as plain data: no name of a module, and no more than its bytes are worth.
+"""Loading an untrusted pickle as plain data: no imports, and bounded memory.
 
-Twelve bytes can make Python's own reader take 64 GiB (a place in its memo far beyond the last),
-and a few thousand can hold a list of lists of lists, each a million times the same one.
+Twelve bytes can make Python's unpickler allocate 64 GiB (a memo index far beyond the last one),
+and a few thousand bytes can hold nested lists, each a million references to the same one.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ import pickletools
 from collections.abc import Iterable
 from typing import Any
 
-_MOST = 10_000_000
-"""Values of a pickle, each counted as often as it stands somewhere."""
-_TOO_MANY = f"it holds more than {_MOST} values"
+_MAX_VALUES = 10_000_000
+"""Values of a pickle; each counts as often as it is referenced."""
+_TOO_MANY = f"it contains more than {_MAX_VALUES} values"
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
 class NotPlain(ValueError):
-    """What is wrong with a pickle."""
+    """The pickle is malformed or holds more than plain data."""
 
 
 def load(data: bytes) -> Any:
-    """Texts, numbers, lists, tuples and dicts. Raises NotPlain."""
+    """Load strings, numbers, lists, tuples and dicts. Raises NotPlain for anything else."""
     try:
         _check_memo(data)
         tree = _Plain(io.BytesIO(data)).load()
     except NotPlain:
         raise
-    except Exception as error:  # noqa: BLE001 - broken bytes make it raise whatever there is
-        raise NotPlain(f"it is broken ({error})") from None
-    if _count(tree) > _MOST:
+    except Exception as error:  # noqa: BLE001 - malformed bytes raise any exception
+        raise NotPlain(f"it is malformed ({error})") from None
+    if _count(tree) > _MAX_VALUES:
         raise NotPlain(_TOO_MANY)
     return tree
 
 
 class _Plain(pickle.Unpickler):
-    """Takes no name of a module: so nothing is imported, and nothing called."""
+    """Refuses all globals, so that nothing is imported or called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise NotPlain(f"it asks for {module}.{name}")
+        raise NotPlain(f"it refers to {module}.{name}")
 
 
 def _check_memo(data: bytes) -> None:
-    """Each value is kept right behind the last one, or before, and there are not too many."""
+    """Check that memo indices are contiguous, and the number of operations."""
     for count, (operation, place, _) in enumerate(pickletools.genops(data)):
         if operation.name in _PUTS and int(place or 0) > count:
-            raise NotPlain("it keeps a value where no writer of pickles would")
-        if count > _MOST:
+            raise NotPlain("its memo has an index that no pickler writes")
+        if count > _MAX_VALUES:
             raise NotPlain(_TOO_MANY)
 
 
 def _count(tree: Any) -> int:
-    """How many values there are. Raises NotPlain for one that is part of itself."""
+    """Count all values. Raises NotPlain for one that contains itself."""
     counted: dict[int, int] = {}
     begun: set[int] = set()
     stack = [tree]
@@ -64,7 +64,7 @@ def _count(tree: Any) -> int:
             node = stack.pop()
             counted[id(node)] = 1 + sum(counted.get(id(part), 1) for part in parts)
         elif id(stack[-1]) in begun:
-            raise NotPlain("it holds a value that is part of itself")
+            raise NotPlain("it contains a value that contains itself")
         else:
             begun.add(id(stack[-1]))
             stack += within

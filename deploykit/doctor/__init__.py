@@ -1,5 +1,6 @@
-"""What would stop a job, found before it is sent: facts are collected, then judged.
+"""Problems that would stop a job, detected before it is submitted.
 
-Collecting (`aws/ask.py`, `machine.py`, the Slurm backend's `site.py`) and judging are apart: every
-check is a pure function of plain facts, so that saved facts give the same findings as live ones.
+Collecting facts (`aws/collect.py`, `local.py`, the Slurm backend's site profile) is separate from
+judging them: every `findings` function is a pure function of plain data, so saved facts give the
+same findings as live ones. Nothing here imports a backend.
 """

@@ -1,22 +1,23 @@
-"""What a check says: one fault, its evidence, and the exact fix."""
+"""The result of a check: what is wrong, the evidence, and the exact fix."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Severity = Literal["error", "unseen", "warning", "note"]
-_ORDER: tuple[Severity, ...] = ("error", "unseen", "warning", "note")
+Severity = Literal["error", "unchecked", "warning", "note"]
+_ORDER: tuple[Severity, ...] = ("error", "unchecked", "warning", "note")
 
 
 @dataclass(frozen=True)
 class Fix:
-    """What to do, in a sentence; where it is a change of infrastructure, in three languages."""
+    """What to do, in one sentence; for a change of infrastructure, also in three languages."""
 
-    say: str
+    summary: str
     cli: str = ""
-    """A shell script of AWS CLI commands, or of this system's own."""
+    """A shell script: commands of the AWS CLI or of this machine."""
     cloudformation: str = ""
     terraform: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -25,22 +26,37 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that will stop the job (error), that could not be looked at (unseen), that may
-    stop or slow it (warning), or that is worth knowing (note).
+    """One result of a check, with a severity.
+
+    error: the job will fail. unchecked: the check could not run. warning: the job may fail or be
+    slow. note: good to know.
     """
 
-    fault: str
+    code: str
+    """A stable name such as ``efa_inbound``, for scripts."""
     severity: Severity
     message: str
     evidence: tuple[str, ...]
     fix: Fix
 
 
-def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first; among equals as they came."""
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort the most severe first; findings of equal severity keep their order."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 
-def wrong(findings: Iterable[Finding]) -> bool:
-    """Whether something will stop the job, or could not be looked at."""
-    return any(finding.severity in {"error", "unseen"} for finding in findings)
+def count(findings: Iterable[Finding]) -> str:
+    """The number of findings of each severity: ``1 error, 2 warnings``; notes do not count."""
+    numbers = Counter(finding.severity for finding in findings)
+    plurals: dict[Severity, str] = {"error": "s", "unchecked": "", "warning": "s"}
+    parts = [
+        f"{numbers[severity]} {severity}{plural if numbers[severity] > 1 else ''}"
+        for severity, plural in plurals.items()
+        if numbers[severity]
+    ]
+    return ", ".join(parts) or "no problems found"
+
+
+def blocks(findings: Iterable[Finding]) -> bool:
+    """Whether any finding is an error or could not be checked."""
+    return any(finding.severity in {"error", "unchecked"} for finding in findings)

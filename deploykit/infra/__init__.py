@@ -1,1 +1,1 @@
-"""What must exist before a job can run, from a few answers: a stack, a cluster, an image."""
+"""The infrastructure that a job requires, rendered from a few answers: stack, cluster, image."""

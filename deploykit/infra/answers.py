@@ -1,55 +1,54 @@
-"""The answers that the templates are filled in from: the file `infra.yaml`."""
+"""The schema of `infra.yaml`: the answers from which the templates are rendered.
+
+Region and bucket follow the patterns of the `sagemaker` section, since its job files name what
+these answers create.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from deploykit import jobfile
 from deploykit.backends.sagemaker.sections import BUCKET, REGION
-from deploykit.decode import decode
-from deploykit.errors import JobFileError
 from deploykit.fields import Bounds, Help, Pattern
-from deploykit.infra import checks
 
-NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "small letters, digits and hyphens, at most 40")
+NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "lowercase letters, digits and hyphens, at most 40")
 ZONE = Pattern(REGION.regex + "[a-z]", "an availability zone such as us-east-1a")
 BLOCK = Pattern(r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "a block such as 10.0.0.0/16")
 MAIL = Pattern(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")
 SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as subnet-0123456789abcdef0")
-TYPE = Pattern(r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 type such as g5.12xlarge, without ml.")
+TYPE = Pattern(r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 instance type such as g5.12xlarge, without ml.")
 KEY = Pattern(r"[!-~]{1,255}", "the name of an EC2 key pair")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Slurm cluster by AWS ParallelCluster.
+    """A Slurm cluster created by AWS ParallelCluster.
 
     https://docs.aws.amazon.com/parallelcluster/latest/ug/cluster-configuration-file-v3.html
     """
 
     head_subnet: Annotated[
         str,
-        Help("Subnet of the head node, with a way to the internet.", "subnet-0123456789abcdef0"),
+        Help("Subnet of the head node; needs internet access.", "subnet-0123456789abcdef0"),
         SUBNET,
     ]
     subnet: Annotated[
         str,
-        Help(
-            "Subnet of the compute nodes, with a way to the internet.", "subnet-0123456789abcdef1"
-        ),
+        Help("Subnet of the compute nodes; needs internet access.", "subnet-0123456789abcdef1"),
         SUBNET,
     ]
     instance_type: Annotated[
-        str, Help("Type of the compute nodes, as EC2 calls it.", "p4d.24xlarge"), TYPE
+        str, Help("EC2 instance type of the compute nodes.", "p4d.24xlarge"), TYPE
     ]
-    max_nodes: Annotated[int, Help("Nodes at most.", "4"), Bounds(1, 1000)]
-    min_nodes: Annotated[int, Help("Nodes that are never given back; billed."), Bounds(0)] = 0
-    efa: Annotated[bool, Help("Use the Elastic Fabric Adapter; not every type has it.")] = False
-    head_type: Annotated[str, Help("Type of the head node."), TYPE] = "m5.large"
+    max_nodes: Annotated[int, Help("Maximum number of compute nodes.", "4"), Bounds(1, 1000)]
+    min_nodes: Annotated[
+        int, Help("Compute nodes that are never terminated; billed."), Bounds(0)
+    ] = 0
+    efa: Annotated[bool, Help("Use the Elastic Fabric Adapter; not all types have it.")] = False
+    head_type: Annotated[str, Help("EC2 instance type of the head node."), TYPE] = "m5.large"
     key: Annotated[
-        str | None, Help("EC2 key pair for ssh; without it, log in by Session Manager."), KEY
+        str | None, Help("EC2 key pair for ssh; without one, log in with Session Manager."), KEY
     ] = None
     storage: Annotated[
         int, Help("Size of the shared file system (FSx for Lustre) in GiB: 1200, or n x 2400.")
@@ -58,42 +57,33 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Answers:
-    """What is made, and where."""
+    """What to create, and where."""
 
     name: Annotated[str, Help("Name of the stack, the role and the cluster.", "training"), NAME]
-    region: Annotated[str, Help("Region of everything.", "us-east-1"), REGION]
+    region: Annotated[str, Help("AWS region.", "us-east-1"), REGION]
     zone: Annotated[
-        str, Help("Zone of the subnet; traffic over EFA stays in one zone.", "us-east-1a"), ZONE
+        str,
+        Help("Availability zone of the subnet; EFA traffic stays in one zone.", "us-east-1a"),
+        ZONE,
     ]
     bucket: Annotated[
         str,
-        Help("Bucket to make, for sources, data, checkpoints and results.", "my-bucket"),
+        Help("Bucket to create, for sources, data, checkpoints and outputs.", "my-bucket"),
         BUCKET,
     ]
-    email: Annotated[str, Help("Who is told about money.", "me@example.com"), MAIL]
+    email: Annotated[str, Help("Address for budget alerts.", "me@example.com"), MAIL]
     monthly_budget: Annotated[
         int,
-        Help("US dollars a month, of the whole account; mail at 80% and 100%.", "500"),
+        Help("Budget of the whole account in US dollars a month; alerts at 80% and 100%.", "500"),
         Bounds(1),
     ]
-    block: Annotated[str, Help("Addresses of the new VPC."), BLOCK] = "10.0.0.0/16"
+    block: Annotated[str, Help("CIDR block of the new VPC."), BLOCK] = "10.0.0.0/16"
     prefix: Annotated[str, Help("`sagemaker.prefix` of the job files."), NAME] = "deploykit"
     keep_sources: Annotated[
         int, Help("Days after which uploaded sources are deleted from the bucket."), Bounds(1)
     ] = 90
     log_group: Annotated[
         bool,
-        Help("Make the log group of training jobs. `false` where the account has it already."),
+        Help("Create the log group of training jobs; `false` if the account already has it."),
     ] = True
-    cluster: Annotated[Cluster | None, Help("A Slurm cluster too.")] = None
-
-
-def load(path: Path) -> Answers:
-    """Read `path`. Raises NotFound, or JobFileError with every problem."""
-    tree, lines = jobfile.parse(path)
-    found, problems = decode(Answers, tree)
-    if found is not None:
-        problems = list(checks.check(found))
-    if problems or found is None:
-        raise JobFileError(str(path), jobfile.located(problems, lines))
-    return found
+    cluster: Annotated[Cluster | None, Help("Also create a Slurm cluster.")] = None

@@ -1,4 +1,4 @@
-"""The templates, filled in."""
+"""Rendering the templates, and the commands that create what they describe."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from deploykit import quoting, render
 from deploykit.infra.answers import Answers
 
 _VERSIONS = {"version": "3.16.1"}
-"""Of ParallelCluster: whose configuration is written, and that the tests ask."""
+"""ParallelCluster's version: that of the configuration, and of the tests."""
 _PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
 
 
 def files(answers: Answers) -> Mapping[str, str]:
-    """Every file by its name: the stack, the image, and the cluster where one is asked for."""
-    found = {
+    """Text by file name: the stack, the image, and the cluster if the answers have one."""
+    texts = {
         "stack.yaml": render.data("infra/stack.yaml.j2", **vars(answers)),
         "Dockerfile": render.data("infra/Dockerfile.j2"),
     }
     if answers.cluster is not None:
         cluster = {**vars(answers), "partition": _partition(answers.region), **_VERSIONS}
-        found["cluster.yaml"] = render.data("infra/cluster.yaml.j2", **cluster)
-    return found
+        texts["cluster.yaml"] = render.data("infra/cluster.yaml.j2", **cluster)
+    return texts
 
 
-def after(answers: Answers) -> list[str]:
-    """The commands that make it all, in their order."""
-    where = ("--region", answers.region)
-    stack = (*where, "--stack-name", answers.name)
+def commands(answers: Answers) -> list[str]:
+    """The shell commands that create everything, in order; to be run in the folder of the files."""
+    region = ("--region", answers.region)
+    stack = (*region, "--stack-name", answers.name)
     deploy = ("--template-file", "stack.yaml", "--capabilities", "CAPABILITY_NAMED_IAM")
     show = ("--query", "Stacks[0].Outputs", "--output", "table")
-    commands: list[tuple[str, ...]] = [
+    argvs: list[tuple[str, ...]] = [
         ("aws", "cloudformation", "deploy", *stack, *deploy),
         ("aws", "cloudformation", "describe-stacks", *stack, *show),
     ]
     if answers.cluster is not None:
         cluster = ("--cluster-name", answers.name, "--cluster-configuration", "cluster.yaml")
-        commands.append(("pcluster", "create-cluster", *where, *cluster))
-    return [quoting.command(*words) for words in commands]
+        argvs.append(("pcluster", "create-cluster", *region, *cluster))
+    return [quoting.command(*words) for words in argvs]
 
 
 def _partition(region: str) -> str:
-    found = (name for start, name in _PARTITIONS.items() if region.startswith(start))
-    return next(found, "aws")
+    names = (name for prefix, name in _PARTITIONS.items() if region.startswith(prefix))
+    return next(names, "aws")

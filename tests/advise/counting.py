@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploykit.advise import Layout, Training, activations, gpt
+from deploykit.advise import ParallelConfig, Training, activations, gpt
 from deploykit.advise.memory import rank_memory, stages
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -118,7 +118,7 @@ def predict(world, each):
     tensor, pipeline = each.get("tensor", 1), each.get("pipeline", 1)
     data = world // (tensor * pipeline)
     shards = {"zero2": data, "zero3": data, "hsdp": data // 2, "fsdp-tp": data}
-    layout = Layout(
+    config = ParallelConfig(
         each["strategy"],
         data=data,
         tensor=tensor,
@@ -127,14 +127,14 @@ def predict(world, each):
         micro_batches=each.get("micro_batches", 1),
         checkpointing=each.get("checkpointing", False),
     )
-    ranks = [_rank(model, training, layout, stage) for stage in stages(model, pipeline)]
+    ranks = [_rank(model, training, config, stage) for stage in stages(model, pipeline)]
     return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
 
-def _rank(model, training, layout, stage):
-    memory = rank_memory(model, training, layout, stage)
+def _rank(model, training, config, stage):
+    memory = rank_memory(model, training, config, stage)
     buffers = dict(memory.buffers)
-    kept = activations.of_stage(model, training, layout, stage.blocks, stage.index)
+    kept = activations.of_stage(model, training, config, stage.blocks, stage.index)
     return {
         "parameters": memory.parameters,
         "gradients": memory.gradients,

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 import pytest
 
 from deploykit import cli, jobfile
-from deploykit.advise import Cluster, Training, advise, gpt, gpus, guessed
-from deploykit.advise.plan import Strategy
+from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus
+from deploykit.advise.workload import Strategy
 
 SEVEN = ("--parameters", "7B", "--gpu", "a100-40gb", "--batch-size", "128", "--sequence", "2048")
 MEDIUM = ("--layers", "12", "--width", "768", "--batch-size", "64", "--sequence", "1024")
@@ -26,7 +26,7 @@ def run(*argv):
 def ask(parameters, gpu, gpus_per_node, nodes=1, *, batch=64, sequence=2048, **more):
     kind = gpus.find(gpu)
     cluster = Cluster(kind, gpus_per_node, nodes, kind.link, **more)
-    model = guessed(parameters, vocabulary=32_000, positions=sequence)
+    model = gpt_of_size(parameters, vocabulary=32_000, positions=sequence)
     return advise(model, Training(batch, sequence), cluster)
 
 
@@ -39,13 +39,13 @@ def test_parameters_are_those_of_the_published_models():
 
 @pytest.mark.parametrize("parameters", [10**6, 125 * 10**6, 7 * 10**9, 70 * 10**9, 10**12])
 def test_a_size_alone_gives_a_model_of_that_size(parameters):
-    model = guessed(parameters, vocabulary=256, positions=1024)
+    model = gpt_of_size(parameters, vocabulary=256, positions=1024)
     assert abs(model.parameters - parameters) < 0.1 * parameters
     assert not model.exact
 
 
 def test_given_shapes_are_kept():
-    model = guessed(7 * 10**9, layers=30, width=4096, heads=64, vocabulary=256, positions=64)
+    model = gpt_of_size(7 * 10**9, layers=30, width=4096, heads=64, vocabulary=256, positions=64)
     assert (model.layers, model.width, model.heads) == (30, 4096, 64)
     assert abs(model.parameters - 7 * 10**9) < 10**8
 
@@ -76,16 +76,15 @@ def test_a_model_that_does_not_fit_is_sharded_over_fast_links():
 def test_a_slow_network_is_kept_from_weights():
     """Over TCP stages send activations only; sharding would send every weight several times."""
     slow = ask(7 * 10**9, "a100-40gb", 8, 2, batch=128)
-    assert slow.best.layout.pipeline > 1
+    assert slow.best.config.pipeline > 1
     fast = ask(7 * 10**9, "a100-40gb", 8, 2, batch=128, fabric="infiniband", bandwidth=200e9)
     assert fast.of("zero3").step.seconds < slow.of("zero3").step.seconds / 2
 
 
 def test_a_layer_that_fits_nowhere_is_split():
-    advice = ask(10**12, "t4", 8, 64, batch=512)
+    advice = ask(3 * 10**11, "l4", 8, 64)
     assert advice.case == "layer"
-    if advice.best:
-        assert advice.best.layout.tensor > 1
+    assert advice.best.config.tensor > 1
 
 
 def test_nothing_fits_and_more_nodes_would_do():
@@ -123,7 +122,7 @@ def test_a_pipeline_waits_as_its_formula_says():
     cluster = Cluster(gpus.find("h100"), 4)
     advice = advise(model, Training(16, 512, checkpointing=False), cluster)
     pp = advice.of("pp")
-    expected = 3 / pp.layout.micro_batches
+    expected = 3 / pp.config.micro_batches
     assert pp.step.bubble / pp.step.compute == pytest.approx(expected, abs=0.02)
 
 
@@ -150,7 +149,7 @@ def test_the_answer_comes_first_and_the_table_beneath(capsys):
     assert run(*SEVEN, "--nodes", "2", "--gpus-per-node", "8") == 0
     head, table, notes = capsys.readouterr().out.split("\n\n", 1)[1].split("\n\n")
     assert len(head.splitlines()) <= 7
-    assert head.startswith("Case 2: a whole copy does not fit on one GPU")
+    assert head.startswith("Case 2: the whole model does not fit on one GPU")
     assert "Use pp" in head
     assert "Next best: " in head
     strategies = {line.split()[0].rstrip("*") for line in table.splitlines()[1:]}
@@ -184,7 +183,7 @@ def test_the_job_file_is_one_that_check_accepts(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     before = (tmp_path / "j.yaml").read_text()
     assert run(*argv) == 64
-    assert "j.yaml is there already" in capsys.readouterr().err
+    assert "j.yaml already exists" in capsys.readouterr().err
     assert (tmp_path / "j.yaml").read_text() == before
 
 
@@ -193,8 +192,8 @@ def test_what_the_trainer_cannot_do_is_not_written(tmp_path, capsys):
     argv = [*TINY, "--gpu", "h100", "--precision", "pure-bf16", "--optimizer", "sgd"]
     assert run(*argv, "--write", str(path)) == 64
     said = capsys.readouterr().err
-    assert "it has no pure-bf16" in said
-    assert "its SGD has momentum" in said
+    assert "pure-bf16 is not supported" in said
+    assert "SGD without momentum is not supported" in said
     assert not path.exists()
 
 
@@ -206,19 +205,19 @@ def test_every_problem_at_once(capsys):
         "  --sequence: must be at least 1, got '0'",
         "  --parameters: expected a number such as 7B, 350M or 124439808, got '7X'",
         "  --fabric: expected one of tcp, efa, infiniband; got 'tpc' (did you mean 'tcp'?)",
-        "  --batch-size: is missing (for example 64)",
-        "  --gpu: there is no GPU 'a100' (a100-80gb or a100-40gb)",
+        "  --batch-size: is required (for example 64)",
+        "  --gpu: unknown GPU 'a100' (a100-80gb or a100-40gb)",
     ]
 
 
 def test_an_unknown_gpu_with_its_memory(capsys):
     assert run(*TINY, "--gpu", "mi300x", "--gpu-memory", "192GiB") == 0
-    assert "mi300x is not known: its speed was taken to be an A100's" in capsys.readouterr().out
+    assert "mi300x is unknown: the speed of an A100 is assumed" in capsys.readouterr().out
 
 
 def test_old_gpus_are_told_to_use_fp16(capsys):
     assert run(*TINY, "--gpu", "v100") == 0
-    assert "--precision fp16 is several times faster" in capsys.readouterr().out
+    assert "--precision fp16 is much faster" in capsys.readouterr().out
 
 
 def test_a_batch_that_cannot_be_split(capsys):

@@ -1,4 +1,4 @@
-"""Ways to break a healthy place, one fault each."""
+"""Ways to break a healthy vpc, one fault each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aws_places import OPEN, REGION, Closed, Natted, tcp
+from aws_vpcs import OPEN, REGION, IsolatedVpc, NatVpc, tcp
 
 EFA = "ml.p4d.24xlarge"
 WORLD = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
@@ -17,7 +17,7 @@ class Fault:
     """`break_` returns settings of the job file that go with it, if any."""
 
     finding: str
-    place: type
+    vpc: type
     break_: Callable
     kind: str = "ml.g5.xlarge"
     severity: str = "error"
@@ -30,9 +30,9 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fault(finding, place, **more):
+def fault(finding, vpc, **more):
     def add(break_):
-        FAULTS.append(Fault(finding, place, break_, **more))
+        FAULTS.append(Fault(finding, vpc, break_, **more))
         return break_
 
     return add
@@ -41,335 +41,333 @@ def fault(finding, place, **more):
 # Security groups
 
 
-@fault("peers_inbound", Closed)
-def no_self_rule(place):
-    place.drop(place.group, egress=False)
+@fault("peers_inbound", IsolatedVpc)
+def no_self_rule(vpc):
+    vpc.drop(vpc.group, egress=False)
 
 
-@fault("peers_inbound", Natted)
-def only_the_port_of_torchrun(place):
-    place.drop(place.group, egress=False)
-    place.allow(place.group, egress=False, **tcp(29400, 29500, place.group))
+@fault("peers_inbound", NatVpc)
+def only_the_port_of_torchrun(vpc):
+    vpc.drop(vpc.group, egress=False)
+    vpc.allow(vpc.group, egress=False, **tcp(29400, 29500, vpc.group))
 
 
-@fault("peers_inbound", Closed)
-def ephemeral_ports_with_a_hole(place):
-    place.drop(place.group, egress=False)
-    place.allow(place.group, egress=False, **tcp(0, 39999, place.group))
-    place.allow(place.group, egress=False, **tcp(41000, 65535, "10.0.0.0/16"))
+@fault("peers_inbound", IsolatedVpc)
+def ephemeral_ports_with_a_hole(vpc):
+    vpc.drop(vpc.group, egress=False)
+    vpc.allow(vpc.group, egress=False, **tcp(0, 39999, vpc.group))
+    vpc.allow(vpc.group, egress=False, **tcp(41000, 65535, "10.0.0.0/16"))
 
 
-@fault("peers_outbound", Natted)
-def only_https_out(place):
-    place.drop(place.group, egress=True)
-    place.ec2.revoke_security_group_egress(GroupId=place.group, IpPermissions=WORLD)
-    place.allow(place.group, egress=True, **tcp(443, 443, "0.0.0.0/0"))
+@fault("peers_outbound", NatVpc)
+def only_https_out(vpc):
+    vpc.drop(vpc.group, egress=True)
+    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
+    vpc.allow(vpc.group, egress=True, **tcp(443, 443, "0.0.0.0/0"))
 
 
-@fault("s3_outbound", Closed)
-def nothing_out_but_to_itself(place):
-    place.ec2.revoke_security_group_egress(GroupId=place.group, IpPermissions=WORLD)
+@fault("s3_outbound", IsolatedVpc)
+def nothing_out_but_to_itself(vpc):
+    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
 
 
-@fault("efa_inbound", Closed, kind=EFA)
-def efa_with_tcp_only(place):
-    place.drop(place.group, egress=False)
-    place.allow(place.group, egress=False, **tcp(0, 65535, place.group))
+@fault("efa_inbound", IsolatedVpc, kind=EFA)
+def efa_with_tcp_only(vpc):
+    vpc.drop(vpc.group, egress=False)
+    vpc.allow(vpc.group, egress=False, **tcp(0, 65535, vpc.group))
 
 
-@fault("efa_inbound", Closed, kind=EFA)
-def efa_with_a_rule_for_addresses(place):
-    place.drop(place.group, egress=False)
+@fault("efa_inbound", IsolatedVpc, kind=EFA)
+def efa_with_a_rule_for_addresses(vpc):
+    vpc.drop(vpc.group, egress=False)
     rule = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
-    place.allow(place.group, egress=False, **rule)
+    vpc.allow(vpc.group, egress=False, **rule)
 
 
-@fault("efa_outbound", Natted, kind=EFA)
-def efa_with_the_usual_way_out(place):
-    place.drop(place.group, egress=True)
+@fault("efa_outbound", NatVpc, kind=EFA)
+def efa_with_the_usual_way_out(vpc):
+    vpc.drop(vpc.group, egress=True)
 
 
 ENCRYPTED = {"sagemaker.encrypt_inter_container_traffic": "true"}
 
 
-@fault("encryption_inbound", Closed)
-def encryption_with_tcp_only(place):
-    place.drop(place.group, egress=False)
-    place.allow(place.group, egress=False, **tcp(0, 65535, place.group))
+@fault("encryption_inbound", IsolatedVpc)
+def encryption_with_tcp_only(vpc):
+    vpc.drop(vpc.group, egress=False)
+    vpc.allow(vpc.group, egress=False, **tcp(0, 65535, vpc.group))
     return ENCRYPTED
 
 
-@fault("encryption_outbound", Natted)
-def encryption_without_esp_out(place):
-    place.drop(place.group, egress=True)
-    place.ec2.revoke_security_group_egress(GroupId=place.group, IpPermissions=WORLD)
-    place.allow(place.group, egress=True, **tcp(0, 65535, "0.0.0.0/0"))
-    udp = {**tcp(500, 500, place.group), "IpProtocol": "udp"}
-    place.allow(place.group, egress=True, **udp)
+@fault("encryption_outbound", NatVpc)
+def encryption_without_esp_out(vpc):
+    vpc.drop(vpc.group, egress=True)
+    vpc.ec2.revoke_security_group_egress(GroupId=vpc.group, IpPermissions=WORLD)
+    vpc.allow(vpc.group, egress=True, **tcp(0, 65535, "0.0.0.0/0"))
+    udp = {**tcp(500, 500, vpc.group), "IpProtocol": "udp"}
+    vpc.allow(vpc.group, egress=True, **udp)
     return ENCRYPTED
 
 
-@fault("group_absent", Closed)
-def group_that_was_deleted(place):
+@fault("group_not_found", IsolatedVpc)
+def group_that_was_deleted(vpc):
     return {"sagemaker.security_group_ids": "[sg-0123456789abcdef0]"}
 
 
-@fault("group_vpc", Closed)
-def group_of_another_vpc(place):
-    return {"sagemaker.security_group_ids": f"[{place.add_group('far', other_vpc(place))}]"}
+@fault("group_vpc", IsolatedVpc)
+def group_of_another_vpc(vpc):
+    return {"sagemaker.security_group_ids": f"[{vpc.add_group('far', other_vpc(vpc))}]"}
 
 
-@fault("group_vpc", Natted)
-def group_of_another_vpc_and_no_other_here(place):
-    place.drop(place.group, egress=False)  # not the job's any more
-    return {"sagemaker.security_group_ids": f"[{place.add_group('far', other_vpc(place))}]"}
+@fault("group_vpc", NatVpc)
+def group_of_another_vpc_and_no_other_here(vpc):
+    vpc.drop(vpc.group, egress=False)  # not the job's any more
+    return {"sagemaker.security_group_ids": f"[{vpc.add_group('far', other_vpc(vpc))}]"}
 
 
-def other_vpc(place):
-    return place.ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+def other_vpc(vpc):
+    return vpc.ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
 
 
 # Subnets
 
 
-@fault("subnet_absent", Closed)
-def subnet_that_was_deleted(place):
-    return {"sagemaker.subnets": f"[{place.subnet}, subnet-0123456789abcdef0]"}
+@fault("subnet_not_found", IsolatedVpc)
+def subnet_that_was_deleted(vpc):
+    return {"sagemaker.subnets": f"[{vpc.subnet}, subnet-0123456789abcdef0]"}
 
 
-@fault("subnet_absent", Natted)
-def subnet_of_another_region(place):
+@fault("subnet_not_found", NatVpc)
+def subnet_of_another_region(vpc):
     return {"sagemaker.subnets": "[subnet-0123456789abcdef0]"}
 
 
-@fault("subnet_vpcs", Natted)
-def subnets_of_two_vpcs(place):
-    far = place.add_subnet("10.7.0.0/24", vpc=other_vpc(place))
-    return {"sagemaker.subnets": f"[{far}, {place.subnet}]"}
+@fault("subnet_vpcs", NatVpc)
+def subnets_of_two_vpcs(vpc):
+    far = vpc.add_subnet("10.7.0.0/24", vpc=other_vpc(vpc))
+    return {"sagemaker.subnets": f"[{far}, {vpc.subnet}]"}
 
 
-@fault("subnet_zones", Closed, severity="warning")
-def subnets_of_two_zones(place):
-    far = place.add_subnet("10.0.1.0/25", zone=f"{REGION}b")
-    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=far)
-    return {"sagemaker.subnets": f"[{far}, {place.subnet}]"}
+@fault("subnet_zones", IsolatedVpc, severity="warning")
+def subnets_of_two_zones(vpc):
+    far = vpc.add_subnet("10.0.1.0/25", zone=f"{REGION}b")
+    vpc.ec2.associate_route_table(RouteTableId=vpc.table, SubnetId=far)
+    return {"sagemaker.subnets": f"[{far}, {vpc.subnet}]"}
 
 
-@fault("subnet_zones", Natted, kind=EFA)
-def efa_in_two_subnets(place):
-    near = place.add_subnet("10.0.2.0/24")
-    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=near)
-    return {"sagemaker.subnets": f"[{place.subnet}, {near}]"}
+@fault("subnet_zones", NatVpc, kind=EFA)
+def efa_in_two_subnets(vpc):
+    near = vpc.add_subnet("10.0.2.0/24")
+    vpc.ec2.associate_route_table(RouteTableId=vpc.table, SubnetId=near)
+    return {"sagemaker.subnets": f"[{vpc.subnet}, {near}]"}
 
 
-def fill(place, block):
+def fill(vpc, block):
     """A subnet with three addresses left."""
-    small = place.add_subnet(block)
-    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=small)
+    small = vpc.add_subnet(block)
+    vpc.ec2.associate_route_table(RouteTableId=vpc.table, SubnetId=small)
     for _ in range(8):
-        place.ec2.create_network_interface(SubnetId=small)
+        vpc.ec2.create_network_interface(SubnetId=small)
     return {"sagemaker.subnets": f"[{small}]"}
 
 
-@fault("subnet_full", Closed)
-def subnet_without_addresses(place):
-    return fill(place, "10.0.3.0/28")
+@fault("subnet_full", IsolatedVpc)
+def subnet_without_addresses(vpc):
+    return fill(vpc, "10.0.3.0/28")
 
 
-@fault("subnet_full", Natted)
-def no_subnet_with_addresses(place):
-    place.ec2.create_network_interface(SubnetId=place.subnet)
-    place.zone = f"{REGION}c"  # nothing else is there
+@fault("subnet_full", NatVpc)
+def no_subnet_with_addresses(vpc):
+    vpc.ec2.create_network_interface(SubnetId=vpc.subnet)
+    vpc.zone = f"{REGION}c"  # nothing else is there
     try:
-        return fill(place, "10.0.4.0/28")
+        return fill(vpc, "10.0.4.0/28")
     finally:
-        place.zone = f"{REGION}a"
+        vpc.zone = f"{REGION}a"
 
 
 # Network ACLs
 
 
-@fault("acl_outbound", Closed)
-def acl_denies_https_before_it_allows_all(place):
-    acl = place.own_acl(place.subnet)
-    place.rule(acl, 90, egress=True, allow=False, protocol="6", ports=(443, 443))
+@fault("acl_outbound", IsolatedVpc)
+def acl_denies_https_before_it_allows_all(vpc):
+    acl = vpc.own_acl(vpc.subnet)
+    vpc.rule(acl, 90, egress=True, allow=False, protocol="6", ports=(443, 443))
 
 
-@fault("acl_inbound", Natted)
-def acl_forgets_the_answers(place):
-    acl = place.own_acl(place.subnet)
-    place.ec2.delete_network_acl_entry(NetworkAclId=acl, RuleNumber=100, Egress=False)
-    place.rule(acl, 100, egress=False, protocol="6", ports=(443, 443))
+@fault("acl_inbound", NatVpc)
+def acl_forgets_the_answers(vpc):
+    acl = vpc.own_acl(vpc.subnet)
+    vpc.ec2.delete_network_acl_entry(NetworkAclId=acl, RuleNumber=100, Egress=False)
+    vpc.rule(acl, 100, egress=False, protocol="6", ports=(443, 443))
 
 
-@fault("acl_inbound", Natted)
-def acl_lets_half_of_the_answers_in(place):
-    acl = place.own_acl(place.subnet)
-    place.rule(acl, 50, egress=False, allow=False, protocol="6", ports=(40000, 65535))
+@fault("acl_inbound", NatVpc)
+def acl_lets_half_of_the_answers_in(vpc):
+    acl = vpc.own_acl(vpc.subnet)
+    vpc.rule(acl, 50, egress=False, allow=False, protocol="6", ports=(40000, 65535))
 
 
-@fault("acl_outbound", Closed)
-def acl_has_no_number_left(place):
-    acl = place.own_acl(place.subnet)
-    place.rule(acl, 1, egress=True, allow=False, protocol="6", ports=(0, 1023))
+@fault("acl_outbound", IsolatedVpc)
+def acl_has_no_number_left(vpc):
+    acl = vpc.own_acl(vpc.subnet)
+    vpc.rule(acl, 1, egress=True, allow=False, protocol="6", ports=(0, 1023))
 
 
-@fault("acl_inbound", Closed)
-def acl_between_two_subnets(place):
-    near = place.add_subnet("10.0.5.0/24")
-    place.ec2.associate_route_table(RouteTableId=place.table, SubnetId=near)
-    acl = place.own_acl(place.subnet)
+@fault("acl_inbound", IsolatedVpc)
+def acl_between_two_subnets(vpc):
+    near = vpc.add_subnet("10.0.5.0/24")
+    vpc.ec2.associate_route_table(RouteTableId=vpc.table, SubnetId=near)
+    acl = vpc.own_acl(vpc.subnet)
     block = "10.0.5.0/24"
-    place.rule(acl, 20, egress=False, protocol="6", ports=(7777, 7777), block=block)
-    place.rule(acl, 21, egress=False, allow=False, block="10.0.5.128/25")
-    return {"sagemaker.subnets": f"[{place.subnet}, {near}]"}
+    vpc.rule(acl, 20, egress=False, protocol="6", ports=(7777, 7777), block=block)
+    vpc.rule(acl, 21, egress=False, allow=False, block="10.0.5.128/25")
+    return {"sagemaker.subnets": f"[{vpc.subnet}, {near}]"}
 
 
-@fault("acl_inbound", Natted)
-def acl_of_the_nat(place):
-    acl = place.own_acl(place.public)
-    place.rule(
-        acl, 10, egress=False, allow=False, protocol="6", ports=(443, 443), block="10.0.0.0/8"
-    )
+@fault("acl_inbound", NatVpc)
+def acl_of_the_nat(vpc):
+    acl = vpc.own_acl(vpc.public)
+    vpc.rule(acl, 10, egress=False, allow=False, protocol="6", ports=(443, 443), block="10.0.0.0/8")
 
 
 # Routes
 
 
-@fault("s3_route", Closed)
-def no_endpoint_for_s3(place):
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.s3])
+@fault("s3_route", IsolatedVpc)
+def no_endpoint_for_s3(vpc):
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.s3])
 
 
-@fault("s3_route", Closed)
-def endpoint_of_another_table(place):
-    place.ec2.modify_vpc_endpoint(
-        VpcEndpointId=place.s3,
-        AddRouteTableIds=[place.add_table()],
-        RemoveRouteTableIds=[place.table],
+@fault("s3_route", IsolatedVpc)
+def endpoint_of_another_table(vpc):
+    vpc.ec2.modify_vpc_endpoint(
+        VpcEndpointId=vpc.s3,
+        AddRouteTableIds=[vpc.add_table()],
+        RemoveRouteTableIds=[vpc.table],
     )
 
 
-@fault("s3_route", Closed)
-def public_subnet(place):
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.s3])
-    gateway = place.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    place.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=place.vpc)
-    place.ec2.create_route(
-        RouteTableId=place.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
+@fault("s3_route", IsolatedVpc)
+def public_subnet(vpc):
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.s3])
+    gateway = vpc.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    vpc.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc.id)
+    vpc.ec2.create_route(
+        RouteTableId=vpc.table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway
     )
 
 
-@fault("s3_route", Closed)
-def subnet_with_the_main_table(place):
-    stray = place.add_subnet("10.0.6.0/24")
+@fault("s3_route", IsolatedVpc)
+def subnet_with_the_main_table(vpc):
+    stray = vpc.add_subnet("10.0.6.0/24")
     return {"sagemaker.subnets": f"[{stray}]"}
 
 
-@fault("nat_broken", Natted, severity="warning")
-def nat_that_was_deleted(place):
-    place.add_nat(place.public)
-    place.ec2.delete_nat_gateway(NatGatewayId=place.nat)
+@fault("nat_broken", NatVpc, severity="warning")
+def nat_that_was_deleted(vpc):
+    vpc.add_nat(vpc.public)
+    vpc.ec2.delete_nat_gateway(NatGatewayId=vpc.nat)
 
 
-@fault("nat_broken", Natted)
-def nat_in_a_private_subnet(place):
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.s3])
-    inner = place.add_subnet("10.0.8.0/24")
-    place.unroute(place.table)
-    place.route(place.table, NatGatewayId=place.add_nat(inner))
-    place.ec2.delete_nat_gateway(NatGatewayId=place.nat)
+@fault("nat_broken", NatVpc)
+def nat_in_a_private_subnet(vpc):
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.s3])
+    inner = vpc.add_subnet("10.0.8.0/24")
+    vpc.unroute(vpc.table)
+    vpc.route(vpc.table, NatGatewayId=vpc.add_nat(inner))
+    vpc.ec2.delete_nat_gateway(NatGatewayId=vpc.nat)
 
 
-@fault("endpoint_policy", Closed)
-def endpoint_for_another_bucket(place):
+@fault("endpoint_policy", IsolatedVpc)
+def endpoint_for_another_bucket(vpc):
     allow = {
         "Effect": "Allow",
         "Principal": "*",
         "Action": "s3:*",
         "Resource": ["arn:aws:s3:::corpus", "arn:aws:s3:::corpus/*"],
     }
-    set_policy(place, allow)
+    set_policy(vpc, allow)
 
 
-@fault("endpoint_policy", Natted)
-def endpoint_that_denies_writing(place):
+@fault("endpoint_policy", NatVpc)
+def endpoint_that_denies_writing(vpc):
     deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:Put*", "Resource": "*"}
-    set_policy(place, {**OPEN["Statement"][0], "Principal": "*"}, deny)
+    set_policy(vpc, {**OPEN["Statement"][0], "Principal": "*"}, deny)
 
 
-def set_policy(place, *statements):
-    place.ec2.modify_vpc_endpoint(VpcEndpointId=place.s3, PolicyDocument=policy(*statements))
+def set_policy(vpc, *statements):
+    vpc.ec2.modify_vpc_endpoint(VpcEndpointId=vpc.s3, PolicyDocument=policy(*statements))
 
 
 # Endpoints and names
 
 
-@fault("no_endpoint", Closed, severity="warning")
-def no_door_to_ecr(place):
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.doors["ecr.dkr"]])
+@fault("no_endpoint", IsolatedVpc, severity="warning")
+def no_door_to_ecr(vpc):
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.endpoints["ecr.dkr"]])
 
 
-@fault("no_endpoint", Closed, severity="warning")
-def no_doors_at_all(place):
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=list(place.doors.values()))
+@fault("no_endpoint", IsolatedVpc, severity="warning")
+def no_doors_at_all(vpc):
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=list(vpc.endpoints.values()))
 
 
-@fault("no_endpoint", Closed)
-def no_door_to_the_secrets(place):
+@fault("no_endpoint", IsolatedVpc)
+def no_door_to_the_secrets(vpc):
     return {"env": "{TOKEN: 'secret:ssm:token'}"}
 
 
-@fault("endpoint_shut", Closed, severity="warning")
-def door_that_lets_nobody_in(place):
-    shut = place.add_group("shut")
-    door = place.doors["logs"]
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[door])
-    place.add_door("logs", shut)
+@fault("endpoint_blocked", IsolatedVpc, severity="warning")
+def door_that_lets_nobody_in(vpc):
+    shut = vpc.add_group("shut")
+    endpoint = vpc.endpoints["logs"]
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[endpoint])
+    vpc.add_endpoint("logs", shut)
 
 
-@fault("vpc_dns", Natted)
-def vpc_without_names(place):
-    place.ec2.modify_vpc_attribute(VpcId=place.vpc, EnableDnsSupport={"Value": False})
+@fault("vpc_dns", NatVpc)
+def vpc_without_names(vpc):
+    vpc.ec2.modify_vpc_attribute(VpcId=vpc.id, EnableDnsSupport={"Value": False})
 
 
-@fault("vpc_dns", Closed)
-def vpc_without_host_names(place):
-    place.ec2.modify_vpc_attribute(VpcId=place.vpc, EnableDnsHostnames={"Value": False})
+@fault("vpc_dns", IsolatedVpc)
+def vpc_without_host_names(vpc):
+    vpc.ec2.modify_vpc_attribute(VpcId=vpc.id, EnableDnsHostnames={"Value": False})
 
 
 # The account
 
 
-@fault("role_absent", Closed)
-def role_that_does_not_exist(place):
+@fault("role_not_found", IsolatedVpc)
+def role_that_does_not_exist(vpc):
     return {"sagemaker.role": "arn:aws:iam::123456789012:role/trainer"}
 
 
-@fault("role_trust", Closed)
-def role_for_machines_only(place):
+@fault("role_trust", IsolatedVpc)
+def role_for_machines_only(vpc):
     machines = {"Service": "ec2.amazonaws.com"}
     trust = policy({"Effect": "Allow", "Principal": machines, "Action": "sts:AssumeRole"})
-    place.client("iam").update_assume_role_policy(RoleName="training", PolicyDocument=trust)
+    vpc.client("iam").update_assume_role_policy(RoleName="training", PolicyDocument=trust)
 
 
-@fault("role_permissions", Closed)
-def role_for_buckets_of_sagemaker_only(place):
+@fault("role_permissions", IsolatedVpc)
+def role_for_buckets_of_sagemaker_only(vpc):
     """As the managed policy AmazonSageMakerFullAccess has it."""
     put_policy(
-        place,
+        vpc,
         {"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"},
         {"Effect": "Allow", "Action": "s3:*", "Resource": "arn:aws:s3:::*sagemaker*"},
     )
 
 
-@fault("role_permissions", Natted)
-def role_without_network_interfaces(place):
-    put_policy(place, {"Effect": "Allow", "NotAction": "ec2:Create*", "Resource": "*"})
+@fault("role_permissions", NatVpc)
+def role_without_network_interfaces(vpc):
+    put_policy(vpc, {"Effect": "Allow", "NotAction": "ec2:Create*", "Resource": "*"})
 
 
-def put_policy(place, *statements):
-    place.client("iam").put_role_policy(
+def put_policy(vpc, *statements):
+    vpc.client("iam").put_role_policy(
         RoleName="training", PolicyName="all", PolicyDocument=policy(*statements)
     )
 
@@ -378,19 +376,19 @@ def policy(*statements):
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
-@fault("bucket_absent", Closed)
-def bucket_that_does_not_exist(place):
+@fault("bucket_not_found", IsolatedVpc)
+def bucket_that_does_not_exist(vpc):
     return {"sagemaker.bucket": "my-bukket"}
 
 
-@fault("bucket_region", Closed)
-def bucket_of_another_region(place):
-    place.client("s3").create_bucket(
+@fault("bucket_region", IsolatedVpc)
+def bucket_of_another_region(vpc):
+    vpc.client("s3").create_bucket(
         Bucket="far-bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     return {"sagemaker.bucket": "far-bucket"}
 
 
-@fault("quota", Closed)
-def more_machines_than_the_quota(place):
+@fault("quota", IsolatedVpc)
+def more_machines_than_the_quota(vpc):
     return {"resources.nodes": "5"}

@@ -20,7 +20,7 @@ needs_programs = pytest.mark.skipif(
 _ID = re.compile(r"\b(?:vpc|subnet|sg|acl|rtb|vpce|nat)-[0-9a-f]{8,}\b")
 
 
-def look_at(fix, *, lint):
+def check_snippets(fix, *, lint):
     """Both parsers take the snippets of a fix, which name what its commands name."""
     if lint:
         assert _linted(fix["cloudformation"]) == []

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from aws_places import job_text
+from aws_vpcs import job_text
 
 from deploykit import cli
 

@@ -1,6 +1,6 @@
 """Doctor on VPCs that moto serves: each fault found, alone, and gone after the printed fix.
 
-The fix is run as it is printed, by the AWS CLI. A place that is healthy again serves the next
+The fix is run as it is printed, by the AWS CLI. A repaired VPC serves the next
 fault too.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from aws_faults import FAULTS
-from aws_places import Closed, Natted
-from aws_snippets import AWS, look_at, needs_programs
+from aws_snippets import AWS, check_snippets, needs_programs
+from aws_vpcs import IsolatedVpc, NatVpc
 
 pytestmark = pytest.mark.aws
 FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
@@ -22,26 +22,26 @@ FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
 
 
 @pytest.mark.parametrize("kind", ["ml.g5.xlarge", "ml.p4d.24xlarge"])
-@pytest.mark.parametrize("place", [Closed, Natted])
-def test_a_healthy_place_has_no_findings(place, kind, doctor, moto):
-    found = doctor(place(moto).settings, kind=kind)
+@pytest.mark.parametrize("vpc", [IsolatedVpc, NatVpc])
+def test_a_working_vpc_has_no_findings(vpc, kind, doctor, moto):
+    found = doctor(vpc(moto).settings, kind=kind)
     assert (found.findings, found.code) == ([], 0)
 
 
 @needs_programs
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, tmp_path):
-    place = fault.place(moto)
-    settings = {**place.settings, **(fault.break_(place) or {})}
+    vpc = fault.vpc(moto)
+    settings = {**vpc.settings, **(fault.break_(vpc) or {})}
     saved = tmp_path / "facts"
     found = doctor(settings, "--save", str(saved), kind=fault.kind)
-    assert [one["fault"] for one in found.findings] == [fault.finding], found.findings
+    assert [one["code"] for one in found.findings] == [fault.finding], found.findings
     (one,) = found.findings
     assert one["severity"] == fault.severity
     assert found.code == (80 if fault.severity == "error" else 0)
     assert one["evidence"]
     assert doctor(settings, "--from", str(saved), kind=fault.kind) == found
-    look_at(one["fix"], lint=fault in FIRST)
+    check_snippets(one["fix"], lint=fault in FIRST)
     settings |= {**one["fix"]["settings"], **apply(one["fix"]["cli"])}
     after = doctor(settings, kind=fault.kind)
     assert (after.findings, after.code) == ([], 0)
@@ -56,7 +56,7 @@ def apply(script):
         env={
             **os.environ,
             "PATH": f"{Path(AWS).parent}:{os.environ['PATH']}",
-            "AWS_DEFAULT_REGION": "eu-west-3",  # not the place's: its commands must say which
+            "AWS_DEFAULT_REGION": "eu-west-3",  # not that of the VPC: commands must name theirs
         },
         capture_output=True,
         text=True,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws_places import Closed
-from aws_snippets import look_at, needs_programs
+from aws_snippets import check_snippets, needs_programs
+from aws_vpcs import IsolatedVpc
 
 pytestmark = pytest.mark.aws
 DEDICATED = '"InstanceTenancy": "dedicated"'
 READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
 
 
-def user(place, monkeypatch, *statements):
+def user(vpc, monkeypatch, *statements):
     """Become a user with these statements."""
-    iam = place.client("iam")
+    iam = vpc.client("iam")
     iam.create_user(UserName="ada")
     policy = {"Version": "2012-10-17", "Statement": statements}
     iam.put_user_policy(UserName="ada", PolicyName="own", PolicyDocument=json.dumps(policy))
@@ -28,44 +28,46 @@ def user(place, monkeypatch, *statements):
 def test_a_denied_question_is_a_finding_and_the_others_go_on(
     doctor, moto, enforced, monkeypatch, tmp_path
 ):
-    place = Closed(moto)
-    place.drop(place.group, egress=False)
+    vpc = IsolatedVpc(moto)
+    vpc.drop(vpc.group, egress=False)
     allow = {"Effect": "Allow", "Action": READ, "Resource": "*"}
     deny = {"Effect": "Deny", "Action": "ec2:DescribeNetworkAcls", "Resource": "*"}
-    user(place, monkeypatch, allow, deny)
+    user(vpc, monkeypatch, allow, deny)
     enforced()
-    found = doctor(place.settings, "--save", str(tmp_path))
-    assert [one["fault"] for one in found.findings] == ["peers_inbound", "not_permitted"]
+    found = doctor(vpc.settings, "--save", str(tmp_path))
+    assert [one["code"] for one in found.findings] == ["peers_inbound", "not_permitted"]
     assert found.code == 80
-    unseen = found.findings[1]
-    assert unseen["message"] == "could not look: needs ec2:DescribeNetworkAcls"
-    assert "ada" in unseen["evidence"][0]
-    assert "put-user-policy --user-name ada" in unseen["fix"]["cli"]
-    look_at(unseen["fix"], lint=True)
-    assert doctor(place.settings, "--from", str(tmp_path)) == found
+    unchecked = found.findings[1]
+    assert unchecked["message"] == "permission denied: the check requires ec2:DescribeNetworkAcls"
+    assert "ada" in unchecked["evidence"][0]
+    assert "put-user-policy --user-name ada" in unchecked["fix"]["cli"]
+    check_snippets(unchecked["fix"], lint=True)
+    assert doctor(vpc.settings, "--from", str(tmp_path)) == found
 
 
 def test_nobody_is_logged_in(doctor, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     found = doctor({"sagemaker.subnets": "[subnet-1]", "sagemaker.security_group_ids": "[sg-1]"})
-    assert [one["fault"] for one in found.findings] == ["credentials"]
+    assert [one["code"] for one in found.findings] == ["credentials"]
     assert found.code == 80
 
 
 def test_a_folder_without_some_answers_says_so(doctor, moto, tmp_path):
-    place = Closed(moto)
-    doctor(place.settings, "--save", str(tmp_path))
+    vpc = IsolatedVpc(moto)
+    doctor(vpc.settings, "--save", str(tmp_path))
     (tmp_path / "describe-network-acls.json").unlink()
-    found = doctor(place.settings, "--from", str(tmp_path))
-    assert [(one["fault"], one["severity"]) for one in found.findings] == [("not_saved", "unseen")]
+    found = doctor(vpc.settings, "--from", str(tmp_path))
+    assert [(one["code"], one["severity"]) for one in found.findings] == [
+        ("not_saved", "unchecked")
+    ]
     assert "describe-network-acls" in found.findings[0]["message"]
     assert found.code == 80
     for path in tmp_path.glob("*.json"):
         if not path.name.startswith("describe-"):
             path.unlink()
     (tmp_path / "describe-network-acls.json").write_text('{"NetworkAcls": []}')
-    found = doctor(place.settings, "--from", str(tmp_path))
+    found = doctor(vpc.settings, "--from", str(tmp_path))
     assert [one["severity"] for one in found.findings] == ["note"]
     assert found.code == 0
 
@@ -76,19 +78,19 @@ def test_a_saved_answer_that_is_no_json_is_named(doctor, moto, tmp_path, capsys)
 
     doctor({}, as_json=False)
     assert cli.main(["doctor", "--backend", "sagemaker", "--from", str(tmp_path)]) == 66
-    assert "describe-subnets.json is not the JSON of an answer" in capsys.readouterr().err
+    assert "describe-subnets.json is not a JSON answer of AWS" in capsys.readouterr().err
 
 
 def test_a_role_of_another_account(doctor, moto):
-    place = Closed(moto)
+    vpc = IsolatedVpc(moto)
     role = "arn:aws:iam::999999999999:role/training"
-    found = doctor({**place.settings, "sagemaker.role": role})
-    assert [one["fault"] for one in found.findings] == ["role_account"]
+    found = doctor({**vpc.settings, "sagemaker.role": role})
+    assert [one["code"] for one in found.findings] == ["role_account"]
 
 
 def test_a_deny_and_a_boundary_are_named(doctor, moto):
-    place = Closed(moto)
-    iam = place.client("iam")
+    vpc = IsolatedVpc(moto)
+    iam = vpc.client("iam")
     limit = {"Effect": "Allow", "NotAction": "logs:*", "Resource": "*"}
     arn = iam.create_policy(
         PolicyName="limit", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": limit})
@@ -100,8 +102,8 @@ def test_a_deny_and_a_boundary_are_named(doctor, moto):
         PolicyName="deny",
         PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": deny}),
     )
-    found = doctor(place.settings)
-    assert [one["fault"] for one in found.findings] == ["role_denied", "role_denied"]
+    found = doctor(vpc.settings)
+    assert [one["code"] for one in found.findings] == ["role_denied", "role_denied"]
     said = " ".join(one["message"] for one in found.findings)
     assert "s3:PutObject: a policy" in said
     assert "logs:PutLogEvents: the role's permissions boundary" in said
@@ -110,32 +112,33 @@ def test_a_deny_and_a_boundary_are_named(doctor, moto):
 @needs_programs
 def test_private_dns_that_is_off(doctor, moto):
     """Moto cannot turn it on, so the command is only looked at here."""
-    place = Closed(moto)
-    place.ec2.delete_vpc_endpoints(VpcEndpointIds=[place.doors["sts"]])
-    door = place.add_door("sts", PrivateDnsEnabled=False)
-    (one,) = doctor(place.settings).findings
-    assert one["fault"] == "endpoint_dns"
-    assert f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {door}" in one["fix"]["cli"]
+    vpc = IsolatedVpc(moto)
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.endpoints["sts"]])
+    endpoint = vpc.add_endpoint("sts", PrivateDnsEnabled=False)
+    (one,) = doctor(vpc.settings).findings
+    assert one["code"] == "endpoint_dns"
+    command = f"modify-vpc-endpoint --region us-east-1 --vpc-endpoint-id {endpoint}"
+    assert command in one["fix"]["cli"]
     assert one["fix"]["cli"].rstrip().endswith("--private-dns-enabled")
-    look_at(one["fix"], lint=True)
+    check_snippets(one["fix"], lint=True)
 
 
 @needs_programs
 def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
     """Moto cannot make one, so its answer is changed here."""
-    place = Closed(moto)
-    doctor(place.settings, "--save", str(tmp_path))
+    vpc = IsolatedVpc(moto)
+    doctor(vpc.settings, "--save", str(tmp_path))
     file = tmp_path / "describe-vpcs.json"
     file.write_text(file.read_text().replace('"InstanceTenancy": "default"', DEDICATED))
-    (one,) = doctor(place.settings, "--from", str(tmp_path)).findings
-    assert one["fault"] == "vpc_tenancy"
+    (one,) = doctor(vpc.settings, "--from", str(tmp_path)).findings
+    assert one["code"] == "vpc_tenancy"
     assert "--instance-tenancy default" in one["fix"]["cli"]
-    look_at(one["fix"], lint=True)
+    check_snippets(one["fix"], lint=True)
 
 
 def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
     """S3 denies the question because of the owner that it names; moto does not, so it is said."""
-    place = Closed(moto)
+    vpc = IsolatedVpc(moto)
 
     def deny(one, forward):
         if one.headers.get("x-amz-expected-bucket-owner") != "666666666666":
@@ -143,8 +146,11 @@ def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
         return 403, [], b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
 
     aws.respond = deny
-    assert doctor(place.settings).code == 0
-    foreign = place.settings | {"sagemaker.bucket_owner": '"666666666666"'}
+    assert doctor(vpc.settings).code == 0
+    foreign = vpc.settings | {"sagemaker.bucket_owner": '"666666666666"'}
     (finding,) = doctor(foreign).findings
-    assert finding["fault"] == "not_permitted"
-    assert "not account 666666666666's (sagemaker.bucket_owner)" in finding["evidence"][1]
+    assert finding["code"] == "not_permitted"
+    assert (
+        "account 666666666666 does not own the bucket (sagemaker.bucket_owner)"
+        in finding["evidence"][1]
+    )

@@ -13,24 +13,25 @@ from pathlib import Path
 import pytest
 
 from deploykit import cli
-from deploykit.doctor import machine, slurm
-from deploykit.doctor.machine import Machine
+from deploykit.backends.slurm import site_findings
+from deploykit.doctor import local
+from deploykit.doctor.local import LocalMachine
 from deploykit.model import Entrypoint, JobSpec, Resources
 
-GOOD = Machine(
+GOOD = LocalMachine(
     python="python3",
     torch="2.13.0",
     cuda="13.0",
-    trouble="",
-    sees=2,
-    cards=("GPU 0: A100", "GPU 1: A100"),
-    shm=8 * 2**30,
-    files=65536,
-    threads=-1,
-    locked=-1,
-    rdma=True,
-    up=("lo", "eth0"),
-    own_address="10.0.0.2",
+    import_error="",
+    visible_gpus=2,
+    gpus=("GPU 0: A100", "GPU 1: A100"),
+    shm_free=8 * 2**30,
+    max_open_files=65536,
+    max_processes=-1,
+    max_locked_memory=-1,
+    has_infiniband=True,
+    interfaces_up=("lo", "eth0"),
+    host_address="10.0.0.2",
 )
 BARE = ["--set", f"local.python={Path(sys.base_prefix, 'bin/python3')}"]
 """A Python without PyTorch, which takes seconds to import."""
@@ -38,7 +39,7 @@ BARE = ["--set", f"local.python={Path(sys.base_prefix, 'bin/python3')}"]
 
 def faults(found, **resources):
     job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
-    return [(one.fault, one.severity) for one in machine.check(job, found)]
+    return [(one.code, one.severity) for one in local.findings(job, found)]
 
 
 def test_a_good_machine_has_no_findings():
@@ -48,16 +49,16 @@ def test_a_good_machine_has_no_findings():
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"trouble": "ImportError: no torch", "torch": ""}, [("torch_missing", "error")]),
-        ({"sees": 0, "cuda": ""}, [("gpus_unused", "error")]),
-        ({"cards": ("GPU 0: A100",)}, [("gpus_too_few", "warning")]),
-        ({"shm": 64 * 2**20}, [("shm_small", "warning")]),
-        ({"files": 60}, [("limit", "error")]),
-        ({"threads": 100}, [("limit", "error")]),
-        ({"locked": 65536}, [("memlock", "error")]),
-        ({"locked": 65536, "rdma": False}, []),
-        ({"up": ("eth0",)}, [("loopback_down", "error")]),
-        ({"own_address": ""}, [("host_name", "note")]),
+        ({"import_error": "ImportError: no torch", "torch": ""}, [("torch_missing", "error")]),
+        ({"visible_gpus": 0, "cuda": ""}, [("gpus_unused", "error")]),
+        ({"gpus": ("GPU 0: A100",)}, [("gpus_too_few", "warning")]),
+        ({"shm_free": 64 * 2**20}, [("shm_small", "warning")]),
+        ({"max_open_files": 60}, [("limit", "error")]),
+        ({"max_processes": 100}, [("limit", "error")]),
+        ({"max_locked_memory": 65536}, [("memlock", "error")]),
+        ({"max_locked_memory": 65536, "has_infiniband": False}, []),
+        ({"interfaces_up": ("eth0",)}, [("loopback_down", "error")]),
+        ({"host_address": ""}, [("host_name", "note")]),
     ],
 )
 def test_each_fault_is_found_alone(change, found):
@@ -70,13 +71,13 @@ def test_the_facts_are_those_of_this_machine(project, tmp_path, capsys):
 
     assert cli.main(["doctor", "--save", str(tmp_path / "facts"), "--json"]) in {0, 80}
     live = json.loads(capsys.readouterr().out)
-    found = machine.load(tmp_path / "facts")
+    found = local.load(tmp_path / "facts")
     assert found.torch == torch.__version__
     assert found.python == sys.executable
-    assert found.files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert "lo" in found.up
+    assert found.max_open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert "lo" in found.interfaces_up
     total = shutil.disk_usage("/dev/shm").free
-    assert abs(found.shm - total) < 2**30
+    assert abs(found.shm_free - total) < 2**30
     assert cli.main(["doctor", "--from", str(tmp_path / "facts"), "--json"]) in {0, 80}
     assert json.loads(capsys.readouterr().out) == live
 
@@ -88,7 +89,7 @@ def test_a_machine_without_a_loopback_is_seen(project):
         pytest.skip("no user namespaces here")
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 80, done.stderr
-    assert "loopback_down" in [one["fault"] for one in json.loads(done.stdout)["findings"]]
+    assert "loopback_down" in [one["code"] for one in json.loads(done.stdout)["findings"]]
     assert "torch_missing" in done.stdout
 
 
@@ -96,7 +97,7 @@ def test_a_limit_of_this_shell_is_seen(project):
     script = f"ulimit -n 40; {sys.executable} -m deploykit doctor --json {' '.join(BARE)}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 80, done.stderr
-    found = [one["fault"] for one in json.loads(done.stdout)["findings"]]
+    found = [one["code"] for one in json.loads(done.stdout)["findings"]]
     assert found == ["torch_missing", "limit"]
 
 
@@ -123,10 +124,10 @@ filer:/home /home nfs4 rw 0 0
     ],
 )
 def test_the_file_system_of_a_folder(path, kind):
-    assert slurm.kind_of(path, MOUNTS) == kind
+    assert site_findings.filesystem_of(path, MOUNTS) == kind
 
 
 def test_a_folder_that_the_nodes_may_not_see():
-    assert slurm.Folder("/home/ada", "nfs4", one_machine=False).shared
-    assert slurm.Folder("/home/ada", "ext4", one_machine=True).shared
-    assert not slurm.Folder("/home/ada", "ext4", one_machine=False).shared
+    assert site_findings.RunsFolder("/home/ada", "nfs4", single_host=False).shared
+    assert site_findings.RunsFolder("/home/ada", "ext4", single_host=True).shared
+    assert not site_findings.RunsFolder("/home/ada", "ext4", single_host=False).shared

@@ -10,13 +10,13 @@ from foreign import anything, files, given, made, outcome, spoiled, unlike
 
 from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import options as slurm_options
-from deploykit.backends.slurm import site, site_checks
+from deploykit.backends.slurm import site, site_checks, site_findings
 from deploykit.decode import decode
-from deploykit.doctor import aws, machine, slurm
-from deploykit.doctor.aws import ask, facts
-from deploykit.doctor.aws.needs import HTTPS, Flow, Needs
+from deploykit.doctor import aws, local
+from deploykit.doctor.aws import collect, inventory
+from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
 from deploykit.errors import NotFound
-from deploykit.infra import checks
+from deploykit.infra import validation
 from deploykit.infra.answers import Answers
 from deploykit.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
 
@@ -31,7 +31,7 @@ TRAINING_JOB = {
     "BillableTimeInSeconds": 40,
 }
 EVENT = {"timestamp": 1795224368123, "message": "2026-11-21T01:46:08.123Z [rank 0] hello\n"}
-NEEDS = Needs(
+NEEDS = Requirements(
     region="us-east-1",
     role="arn:aws:iam::123456789012:role/training",
     instance_type="p4d.24xlarge",
@@ -156,16 +156,16 @@ MACHINE = {
     "python": "python3",
     "torch": "2.10",
     "cuda": "",
-    "trouble": "",
-    "sees": 0,
-    "cards": ["a"],
-    "shm": 1 << 30,
-    "files": 1024,
-    "threads": 1,
-    "locked": 0,
-    "rdma": True,
-    "up": ["eth0"],
-    "own_address": "",
+    "import_error": "",
+    "visible_gpus": 0,
+    "gpus": ["a"],
+    "shm_free": 1 << 30,
+    "max_open_files": 1024,
+    "max_processes": 1,
+    "max_locked_memory": 0,
+    "has_infiniband": True,
+    "interfaces_up": ["eth0"],
+    "host_address": "",
 }
 SITE = {
     "cluster": "prod",
@@ -297,19 +297,19 @@ def test_saved_answers_are_judged_or_refused(answers):
 
 def _judge(answers):
     with doctor.reading(Path("facts")):
-        found = list(aws.findings(NEEDS, facts.read(answers, NEEDS.instance_type)))
+        found = list(aws.findings(NEEDS, inventory.parse(answers, NEEDS.instance_type)))
         assert all(one.message for one in found)
 
 
 def test_the_answers_are_judged_where_nothing_is_wrong_with_them():
     """Else the test above would prove little."""
-    found = {one.fault for one in aws.findings(NEEDS, facts.read(ANSWERS, NEEDS.instance_type))}
+    found = {one.code for one in aws.findings(NEEDS, inventory.parse(ANSWERS, NEEDS.instance_type))}
     assert len(found) > 5
 
 
 def test_an_answer_that_aws_does_not_give_is_refused():
     """Before, it ended with exit code 70."""
-    with pytest.raises(NotFound, match="not what AWS answers"):
+    with pytest.raises(NotFound, match="malformed answers of AWS"):
         _judge({**ANSWERS, "describe-subnets": {"Subnets": [{}]}})
 
 
@@ -317,16 +317,16 @@ def test_an_answer_that_aws_does_not_give_is_refused():
 def test_a_file_of_answers_is_read_or_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("facts")
     (folder / "describe-vpcs.json").write_bytes(content)
-    outcome(ask.load, folder)
+    outcome(collect.load, folder)
 
 
 @given(content=files(MACHINE))
 def test_saved_facts_of_a_machine_are_judged_or_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("facts")
-    (folder / machine.FILE).write_bytes(content)
-    found = outcome(machine.load, folder)
-    if isinstance(found, machine.Machine):
-        assert list(machine.check(JOB, found))
+    (folder / local.FILE).write_bytes(content)
+    found = outcome(local.load, folder)
+    if isinstance(found, local.LocalMachine):
+        assert list(local.findings(JOB, found))
 
 
 @given(content=files(SITE))
@@ -336,8 +336,8 @@ def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
     found = outcome(site.load, str(path))
     if isinstance(found, site.Site):
         options = slurm_options.Options()
-        problems = list(site_checks.check(JOB, options, found))
-        list(slurm.check(found, found.of(None), problems, None))
+        problems = list(site_checks.problems(JOB, options, found))
+        list(site_findings.findings(found, found.partition(None), problems, None))
 
 
 @given(tree=unlike(INFRA))
@@ -345,4 +345,4 @@ def test_answers_for_infra_are_read_or_refused(tree):
     found, problems = decode(Answers, tree)
     assert (found is None) == bool(problems)
     if found is not None:
-        assert all(problem.message for problem in checks.check(found))
+        assert all(problem.message for problem in validation.problems(found))

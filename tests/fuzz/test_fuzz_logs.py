@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-import re
 import shutil
 import time
 
 import pytest
 from foreign import given, made, odd, soup, spoiled
+from regex_samples import parsed, sample
 
 from deploykit import logfiles
 from deploykit.backends.slurm import site, states
-from deploykit.diagnosis import marks, reading, rules
-from deploykit.diagnosis.verdict import Diagnosis
+from deploykit.diagnosis import cause_rules, log_prefixes, scan
+from deploykit.diagnosis.ranking import Diagnosis
 from deploykit.model import LogLine
 
 LINES = (
@@ -33,10 +32,15 @@ def test_any_text_is_a_line_of_a_log(text):
     line = logfiles.parse(text, 0)
     assert (type(line), type(line.text)) == (LogLine, str)
     assert line.rank is None or 0 <= line.rank < 10**9
-    for piece in reading.pieces(text):
-        assert type(marks.bare(piece)) is str
-        assert marks.rank(piece) is None or marks.rank(piece) >= 0
-        marks.host(piece), marks.time(piece), marks.summed(piece), marks.of_summed(piece)
+    for piece in scan.pieces(text):
+        assert type(log_prefixes.bare(piece)) is str
+        assert log_prefixes.rank(piece) is None or log_prefixes.rank(piece) >= 0
+        (
+            log_prefixes.host(piece),
+            log_prefixes.time(piece),
+            log_prefixes.summed(piece),
+            log_prefixes.of_summed(piece),
+        )
 
 
 @pytest.mark.parametrize("when", ["2026-13-45T99:99:99.000Z", "\u0662026-01-01T00:00:00.000Z"])
@@ -48,12 +52,12 @@ def test_a_time_that_is_none_leaves_the_line_as_it_is(when):
 
 @given(text=spoiled(*LINES, "\n".join(LINES)) | soup(*WORDS, "\n"), name=made(odd))
 def test_any_log_has_findings_or_none(text, name):
-    diagnosis = Diagnosis(rules.load())
+    diagnosis = Diagnosis(cause_rules.load())
     source = io.BytesIO(text.encode(errors="replace"))
-    diagnosis.read(name, reading.lines(source, diagnosis.literals))
-    for finding in diagnosis.findings():
-        assert finding.fix
-        assert finding.evidence
+    diagnosis.read(name, scan.lines(source, diagnosis.literals))
+    for cause in diagnosis.causes():
+        assert cause.fix
+        assert cause.evidence
 
 
 @pytest.mark.parametrize("grep", [True, False])
@@ -64,12 +68,12 @@ def test_a_log_without_a_line_end_is_read_in_pieces(tmp_path, monkeypatch, grep)
     path = tmp_path / "node-0.log"
     error = b" CUDA out of memory. Tried to allocate 2 GiB "
     path.write_bytes(b"before\n" + (b"x" * (5 << 18) + error) * 2 + b"\n" + error)
-    diagnosis = Diagnosis(rules.load())
-    found = list(reading.file(path, diagnosis.literals))
+    diagnosis = Diagnosis(cause_rules.load())
+    found = list(scan.file(path, diagnosis.literals))
     assert max(len(line.text) for line in found) <= 1 << 20
     assert {line.number for line in found} == {2, 3}
     diagnosis.read("a", found)
-    assert diagnosis.findings()[0].cause.label == "cuda_oom"
+    assert diagnosis.causes()[0].rule.label == "cuda_oom"
 
 
 def seconds(function, *arguments):
@@ -79,32 +83,14 @@ def seconds(function, *arguments):
     return time.process_time() - began
 
 
-def example(tree):
-    """A text that follows an expression as far as possible, without branches."""
-    parser = importlib.import_module("re._parser")
-    text = ""
-    for kind, argument in tree:
-        match str(kind):
-            case "LITERAL":
-                text += chr(argument)
-            case "SUBPATTERN":
-                text += example(argument[3])
-            case "BRANCH":
-                text += example(argument[1][0])
-            case "MAX_REPEAT" | "MIN_REPEAT":
-                text += example(argument[2])
-            case "IN":
-                text += "7 a"[(str(argument[0][1]) + "CATEGORY_WORD").count("SPACE")]
-            case "ANY" | "NOT_LITERAL":
-                text += "a"
-    assert parser
-    return text
+def _first_repeated(choices):
+    """The first branch, but the most repetitions."""
+    return choices[-1] if isinstance(choices, range) else choices[0]
 
 
 def attacks(pattern, width):
     """Lines as long as `width` that begin as the pattern wants and never end so."""
-    parser = importlib.import_module("re._parser")
-    whole = example(parser.parse(pattern.pattern, pattern.flags & re.VERBOSE)) or "a"
+    whole = sample(parsed(pattern), _first_repeated) or "a"
     for cut in {len(whole), *range(3, len(whole), 7)}:
         for tail in ("", "a", "7", " ", "/"):
             yield (whole[:cut] + tail * width if tail else whole[:cut] * width)[:width]
@@ -116,7 +102,7 @@ def test_no_pattern_takes_long_for_a_line():
     What is looked at together is 4,000 characters; ten times as many may take a hundred times as
     long, but no more: none of the patterns is worse than quadratic.
     """
-    known = [pattern.regex for _, pattern in rules.load()._owned()]
+    known = [pattern.regex for _, pattern in cause_rules.load().patterns()]
     slow = [
         (pattern.pattern, line[:40], took)
         for pattern in known
@@ -132,8 +118,8 @@ def test_no_pattern_takes_long_for_a_line():
 def test_a_line_of_megabytes_takes_no_longer_than_many_short_ones(line):
     """Before, the marks before a message were taken off one by one, each time with a copy."""
     text = line * ((2 << 20) // len(line)) + " (local_rank: CUDA out of memory"
-    diagnosis = Diagnosis(rules.load())
-    lines = [reading.Line(1, text, hit=True), reading.Line(2, text, hit=False)]
+    diagnosis = Diagnosis(cause_rules.load())
+    lines = [scan.Line(1, text, hit=True), scan.Line(2, text, hit=False)]
     assert seconds(diagnosis.read, "a", lines) < 60
 
 

@@ -16,8 +16,7 @@ from botocore.exceptions import ClientError
 from infra_answers import GIVEN
 
 from deploykit import cli
-from deploykit.infra import answers as asking
-from deploykit.infra import ec2, rendering
+from deploykit.infra import ec2, rendering, validation
 
 ROOT = Path(__file__).parents[2]
 REGION = "us-east-1"
@@ -36,7 +35,7 @@ def linter(monkeypatch):
 
 
 def test_the_files_of_the_repository_are_made_of_its_answers():
-    made = rendering.files(asking.load(GIVEN))
+    made = rendering.files(validation.load(GIVEN))
     assert set(made) == {path.name for path in GIVEN.parent.iterdir()} - {GIVEN.name}
     for name, text in made.items():
         assert (GIVEN.parent / name).read_text() == text, f"render {name} again: see {GIVEN.name}"
@@ -58,7 +57,7 @@ def test_cfn_lint_finds_nothing(answers, capsys, linter, changes):
 
 
 def test_what_cfn_lint_finds_is_said(answers, capsys, monkeypatch, linter):
-    good = rendering.files(asking.load(answers()))
+    good = rendering.files(validation.load(answers()))
     bad = good["stack.yaml"].replace("BucketName:", "BucketNam:")
     monkeypatch.setattr(rendering, "files", lambda _: {**good, "stack.yaml": bad})
     code, _, err = run(capsys, "check", answers())
@@ -71,7 +70,7 @@ WRONG = {
     "zone": ("eu-west-1a", "is not in us-east-1"),
     "block": ("10.0.0.1/16", "host bits set"),
     "cluster.instance_type": ("p4d.24xlarg", "did you mean 'p4d.24xlarge'?"),
-    "cluster.head_type": ("m5.enormous", "EC2 has no type m5.enormous"),
+    "cluster.head_type": ("m5.enormous", "unknown EC2 instance type m5.enormous"),
     "cluster.min_nodes": (5, "more than max_nodes (4)"),
     "cluster.storage": (1300, "1200 or 2400"),
 }
@@ -118,7 +117,7 @@ def test_what_we_know_of_efa_is_what_ec2_says():
     """moto holds EC2's own answer to DescribeInstanceTypes."""
     packed = resources("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
     told = json.loads(gzip.decompress(packed))
-    judged = {name: ec2.efa(name) for name in told if ec2.efa(name) is not None}
+    judged = {name: ec2.has_efa(name) for name in told if ec2.has_efa(name) is not None}
     wrong = {
         name for name, has in judged.items() if told[name]["NetworkInfo"]["EfaSupported"] != has
     }
@@ -132,7 +131,7 @@ def test_the_image_holds_what_the_tests_run_with(answers):
     for file in ("constraints.txt", "tests/sagemaker/launcher/requirements.txt"):
         lines = (ROOT / file).read_text().splitlines()
         pins |= dict(line.split("==") for line in lines if not line.startswith("#"))
-    recipe = rendering.files(asking.load(answers()))["Dockerfile"]
+    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
     pinned = dict(re.findall(r"^    (\w+)==(\S+)", recipe, re.MULTILINE))
     assert len(pinned) >= 6
     assert {name: pins[name] for name in pinned} == pinned
@@ -141,7 +140,7 @@ def test_the_image_holds_what_the_tests_run_with(answers):
 @pytest.fixture
 def stack(aws, answers):
     """The outputs of the stack, as moto makes it."""
-    text = rendering.files(asking.load(answers()))["stack.yaml"]
+    text = rendering.files(validation.load(answers()))["stack.yaml"]
     formation = boto3.client("cloudformation", REGION)
     formation.create_stack(
         StackName="training", TemplateBody=text, Capabilities=["CAPABILITY_NAMED_IAM"]

@@ -12,8 +12,7 @@ import boto3
 import pytest
 from aws_server import moto_server
 
-from deploykit.infra import answers as asking
-from deploykit.infra import rendering
+from deploykit.infra import rendering, validation
 
 PCLUSTER = Path(__file__).parents[2] / ".venv-pcluster/bin/pcluster"
 REGION = "us-east-1"
@@ -77,7 +76,7 @@ def dry_run(place, answers, tmp_path):
 
     def ask(replace=()):
         given = {"cluster.head_subnet": head, "cluster.subnet": compute}
-        text = rendering.files(asking.load(answers(given)))["cluster.yaml"]
+        text = rendering.files(validation.load(answers(given)))["cluster.yaml"]
         if replace:
             assert text.count(replace[0]) == 1
             text = text.replace(*replace)

@@ -350,7 +350,7 @@ def made(tmp_path_factory):
 def first_finding(files, capsys):
     code = cli.main(["diagnose", *map(str, files), "--json"])
     assert code == 79, [file.read_bytes() for file in files]
-    return json.loads(capsys.readouterr().out)["findings"][0]
+    return json.loads(capsys.readouterr().out)["causes"][0]
 
 
 @pytest.mark.parametrize("name", FAILURES)

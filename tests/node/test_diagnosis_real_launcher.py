@@ -154,7 +154,7 @@ FAILURES = {
 def first_finding(capsys, what):
     capsys.readouterr()
     assert cli.main(["diagnose", str(what), "--json"]) == 79
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
     return first
 
 

@@ -257,4 +257,4 @@ def diagnosed(text, tmp_path, capsys):
     line = f"2026-11-21T17:22:52.123Z [node 0] preflight: FAILED: {text}"
     (tmp_path / "a.log").write_text(f"{line}\n")
     assert cli.main(["diagnose", str(tmp_path / "a.log"), "--json"]) == CAUSE_FOUND
-    return json.loads(capsys.readouterr().out)["findings"][0]["cause"]
+    return json.loads(capsys.readouterr().out)["causes"][0]["cause"]

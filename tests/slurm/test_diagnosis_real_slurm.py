@@ -114,7 +114,7 @@ def up(job, log):
 
 def first_finding(log, capsys):
     assert cli.main(["diagnose", str(log), "--json"]) == 79, log.read_text()
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
     assert {proof["file"] for proof in first["evidence"]} == {str(log)}
     return first
 

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from deploykit.backends.sagemaker import aws as clients
+from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import aws
-from deploykit.doctor.aws import ask, facts, needs
+from deploykit.doctor.aws import collect, inventory
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import NotFound, NotPermitted
 from deploykit.model import JobSpec
@@ -24,21 +25,21 @@ def examine(
 ) -> Iterator[Finding]:
     """Findings about the account and the network, live or from a folder of saved answers."""
     where = region(options) or ""
-    needed = needs.of(job, options, where)
+    required = requirements.of_job(job, options, where)
     try:
         if saved:
-            answers = ask.load(saved)
+            answers = collect.load(saved)
         else:
             with clients.errors(where):
-                answers = ask.live(needed, partial(clients.client, region=where))
+                answers = collect.live(required, partial(clients.client, region=where))
     except NotPermitted as error:
         fix = Fix(error.hint or "log in to AWS")
         yield Finding("credentials", "error", str(error), (f"region {where}",), fix)
         return
     if save:
-        ask.save(answers, save)
+        collect.save(answers, save)
     with reading(saved):
-        yield from aws.findings(needed, facts.read(answers, needed.instance_type))
+        yield from aws.findings(required, inventory.parse(answers, required.instance_type))
 
 
 @contextlib.contextmanager

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploykit import paths
-from deploykit.backends.slurm import site, site_checks
+from deploykit.backends.slurm import site, site_checks, site_findings
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
-from deploykit.doctor import slurm
 from deploykit.doctor.finding import Finding
 from deploykit.model import JobSpec, Profile
 
@@ -24,11 +23,11 @@ def examine(
     if saved:
         profile, runs = site.load(str(saved / _FACTS)), None
     else:
-        profile, runs = site.read(), slurm.folder(paths.state(), site.hosts())
+        profile, runs = site.read(), site_findings.runs_folder(paths.state(), site.hosts())
     if save:
         site.save(profile, save / _FACTS)
     problems = site_checks.problems(job, options, profile)
-    yield from slurm.check(profile, profile.partition(options.partition), problems, runs)
+    yield from site_findings.findings(profile, profile.partition(options.partition), problems, runs)
 
 
 def probe(host: str | None) -> Profile:

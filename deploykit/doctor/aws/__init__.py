@@ -1,19 +1,27 @@
-"""Where a SageMaker job runs: account, subnets, security groups, network ACLs, routes, quotas.
+"""Checks for SageMaker jobs: account, subnets, security groups, network ACLs, routes, quotas.
 
-`ask.py` collects the services' answers, `facts.py` reads them, the other files judge.
+`collect.py` collects the answers of AWS, `inventory.py` parses them, the other modules judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploykit.doctor.aws import account, acls, endpoints, groups, routes, subnets, unseen
-from deploykit.doctor.aws.facts import Facts
-from deploykit.doctor.aws.needs import Needs
+from deploykit.doctor.aws import (
+    account,
+    acls,
+    endpoints,
+    permissions,
+    routes,
+    security_groups,
+    subnets,
+)
+from deploykit.doctor.aws.inventory import Inventory
+from deploykit.doctor.aws.requirements import Requirements
 from deploykit.doctor.finding import Finding
 
 
-def findings(needs: Needs, facts: Facts) -> Iterator[Finding]:
-    """Everything that is wrong for a job with these needs. Pure."""
-    for part in (unseen, account, subnets, groups, acls, routes, endpoints):
-        yield from part.check(needs, facts)
+def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+    """Everything that would stop or slow a job with these requirements. Pure."""
+    for module in (permissions, account, subnets, security_groups, acls, routes, endpoints):
+        yield from module.findings(requirements, inventory)

@@ -1,4 +1,4 @@
-"""The account of a job: its role, its buckets, and how many machines it may have."""
+"""Checks of the account: the execution role, the buckets, the quota."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from deploykit.doctor import fixes
-from deploykit.doctor.aws import facts as reading
+from deploykit.doctor import snippets
+from deploykit.doctor.aws import inventory as inventories
 from deploykit.doctor.aws import policies
-from deploykit.doctor.aws.facts import Facts, Role
-from deploykit.doctor.aws.needs import Needs
+from deploykit.doctor.aws.inventory import Inventory, Role
+from deploykit.doctor.aws.requirements import Requirements
 from deploykit.doctor.finding import Finding, Fix
 
 _SERVICE = "sagemaker.amazonaws.com"
-_ABSENT = "NoSuchEntity"
-_ALWAYS = (
+_NOT_FOUND = "NoSuchEntity"
+_BASE_ACTIONS = (
     *("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability"),
     *("ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"),
     *("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams"),
     *("logs:PutLogEvents", "cloudwatch:PutMetricData"),
 )
-_IN_VPC = tuple(
+_VPC_ACTIONS = tuple(
     f"ec2:{action}"
     for action in (
         *("CreateNetworkInterface", "CreateNetworkInterfacePermission"),
@@ -30,137 +30,154 @@ _IN_VPC = tuple(
         *("DescribeSubnets", "DescribeSecurityGroups"),
     )
 )
-"""What the execution role of a training job needs:
+"""Permissions that the execution role of a training job requires:
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html (CreateTrainingJob)."""
-_SECRETS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
+_SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
 
 
-def check(needs: Needs, facts: Facts) -> Iterator[Finding]:
-    yield from _role(needs, facts)
-    for bucket in needs.buckets:
-        yield from _bucket(needs, facts, bucket)
-    yield from _quota(needs, facts)
+def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+    """Problems with the role, the buckets and the quota of instances."""
+    yield from _role(requirements, inventory)
+    for bucket in requirements.buckets:
+        yield from _bucket(requirements, inventory, bucket)
+    yield from _quota(requirements, inventory)
 
 
-def _role(needs: Needs, facts: Facts) -> Iterator[Finding]:
-    owner = needs.role.split(":")[4]
-    if facts.account is not None and owner != facts.account:
-        say = f"log in to account {owner}, or name a role of {facts.account}"
-        message = f"the role belongs to account {owner}, and you are in {facts.account}"
-        yield Finding("role_account", "error", message, (needs.role, str(facts.caller)), Fix(say))
+def _role(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+    owner = requirements.role.split(":")[4]
+    if inventory.account is not None and owner != inventory.account:
+        summary = f"log in to account {owner}, or use a role of account {inventory.account}"
+        message = (
+            f"the role belongs to account {owner}, but you are logged in to {inventory.account}"
+        )
+        yield Finding(
+            "role_account",
+            "error",
+            message,
+            (requirements.role, str(inventory.caller)),
+            Fix(summary),
+        )
         return
-    if reading.failed(facts.answers, "get-role") == _ABSENT:
-        yield _no_role(needs)
-    role = reading.role(facts.answers)
+    if inventories.error_code(inventory.answers, "get-role") == _NOT_FOUND:
+        yield _no_role(requirements)
+    role = inventories.role(inventory.answers)
     if role is None:
         return
     if not policies.trusts(role.trust, _SERVICE):
-        yield _no_trust(needs, role)
+        yield _no_trust(requirements, role)
     if role.policies is not None:
-        yield from _permissions(needs, role)
+        yield from _permissions(requirements, role)
 
 
-def _no_role(needs: Needs) -> Finding:
+def _no_role(requirements: Requirements) -> Finding:
     return Finding(
-        "role_absent",
+        "role_not_found",
         "error",
-        f"there is no role {needs.role_name}",
-        (f"sagemaker.role: {needs.role}",),
-        fixes.make(
+        f"role not found: {requirements.role_name}",
+        (f"sagemaker.role: {requirements.role}",),
+        snippets.make(
             "role",
-            "make it, with what a job needs and no more",
-            **_role_values(needs),
+            "create it with exactly the permissions that a job requires",
+            **_role_values(requirements),
             trust=_trust([]),
-            policy=_document([need for need, _ in _wanted(needs)], needs),
+            policy=_document(
+                [action for action, _ in _required_actions(requirements)], requirements
+            ),
         ),
     )
 
 
-def _no_trust(needs: Needs, role: Role) -> Finding:
+def _no_trust(requirements: Requirements, role: Role) -> Finding:
     kept = list(policies.statements(role.trust))
     return Finding(
         "role_trust",
         "error",
-        f"SageMaker may not take on the role {needs.role_name}: {_SERVICE} is not trusted",
-        tuple(f"{needs.role_name} trusts: {policies.shown(one)}" for one in kept),
-        fixes.make(
-            "role-trust", f"trust {_SERVICE} too", **_role_values(needs), trust=_trust(kept)
+        f"SageMaker cannot assume the role {requirements.role_name}: it does not trust {_SERVICE}",
+        tuple(f"{requirements.role_name} trusts: {policies.shown(one)}" for one in kept),
+        snippets.make(
+            "role-trust",
+            f"add {_SERVICE} to the trust policy",
+            **_role_values(requirements),
+            trust=_trust(kept),
         ),
     )
 
 
 def _trust(kept: list[Any]) -> dict[str, Any]:
-    ours = {"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": "sts:AssumeRole"}
-    return {"Version": "2012-10-17", "Statement": [*kept, ours]}
+    service = {"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": "sts:AssumeRole"}
+    return {"Version": "2012-10-17", "Statement": [*kept, service]}
 
 
-def _wanted(needs: Needs) -> list[tuple[str, str | None]]:
-    """Actions, each with the resource it is needed on, or None for whatever it acts on."""
+def _required_actions(requirements: Requirements) -> list[tuple[str, str | None]]:
+    """Actions with the resource each is required on; None if any resource will do."""
     buckets = [
         pair
-        for bucket in needs.buckets
-        for pair in policies.bucket_actions(bucket, write=bucket in needs.written)
+        for bucket in requirements.buckets
+        for pair in policies.bucket_actions(bucket, write=bucket in requirements.written)
     ]
-    others = [*_ALWAYS, *(_IN_VPC if needs.subnets else ())]
-    others += [_SECRETS[kind] for kind in needs.secrets if kind in _SECRETS]
+    others = [*_BASE_ACTIONS, *(_VPC_ACTIONS if requirements.subnets else ())]
+    others += [_SECRET_ACTIONS[kind] for kind in requirements.secrets if kind in _SECRET_ACTIONS]
     return [*buckets, *((action, None) for action in others)]
 
 
-def _permissions(needs: Needs, role: Role) -> Iterator[Finding]:
-    found: dict[str, list[tuple[str, str | None]]] = {}
-    for action, resource in _wanted(needs):
-        said = policies.decide(role.policies or (), action, resource)
-        if role.boundary is not None and said != "denied":
+def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
+    by_decision: dict[str, list[tuple[str, str | None]]] = {}
+    for action, resource in _required_actions(requirements):
+        decision: str = policies.decide(role.policies or (), action, resource)
+        if role.boundary is not None and decision != "denied":
             limited = policies.decide([role.boundary], action, resource)
-            said = "boundary" if limited in {"denied", "absent"} else said  # type: ignore[assignment]
-        found.setdefault(said, []).append((action, resource))
-    if lost := found.get("absent"):
-        yield _lacks(needs, lost)
-    for said, why in (
-        ("denied", "a policy of the role denies them, whatever others allow"),
-        ("boundary", "the role's permissions boundary does not let them through"),
+            decision = "boundary" if limited in {"denied", "absent"} else decision
+        by_decision.setdefault(decision, []).append((action, resource))
+    if missing := by_decision.get("absent"):
+        yield _missing_permissions(requirements, missing)
+    for decision, why in (
+        ("denied", "a policy of the role denies it, which overrides any Allow"),
+        ("boundary", "the role's permissions boundary does not allow it"),
     ):
-        if lost := found.get(said):
-            say = "take them out of the Deny, or of the boundary"
-            message = f"the role {needs.role_name} may not do {_named(lost)}: {why}"
-            yield Finding("role_denied", "error", message, _places(lost), Fix(say))
-    if lost := found.get("perhaps"):
-        message = f"the role {needs.role_name} may do {_named(lost)} under conditions only"
-        say = "see that the conditions hold for this job"
-        yield Finding("role_conditions", "warning", message, _places(lost), Fix(say))
+        if missing := by_decision.get(decision):
+            fix = Fix("remove the actions from the Deny, or add them to the boundary")
+            message = f"the role {requirements.role_name} may not {_names(missing)}: {why}"
+            yield Finding("role_denied", "error", message, _resources(missing), fix)
+    if limited_to := by_decision.get("perhaps"):
+        names = _names(limited_to)
+        message = f"the role {requirements.role_name} may {names} only under conditions"
+        fix = Fix("make sure that the conditions hold for this job")
+        yield Finding("role_conditions", "warning", message, _resources(limited_to), fix)
 
 
-def _lacks(needs: Needs, lost: list[tuple[str, str | None]]) -> Finding:
+def _missing_permissions(
+    requirements: Requirements, missing: list[tuple[str, str | None]]
+) -> Finding:
     return Finding(
         "role_permissions",
         "error",
-        f"the role {needs.role_name} may not do {_named(lost)}",
-        _places(lost),
-        fixes.make(
+        f"the role {requirements.role_name} lacks permissions: {_names(missing)}",
+        _resources(missing),
+        snippets.make(
             "role-policy",
-            "allow exactly these",
-            **_role_values(needs),
+            "allow exactly these actions",
+            **_role_values(requirements),
             name="deploykit-training",
-            policy=_document([action for action, _ in lost], needs),
+            policy=_document([action for action, _ in missing], requirements),
         ),
     )
 
 
-def _named(lost: list[tuple[str, str | None]]) -> str:
-    return ", ".join(dict.fromkeys(action for action, _ in lost))
+def _names(actions: list[tuple[str, str | None]]) -> str:
+    return ", ".join(dict.fromkeys(action for action, _ in actions))
 
 
-def _places(lost: list[tuple[str, str | None]]) -> tuple[str, ...]:
-    """Which policies were read is many lines; where an action is needed is what helps."""
-    found = (f"{action} on {resource}" for action, resource in lost if resource)
-    return tuple(found) or ("no attached or inline policy of the role allows them",)
+def _resources(actions: list[tuple[str, str | None]]) -> tuple[str, ...]:
+    """Evidence: where each action is required, rather than all policies that were read."""
+    lines = (f"{action} on {resource}" for action, resource in actions if resource)
+    return tuple(lines) or ("no attached or inline policy of the role allows them",)
 
 
-def _document(actions: list[str], needs: Needs) -> dict[str, Any]:
-    """A policy for `actions`: those on S3 for the job's buckets, the others for everything."""
+def _document(actions: list[str], requirements: Requirements) -> dict[str, Any]:
+    """A policy that allows `actions`: S3 actions on the job's buckets, others on any resource."""
     storage = sorted({action for action in actions if action.startswith("s3:")})
     others = sorted(set(actions) - set(storage))
-    arns = [f"arn:aws:s3:::{bucket}{end}" for bucket in needs.buckets for end in ("", "/*")]
+    arns = [f"arn:aws:s3:::{bucket}{end}" for bucket in requirements.buckets for end in ("", "/*")]
     kept = [
         {"Effect": "Allow", "Action": names, "Resource": where}
         for names, where in ((storage, arns), (others, "*"))
@@ -169,62 +186,63 @@ def _document(actions: list[str], needs: Needs) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": kept}
 
 
-def _role_values(needs: Needs) -> dict[str, str]:
-    return {"role": needs.role_name}
+def _role_values(requirements: Requirements) -> dict[str, str]:
+    return {"role": requirements.role_name}
 
 
-def _bucket(needs: Needs, facts: Facts, bucket: str) -> Iterator[Finding]:
+def _bucket(requirements: Requirements, inventory: Inventory, bucket: str) -> Iterator[Finding]:
     name = f"get-bucket-location-{bucket}"
-    if reading.failed(facts.answers, name) == "NoSuchBucket":
+    if inventories.error_code(inventory.answers, name) == "NoSuchBucket":
         yield Finding(
-            "bucket_absent",
+            "bucket_not_found",
             "error",
-            f"there is no bucket {bucket}",
+            f"bucket not found: {bucket}",
             (f"s3://{bucket}",),
-            fixes.make("bucket", "make it", region=needs.region, bucket=bucket),
+            snippets.make("bucket", "create it", region=requirements.region, bucket=bucket),
         )
-    answer = facts.answers.get(name, {"Error": {}})
+    answer = inventory.answers.get(name, {"Error": {}})
     if "Error" in answer:
         return
-    where = {None: "us-east-1", "EU": "eu-west-1"}.get(
+    region = {None: "us-east-1", "EU": "eu-west-1"}.get(
         answer.get("LocationConstraint"), answer.get("LocationConstraint")
     )
-    if where != needs.region:
-        yield _elsewhere(needs, bucket, str(where))
+    if region != requirements.region:
+        yield _other_region(requirements, bucket, str(region))
 
 
-def _elsewhere(needs: Needs, bucket: str, where: str) -> Finding:
-    message = f"the bucket {bucket} lies in {where}, and the job runs in {needs.region}"
-    nearer = f"{bucket}-{needs.region}"
-    if bucket not in needs.written:
-        fix = Fix(f"copy the data to a bucket in {needs.region}: aws s3 sync")
+def _other_region(requirements: Requirements, bucket: str, region: str) -> Finding:
+    message = f"the bucket {bucket} is in {region}, but the job runs in {requirements.region}"
+    local_name = f"{bucket}-{requirements.region}"
+    if bucket not in requirements.written:
+        fix = Fix(f"copy the data to a bucket in {requirements.region}: aws s3 sync")
     else:
-        fix = fixes.make(
+        fix = snippets.make(
             "bucket",
-            f"make a bucket in {needs.region}, and name it",
-            {"sagemaker.bucket": nearer},
-            region=needs.region,
-            bucket=nearer,
+            f"create a bucket in {requirements.region}, and set sagemaker.bucket",
+            {"sagemaker.bucket": local_name},
+            region=requirements.region,
+            bucket=local_name,
         )
     return Finding(
-        "bucket_region", "error", message, (f"{bucket}: LocationConstraint {where}",), fix
+        "bucket_region", "error", message, (f"{bucket}: LocationConstraint {region}",), fix
     )
 
 
-def _quota(needs: Needs, facts: Facts) -> Iterator[Finding]:
-    quota = reading.quota(facts.answers, needs.quota)
-    if quota is None or quota.value >= needs.nodes:
+def _quota(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+    quota = inventories.quota(inventory.answers, requirements.quota)
+    if quota is None or quota.value >= requirements.nodes:
         return
     yield Finding(
         "quota",
         "error",
-        f"your quota of {needs.quota} is {quota.value:g}, and the job asks for {needs.nodes}",
-        (f"{quota.code}, {needs.quota!r}: {quota.value:g}",),
-        fixes.make(
+        f"the job requests {requirements.nodes} instances, but the quota is {quota.value:g}: "
+        f"{requirements.quota}",
+        (f"{quota.code}, {requirements.quota!r}: {quota.value:g}",),
+        snippets.make(
             "quota",
-            "ask for more; AWS answers within days",
-            region=needs.region,
+            "request an increase; AWS answers within days",
+            region=requirements.region,
             code=quota.code,
-            value=math.ceil(needs.nodes),
+            value=math.ceil(requirements.nodes),
         ),
     )

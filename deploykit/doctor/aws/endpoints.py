@@ -1,132 +1,147 @@
-"""Where there is no internet: the VPC's own doors to AWS, and what their policies let through."""
+"""Checks of VPC endpoints, which replace internet access: existence, DNS, groups, policies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploykit.doctor import fixes
-from deploykit.doctor.aws import groups, policies, routes
-from deploykit.doctor.aws.facts import Endpoint, Facts, Group, Subnet, Vpc
-from deploykit.doctor.aws.needs import Needs
+from deploykit.doctor import snippets
+from deploykit.doctor.aws import policies, routes, security_groups
+from deploykit.doctor.aws.inventory import Endpoint, Inventory, SecurityGroup, Subnet, Vpc
+from deploykit.doctor.aws.requirements import Requirements
 from deploykit.doctor.finding import Finding, Fix
 
-_USUAL = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
-"""Services that a training script may call. SageMaker itself pulls the image and ships the logs
-past the VPC: https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html."""
+_COMMON_SERVICES = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
+"""Services that a training script may call. SageMaker itself pulls the image and writes the logs
+outside the VPC: https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html."""
 
 
-def check(needs: Needs, facts: Facts) -> Iterator[Finding]:
-    if facts.endpoints is None or facts.tables is None or facts.nats is None:
+def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
+    """Problems with the endpoints and the DNS attributes of the job's VPC."""
+    if inventory.endpoints is None or inventory.tables is None or inventory.nats is None:
         return
-    ours = routes.ours(needs, facts)
-    for vpc in sorted({subnet.vpc for subnet in ours}):
-        here = [subnet for subnet in ours if subnet.vpc == vpc]
-        yield from _names(needs, facts, vpc)
-        yield from _policy(needs, facts, here)
-        if _is_closed(facts, here):
-            yield from _doors(needs, facts, here)
+    job_subnets = routes.subnets_of_job(requirements, inventory)
+    for vpc in sorted({subnet.vpc for subnet in job_subnets}):
+        subnets = [subnet for subnet in job_subnets if subnet.vpc == vpc]
+        yield from _dns(requirements, inventory, vpc)
+        yield from _policies(requirements, inventory, subnets)
+        if _is_isolated(inventory, subnets):
+            yield from _interface_endpoints(requirements, inventory, subnets)
 
 
-def _members(needs: Needs, facts: Facts, vpc: str) -> list[Group]:
-    """The job's groups, of those that its VPC has."""
-    known = facts.groups or {}
-    there = [known[name] for name in needs.groups if name in known]
-    return [group for group in there if group.vpc == vpc]
+def _job_groups(requirements: Requirements, inventory: Inventory, vpc: str) -> list[SecurityGroup]:
+    """The job's security groups that exist in `vpc`."""
+    known = inventory.groups or {}
+    existing = [known[name] for name in requirements.groups if name in known]
+    return [group for group in existing if group.vpc == vpc]
 
 
-def _is_closed(facts: Facts, subnets: list[Subnet]) -> bool:
-    """Whether none of the subnets has, or is meant to have, a way to the internet."""
-    tables = (routes.table_of(facts, subnet.id) for subnet in subnets)
-    found = [routes.default_route(table) for table in tables if table is not None]
-    return all(route is None or route.target.startswith("igw-") for route in found)
+def _is_isolated(inventory: Inventory, subnets: list[Subnet]) -> bool:
+    """Whether no subnet has a default route to the internet for instances without public IPs."""
+    tables = (routes.table_of(inventory, subnet.id) for subnet in subnets)
+    default_routes = [routes.default_route(table) for table in tables if table is not None]
+    return all(route is None or route.target.startswith("igw-") for route in default_routes)
 
 
-def _names(needs: Needs, facts: Facts, vpc: str) -> Iterator[Finding]:
-    home = (facts.vpcs or {}).get(vpc)
-    if home is None:
+def _dns(requirements: Requirements, inventory: Inventory, vpc: str) -> Iterator[Finding]:
+    found_vpc = (inventory.vpcs or {}).get(vpc)
+    if found_vpc is None:
         return
-    if home.resolves is False:
+    if found_vpc.dns_support is False:
         yield _attribute(
-            needs, home, "enableDnsSupport", "no name can be resolved in the VPC, not even S3's"
+            requirements,
+            found_vpc,
+            "enableDnsSupport",
+            "DNS is off in the VPC: no name resolves, not even that of S3",
         )
-    private = [one for one in facts.endpoints or () if one.vpc == vpc and not one.gateway]
-    if home.names_hosts is False and any(one.answers_for_name for one in private):
+    private = [one for one in inventory.endpoints or () if one.vpc == vpc and not one.gateway]
+    if found_vpc.dns_hostnames is False and any(one.private_dns for one in private):
         yield _attribute(
-            needs,
-            home,
+            requirements,
+            found_vpc,
             "enableDnsHostnames",
-            "the VPC's endpoints do not answer for the names of their services",
+            "the names of AWS services do not resolve to the VPC's endpoints",
         )
 
 
-def _attribute(needs: Needs, home: Vpc, name: str, message: str) -> Finding:
+def _attribute(requirements: Requirements, vpc: Vpc, attribute: str, message: str) -> Finding:
     return Finding(
         "vpc_dns",
         "error",
         message,
-        (f"{home.id}: {name} is false",),
-        fixes.make(
+        (f"{vpc.id}: {attribute} is false",),
+        snippets.make(
             "vpc-dns",
-            f"turn {name} on",
-            region=needs.region,
-            vpc=home.id,
-            block=str(home.blocks[0]),
-            option="--enable-dns-support" if "Support" in name else "--enable-dns-hostnames",
+            f"turn on {attribute}",
+            region=requirements.region,
+            vpc=vpc.id,
+            block=str(vpc.blocks[0]),
+            option="--enable-dns-support" if "Support" in attribute else "--enable-dns-hostnames",
         ),
     )
 
 
-def _doors(needs: Needs, facts: Facts, subnets: list[Subnet]) -> Iterator[Finding]:
-    there = {one.service: one for one in facts.endpoints or () if _serves(one, subnets[0].vpc)}
-    wanted = [*_USUAL, *needs.secrets]
-    absent = [name for name in wanted if name not in there]
-    if absent:
-        yield _absent(needs, facts, subnets, absent)
-    for name in wanted:
-        if name in there:
-            yield from _door(needs, facts, subnets, there[name])
+def _interface_endpoints(
+    requirements: Requirements, inventory: Inventory, subnets: list[Subnet]
+) -> Iterator[Finding]:
+    existing = {
+        one.service: one for one in inventory.endpoints or () if _serves(one, subnets[0].vpc)
+    }
+    services = [*_COMMON_SERVICES, *requirements.secrets]
+    missing = [name for name in services if name not in existing]
+    if missing:
+        yield _missing(requirements, inventory, subnets, missing)
+    for name in services:
+        if name in existing:
+            yield from _interface_endpoint(requirements, inventory, subnets, existing[name])
 
 
 def _serves(endpoint: Endpoint, vpc: str) -> bool:
     return endpoint.vpc == vpc and not endpoint.gateway and endpoint.works
 
 
-def _severity(needs: Needs, names: list[str]) -> Any:
-    return "error" if set(needs.secrets).intersection(names) else "warning"
+def _severity(requirements: Requirements, names: list[str]) -> Any:
+    return "error" if set(requirements.secrets).intersection(names) else "warning"
 
 
-def _absent(needs: Needs, facts: Facts, subnets: list[Subnet], absent: list[str]) -> Finding:
-    asked = ", ".join(name for name in absent if name in needs.secrets)
-    lost = (
-        f"The job's secrets cannot be read without {asked}."
-        if asked
+def _missing(
+    requirements: Requirements, inventory: Inventory, subnets: list[Subnet], missing: list[str]
+) -> Finding:
+    secret_services = ", ".join(name for name in missing if name in requirements.secrets)
+    impact = (
+        f"The job's secrets cannot be read without {secret_services}."
+        if secret_services
         else (
-            "What a script does there (pip, downloads, trackers, these services) hangs until it "
-            "times out; training itself needs S3 only."
+            "Connections that the script opens (pip, downloads, trackers, these services) hang "
+            "until they time out; training itself needs only S3."
         )
     )
-    mine = _members(needs, facts, subnets[0].vpc)
+    groups = _job_groups(requirements, inventory, subnets[0].vpc)
     return Finding(
         "no_endpoint",
-        _severity(needs, absent),
-        f"no internet from these subnets, and no endpoint for {', '.join(absent)}. {lost}",
-        tuple(_way_out(facts, subnet) for subnet in subnets),
-        fixes.make(
+        _severity(requirements, missing),
+        f"the subnets have no internet access, and the VPC has no endpoint for "
+        f"{', '.join(missing)}. {impact}",
+        tuple(_default_route(inventory, subnet) for subnet in subnets),
+        snippets.make(
             "endpoints",
-            "make the endpoints (billed by the hour), or route 0.0.0.0/0 to a NAT gateway",
-            region=needs.region,
+            "create the endpoints (billed by the hour), or route 0.0.0.0/0 to a NAT gateway",
+            region=requirements.region,
             vpc=subnets[0].vpc,
-            services=absent,
-            subnets=_one_a_zone(subnets),
-            groups=(chosen := _door_groups(facts, mine, subnets)),
-            inside=[group.id for group in mine if group.id in chosen and not _open(group, subnets)],
+            services=missing,
+            subnets=_one_per_zone(subnets),
+            groups=(chosen := _endpoint_groups(inventory, groups, subnets)),
+            inside=[
+                group.id
+                for group in groups
+                if group.id in chosen and not _admits_itself(group, subnets)
+            ],
         ),
     )
 
 
-def _way_out(facts: Facts, subnet: Subnet) -> str:
-    table = routes.table_of(facts, subnet.id)
+def _default_route(inventory: Inventory, subnet: Subnet) -> str:
+    table = routes.table_of(inventory, subnet.id)
     route = routes.default_route(table) if table else None
     name = table.id if table else "no route table"
     if route is None:
@@ -134,139 +149,161 @@ def _way_out(facts: Facts, subnet: Subnet) -> str:
     return f"{subnet.id}, {name}: 0.0.0.0/0 -> {route.target}, for public addresses only"
 
 
-def _one_a_zone(subnets: list[Subnet]) -> list[str]:
-    """An endpoint takes one subnet of each zone."""
+def _one_per_zone(subnets: list[Subnet]) -> list[str]:
+    """An endpoint accepts one subnet of each zone."""
     return list({subnet.zone: subnet.id for subnet in reversed(subnets)}.values())
 
 
-def _door_groups(facts: Facts, mine: list[Group], subnets: list[Subnet]) -> list[str]:
-    """Groups of the VPC's endpoints if they let the job in, else the job's own."""
-    members = {group.id for group in mine}
-    known = facts.groups or {}
-    for one in facts.endpoints or ():
-        behind = [known[name] for name in one.groups if name in known]
-        if one.vpc == subnets[0].vpc and behind and _lets_in(behind, members, subnets):
-            return [group.id for group in behind]
+def _endpoint_groups(
+    inventory: Inventory, groups: list[SecurityGroup], subnets: list[Subnet]
+) -> list[str]:
+    """The groups of an existing endpoint that admits the job, else the job's own groups."""
+    members = {group.id for group in groups}
+    known = inventory.groups or {}
+    for one in inventory.endpoints or ():
+        endpoint_groups = [known[name] for name in one.groups if name in known]
+        if (
+            one.vpc == subnets[0].vpc
+            and endpoint_groups
+            and _admits(endpoint_groups, members, subnets)
+        ):
+            return [group.id for group in endpoint_groups]
     return sorted(members)
 
 
-def _lets_in(behind: list[Group], members: set[str], subnets: list[Subnet]) -> bool:
-    return all(groups.reachable(behind, members, subnet.block) for subnet in subnets)
+def _admits(endpoint_groups: list[SecurityGroup], members: set[str], subnets: list[Subnet]) -> bool:
+    return all(
+        security_groups.admit_https(endpoint_groups, members, subnet.block) for subnet in subnets
+    )
 
 
-def _open(group: Group, subnets: list[Subnet]) -> bool:
-    return _lets_in([group], {group.id}, subnets)
+def _admits_itself(group: SecurityGroup, subnets: list[Subnet]) -> bool:
+    return _admits([group], {group.id}, subnets)
 
 
-def _door(needs: Needs, facts: Facts, subnets: list[Subnet], door: Endpoint) -> Iterator[Finding]:
-    known = facts.groups or {}
-    behind = [known[name] for name in door.groups if name in known]
-    members = {group.id for group in _members(needs, facts, door.vpc)}
-    if not door.answers_for_name:
-        yield _nameless(needs, door)
-    if facts.groups is not None and members and not _lets_in(behind, members, subnets):
-        yield _shut(needs, door, behind, min(members))
+def _interface_endpoint(
+    requirements: Requirements, inventory: Inventory, subnets: list[Subnet], endpoint: Endpoint
+) -> Iterator[Finding]:
+    known = inventory.groups or {}
+    endpoint_groups = [known[name] for name in endpoint.groups if name in known]
+    members = {group.id for group in _job_groups(requirements, inventory, endpoint.vpc)}
+    if not endpoint.private_dns:
+        yield _private_dns_off(requirements, endpoint)
+    if inventory.groups is not None and members and not _admits(endpoint_groups, members, subnets):
+        yield _blocked(requirements, endpoint, endpoint_groups, min(members))
 
 
-def _nameless(needs: Needs, door: Endpoint) -> Finding:
+def _private_dns_off(requirements: Requirements, endpoint: Endpoint) -> Finding:
     return Finding(
         "endpoint_dns",
-        _severity(needs, [door.service]),
-        f"the endpoint for {door.service} does not answer for the service's own name, which "
-        "programs call",
-        (f"{door.id}: PrivateDnsEnabled is false",),
-        fixes.make(
+        _severity(requirements, [endpoint.service]),
+        f"private DNS is off: the name of {endpoint.service} does not resolve to its endpoint",
+        (f"{endpoint.id}: PrivateDnsEnabled is false",),
+        snippets.make(
             "endpoint-dns",
-            "turn private DNS on",
-            region=needs.region,
-            vpc=door.vpc,
-            endpoint=door.id,
-            service=door.service,
-            subnets=list(door.subnets),
-            groups=list(door.groups),
+            "turn on private DNS",
+            region=requirements.region,
+            vpc=endpoint.vpc,
+            endpoint=endpoint.id,
+            service=endpoint.service,
+            subnets=list(endpoint.subnets),
+            groups=list(endpoint.groups),
         ),
     )
 
 
-def _shut(needs: Needs, door: Endpoint, behind: list[Group], member: str) -> Finding:
+def _blocked(
+    requirements: Requirements,
+    endpoint: Endpoint,
+    endpoint_groups: list[SecurityGroup],
+    member: str,
+) -> Finding:
     permission = {
         "IpProtocol": "tcp",
         "FromPort": 443,
         "ToPort": 443,
         "UserIdGroupPairs": [{"GroupId": member}],
     }
-    listed = [f"{door.id}: {', '.join(door.groups)}"]
-    listed += [
+    evidence = [f"{endpoint.id}: {', '.join(endpoint.groups)}"]
+    evidence += [
         f"{group.id} inbound: {'; '.join(map(str, group.inbound)) or 'no rules'}"
-        for group in behind
+        for group in endpoint_groups
     ]
     return Finding(
-        "endpoint_shut",
-        _severity(needs, [door.service]),
-        f"the endpoint for {door.service} does not let the job in on tcp 443",
-        tuple(listed),
-        fixes.make(
+        "endpoint_blocked",
+        _severity(requirements, [endpoint.service]),
+        f"the endpoint for {endpoint.service} does not allow tcp 443 from the job",
+        tuple(evidence),
+        snippets.make(
             "group-rule",
             f"allow tcp 443 from {member}",
-            region=needs.region,
-            group=door.groups[0] if door.groups else member,
+            region=requirements.region,
+            group=endpoint.groups[0] if endpoint.groups else member,
             outbound=False,
             permissions=[permission],
         ),
     )
 
 
-def _policy(needs: Needs, facts: Facts, subnets: list[Subnet]) -> Iterator[Finding]:
-    """What the policy of the gateway to S3 refuses of what the job does with its buckets."""
-    tables = (routes.table_of(facts, subnet.id) for subnet in subnets)
-    found = (routes.gateway(facts, table) for table in tables if table is not None)
-    for door in {door.id: door for door in found if door is not None}.values():
-        lost = {
+def _policies(
+    requirements: Requirements, inventory: Inventory, subnets: list[Subnet]
+) -> Iterator[Finding]:
+    """Actions on the job's buckets that the policy of the S3 gateway endpoint does not allow."""
+    tables = (routes.table_of(inventory, subnet.id) for subnet in subnets)
+    gateways = (routes.gateway(inventory, table) for table in tables if table is not None)
+    for endpoint in {one.id: one for one in gateways if one is not None}.values():
+        refused_by_bucket = {
             bucket: refused
-            for bucket in needs.buckets
-            if (refused := _refused(needs, door, bucket))
+            for bucket in requirements.buckets
+            if (refused := _refused(requirements, endpoint, bucket))
         }
-        if lost:
-            yield _policy_finding(needs, door, lost)
+        if refused_by_bucket:
+            yield _policy_finding(requirements, endpoint, refused_by_bucket)
 
 
-def _refused(needs: Needs, door: Endpoint, bucket: str) -> list[str]:
+def _refused(requirements: Requirements, endpoint: Endpoint, bucket: str) -> list[str]:
     return [
         action
-        for action, resource in policies.bucket_actions(bucket, write=bucket in needs.written)
-        if policies.decide([door.policy], action, resource) in {"denied", "absent"}
+        for action, resource in policies.bucket_actions(
+            bucket, write=bucket in requirements.written
+        )
+        if policies.decide([endpoint.policy], action, resource) in {"denied", "absent"}
     ]
 
 
-def _policy_finding(needs: Needs, door: Endpoint, lost: Mapping[str, list[str]]) -> Finding:
-    statements = list(policies.statements(door.policy))
-    harmful = [
+def _policy_finding(
+    requirements: Requirements, endpoint: Endpoint, refused: Mapping[str, list[str]]
+) -> Finding:
+    statements = list(policies.statements(endpoint.policy))
+    denying = [
         one
         for one in statements
-        if any(policies.denies(one, a, r) for b in lost for a, r in policies.bucket_actions(b))
+        if any(policies.denies(one, a, r) for b in refused for a, r in policies.bucket_actions(b))
     ]
-    kept = [one for one in statements if one not in harmful]
-    kept += [policies.allow_bucket(bucket) | {"Principal": "*"} for bucket in lost]
-    wanted = {"Version": "2012-10-17", "Statement": kept}
-    shown = harmful or statements
-    say = "let the job's buckets through" + (", without the Deny" if harmful else "")
+    kept = [one for one in statements if one not in denying]
+    kept += [policies.allow_bucket(bucket) | {"Principal": "*"} for bucket in refused]
+    policy = {"Version": "2012-10-17", "Statement": kept}
+    shown = denying or statements
+    summary = "allow the job's buckets" + (", and remove the Deny" if denying else "")
     return Finding(
         "endpoint_policy",
         "error",
-        f"the policy of {door.id} (S3) refuses "
-        + "; ".join(f"{', '.join(actions)} on {bucket}" for bucket, actions in lost.items()),
-        tuple(f"{door.id}: {policies.shown(one)}" for one in shown),
-        _policy_fix(needs, door, wanted, say),
+        f"the policy of {endpoint.id} (S3) does not allow "
+        + "; ".join(f"{', '.join(actions)} on {bucket}" for bucket, actions in refused.items()),
+        tuple(f"{endpoint.id}: {policies.shown(one)}" for one in shown),
+        _policy_fix(requirements, endpoint, policy, summary),
     )
 
 
-def _policy_fix(needs: Needs, door: Endpoint, policy: Mapping[str, Any], say: str) -> Fix:
-    return fixes.make(
+def _policy_fix(
+    requirements: Requirements, endpoint: Endpoint, policy: Mapping[str, Any], summary: str
+) -> Fix:
+    return snippets.make(
         "endpoint-policy",
-        say,
-        region=needs.region,
-        vpc=door.vpc,
-        endpoint=door.id,
-        tables=list(door.tables),
+        summary,
+        region=requirements.region,
+        vpc=endpoint.vpc,
+        endpoint=endpoint.id,
+        tables=list(endpoint.tables),
         policy=policy,
     )

@@ -1,6 +1,7 @@
-"""IAM policies, as far as a job needs them read.
+"""IAM policy evaluation, as far as a job requires it.
 
-Conditions are not evaluated: an Allow with one counts as perhaps, a Deny with one as nothing.
+Conditions are not evaluated: an Allow with a condition counts as "perhaps", and a Deny with a
+condition is ignored.
 """
 
 from __future__ import annotations
@@ -18,55 +19,58 @@ _WRITE = (("s3:PutObject", "/*"),)
 
 
 def bucket_actions(bucket: str, *, write: bool = True) -> list[tuple[str, str]]:
-    """What a job does with a bucket: action and resource."""
+    """The actions of a job on a bucket, each with its resource."""
     arn = f"arn:aws:s3:::{bucket}"
     return [(action, arn + below) for action, below in (*_READ, *(_WRITE if write else ()))]
 
 
 def allow_bucket(bucket: str, *, write: bool = True) -> dict[str, Any]:
-    """The statement that allows it."""
-    wanted = bucket_actions(bucket, write=write)
+    """A statement that allows the actions of a job on a bucket."""
+    actions = bucket_actions(bucket, write=write)
     arn = f"arn:aws:s3:::{bucket}"
     return {
         "Effect": "Allow",
-        "Action": [action for action, _ in wanted],
+        "Action": [action for action, _ in actions],
         "Resource": [arn, f"{arn}/*"],
     }
 
 
 def decide(policies: Iterable[Policy], action: str, resource: str | None) -> Decision:
-    """What the policies together say. Without a `resource`, any that is allowed will do."""
-    found: Decision = "absent"
+    """Evaluate all policies together. If `resource` is None, any allowed resource counts."""
+    decision: Decision = "absent"
     for statement in (one for policy in policies for one in statements(policy)):
         if denies(statement, action, resource):
             return "denied"
-        if statement.get("Effect") == "Allow" and _fits(statement, action, resource):
+        if statement.get("Effect") == "Allow" and _matches_statement(statement, action, resource):
             if not statement.get("Condition"):
-                found = "allowed"
-            elif found == "absent":
-                found = "perhaps"
-    return found
+                decision = "allowed"
+            elif decision == "absent":
+                decision = "perhaps"
+    return decision
 
 
 def denies(statement: Policy, action: str, resource: str | None) -> bool:
-    """Whether a statement refuses without a condition; without a `resource`, all of them."""
+    """Whether a statement denies unconditionally; if `resource` is None, on every resource."""
     if statement.get("Effect") != "Deny" or statement.get("Condition"):
         return False
     if resource is None:
-        return _fits(statement, action, None) and "*" in _listed(statement.get("Resource", ()))
-    return _fits(statement, action, resource)
+        return _matches_statement(statement, action, None) and "*" in _listed(
+            statement.get("Resource", ())
+        )
+    return _matches_statement(statement, action, resource)
 
 
 def statements(policy: Policy) -> Iterator[Policy]:
-    found = policy.get("Statement", ())
-    yield from [found] if isinstance(found, Mapping) else found
+    """The statements of a policy document, which may hold one alone instead of a list."""
+    listed = policy.get("Statement", ())
+    yield from [listed] if isinstance(listed, Mapping) else listed
 
 
 def trusts(policy: Policy, service: str) -> bool:
-    """Whether a trust policy lets a service assume the role."""
+    """Whether a trust policy allows a service to assume the role."""
     return any(
         one.get("Effect") == "Allow"
-        and _fits(one, "sts:AssumeRole", None)
+        and _matches_statement(one, "sts:AssumeRole", None)
         and service in _listed(dict(one.get("Principal", {})).get("Service", ()))
         for one in statements(policy)
         if isinstance(one.get("Principal"), Mapping)
@@ -74,11 +78,11 @@ def trusts(policy: Policy, service: str) -> bool:
 
 
 def shown(statement: Policy) -> str:
-    """A statement in one line."""
+    """A statement as JSON on one line, for evidence."""
     return json.dumps(statement)
 
 
-def _fits(statement: Policy, action: str, resource: str | None) -> bool:
+def _matches_statement(statement: Policy, action: str, resource: str | None) -> bool:
     if "NotAction" in statement:
         acts = not _matches(statement["NotAction"], action.lower(), fold=True)
     else:

@@ -89,7 +89,7 @@ def test_a_failing_program_fails_the_job_and_is_diagnosed(aws, captured, program
     assert "ExecuteUserScriptError" in (hosts / "host-0/output/failure").read_text()
     log = hosts / "host-0/log.txt"
     assert cli.main(["diagnose", str(log), "--json"]) == 79
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
     assert first["cause"] == "user_code_error", log.read_text()
     assert "ValueError: label 7 is not below 5" in first["evidence"][0]["text"]
 
@@ -149,7 +149,7 @@ def test_a_source_that_is_replaced_after_submit_is_not_run(
     assert "evil" not in log
     assert "Traceback" not in log.partition("not the one that")[0]
     assert cli.main(["diagnose", str(hosts / "host-0/log.txt"), "--json"]) == 79
-    first, *_ = json.loads(capsys.readouterr().out)["findings"]
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
     assert first["cause"] == "source_replaced"
     if distribution == "none":
         assert "ExitCode 78" in (hosts / "host-0/output/failure").read_text()

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sagemaker_jobs import vary
 
+from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.sections import InstanceGroup
-from deploykit.doctor.aws import facts, needs, policies, rules
-from deploykit.doctor.aws.facts import Entry, Rule
-from deploykit.doctor.aws.needs import Flow
+from deploykit.doctor.aws import inventory, packet_filters, policies
+from deploykit.doctor.aws.inventory import AclEntry, SecurityGroupRule
+from deploykit.doctor.aws.requirements import Flow
 
 PEER = ipaddress.IPv4Network("10.0.0.0/29")
 BLOCKS = [ipaddress.IPv4Network(text) for text in ("10.0.0.0/30", "10.0.0.4/31", "10.0.0.0/8")]
@@ -27,7 +28,7 @@ def entries(draw):
         protocol = draw(st.sampled_from(["tcp", "udp", "-1"]))
         ends = (0, 65535) if protocol == "-1" else (low, high)
         block = draw(st.sampled_from(BLOCKS))
-        found.append(Entry(number + 1, draw(st.booleans()), protocol, *ends, block))
+        found.append(AclEntry(number + 1, draw(st.booleans()), protocol, *ends, block))
     return found
 
 
@@ -37,7 +38,7 @@ def test_an_acl_blocks_what_trying_every_packet_says(listed, wanted):
     flow = Flow("tcp", (tuple(wanted),))
     said = {
         port
-        for piece in rules.blocked(flow, PEER, listed)
+        for piece in packet_filters.blocked(flow, PEER, listed)
         for port in range(piece.ports[0], piece.ports[1] + 1)
     }
     tried = set()
@@ -59,19 +60,24 @@ def test_an_acl_blocks_what_trying_every_packet_says(listed, wanted):
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PORTS, max_size=5), PORTS)
 def test_missing_ports_are_those_that_no_rule_opens(opened, wanted):
-    given_ = [Rule("tcp", low, high, "sg-1") for low, high in opened]
-    left = rules.missing(Flow("tcp", (tuple(wanted),)), given_, {"sg-1"}, PEER)
+    given_ = [SecurityGroupRule("tcp", low, high, "sg-1") for low, high in opened]
+    left = packet_filters.missing(Flow("tcp", (tuple(wanted),)), given_, {"sg-1"}, PEER)
     said = {port for low, high in left for port in range(low, high + 1)}
     open_ = {port for low, high in opened for port in range(low, high + 1)}
     assert said == set(range(wanted[0], wanted[1] + 1)) - open_
 
 
 def test_towards_the_world_only_public_addresses_count():
-    private = Entry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("10.0.0.0/8"))
-    rest = Entry(2, True, "-1", 0, 65535, rules.WORLD)
-    assert rules.blocked(Flow("tcp", ((443, 443),)), rules.WORLD, [private, rest]) == []
-    public = Entry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("52.0.0.0/8"))
-    (one,) = rules.blocked(Flow("tcp", ((443, 443),)), rules.WORLD, [public, rest])
+    private = AclEntry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("10.0.0.0/8"))
+    rest = AclEntry(2, True, "-1", 0, 65535, packet_filters.WORLD)
+    assert (
+        packet_filters.blocked(Flow("tcp", ((443, 443),)), packet_filters.WORLD, [private, rest])
+        == []
+    )
+    public = AclEntry(1, False, "-1", 0, 65535, ipaddress.IPv4Network("52.0.0.0/8"))
+    (one,) = packet_filters.blocked(
+        Flow("tcp", ((443, 443),)), packet_filters.WORLD, [public, rest]
+    )
     assert one.by == public
 
 
@@ -109,13 +115,13 @@ def test_policies_are_read_as_iam_reads_them(statements, said):
 def test_the_service_of_an_endpoint(service, named):
     raw = {"VpcEndpointId": "vpce-1", "VpcId": "vpc-1", "ServiceName": service}
     answers = {"describe-vpc-endpoints": {"VpcEndpoints": [raw]}}
-    assert [one.service for one in facts.read(answers, "g5.xlarge").endpoints] == [named]
+    assert [one.service for one in inventory.parse(answers, "g5.xlarge").endpoints] == [named]
 
 
 def test_a_job_of_several_groups_needs_the_type_that_trains():
     groups = (InstanceGroup("cpu", "ml.c5.xlarge", 1), InstanceGroup("gpu", "ml.p4d.24xlarge", 2))
     changes = {"instance_type": None, "instance_groups": groups, "distribution_group": "gpu"}
-    found = needs.of(*vary(distribution="mpi", **changes), "us-east-1")
+    found = requirements.of_job(*vary(distribution="mpi", **changes), "us-east-1")
     assert (found.instance_type, found.nodes) == ("p4d.24xlarge", 2)
     assert found.quota == "ml.p4d.24xlarge for training job usage"
 
@@ -125,5 +131,5 @@ def test_a_job_of_several_groups_needs_the_type_that_trains():
     [("torch_distributed", 7777), ("smdistributed.modelparallel", 7777), ("mpi", 22)],
 )
 def test_the_port_by_which_the_ranks_are_started(distribution, port):
-    (flow,) = needs.of(*vary(distribution=distribution), "us-east-1").peers
+    (flow,) = requirements.of_job(*vary(distribution=distribution), "us-east-1").peers
     assert flow.ports[0] == (port, port)

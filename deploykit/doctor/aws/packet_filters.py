@@ -1,4 +1,4 @@
-"""Which packets pass the rules of security groups and network ACLs."""
+"""Which packets the rules of security groups and network ACLs allow."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploykit.doctor.aws.facts import Acl, Entry, Group, Network, Rule
-from deploykit.doctor.aws.needs import Flow, Ports
+from deploykit.doctor.aws.inventory import (
+    AclEntry,
+    Network,
+    NetworkAcl,
+    SecurityGroup,
+    SecurityGroupRule,
+)
+from deploykit.doctor.aws.requirements import Flow, Ports
 
 WORLD = Network("0.0.0.0/0")
 _PUBLIC = ipaddress.IPv4Address("1.1.1.1")
 
 
-def rules(groups: Iterable[Group], *, outbound: bool) -> list[Rule]:
-    """The rules of all groups in one direction: together they let in what any of them does."""
+def rules_of(groups: Iterable[SecurityGroup], *, outbound: bool) -> list[SecurityGroupRule]:
+    """The rules of all groups in one direction; traffic passes if any of them allows it."""
     return [rule for group in groups for rule in (group.outbound if outbound else group.inbound)]
 
 
 def missing(
-    flow: Flow, given: Iterable[Rule], members: Collection[str], block: Network
+    flow: Flow, given: Iterable[SecurityGroupRule], members: Collection[str], block: Network
 ) -> list[Ports]:
-    """The ports of `flow` that no rule opens towards `block`, whose hosts are in `members`."""
+    """The ports of `flow` that no rule opens for `block`, whose hosts are in groups `members`."""
     opened = [
         (rule.low, rule.high)
         for rule in given
@@ -31,7 +37,7 @@ def missing(
 
 
 def reaches(peer: str, members: Collection[str], block: Network) -> bool:
-    """Whether a rule's peer holds the whole `block`, or is one of `members`."""
+    """Whether a rule's peer covers the whole `block` or is one of the groups `members`."""
     if peer in members:
         return True
     return "/" in peer and block.subnet_of(Network(peer))
@@ -51,50 +57,52 @@ def _without(wanted: Ports, opened: Sequence[Ports]) -> Iterator[Ports]:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Packets that an ACL drops: which, from or to where, and the rule that decides."""
+    """Packets that an ACL drops: protocol, ports, peer, and the deciding rule (None: default)."""
 
     protocol: str
     ports: Ports
     peer: Network
-    by: Entry | None
+    by: AclEntry | None
 
 
-def blocked(flow: Flow, peer: Network, entries: Sequence[Entry]) -> list[Blocked]:
-    """What of `flow`, from or to `peer`, the first fitting entry of an ACL denies.
+def blocked(flow: Flow, peer: Network, entries: Sequence[AclEntry]) -> list[Blocked]:
+    """The part of `flow`, from or to `peer`, that an ACL denies by its first matching entry.
 
-    Rules cut ports and addresses into pieces; one port and one address of each piece are tried.
-    Towards the whole world only public addresses count.
+    The entries split ports and addresses into ranges; one port and one address of each range are
+    tried. If `peer` is the whole internet, only public addresses count.
     """
-    found: dict[tuple[int, Entry | None], int] = {}
+    last_ports: dict[tuple[int, AclEntry | None], int] = {}
     for low, high in flow.ports:
-        for first, last in _pieces(low, high, [(e.low, e.high) for e in entries]):
+        for first, last in _port_ranges(low, high, [(e.low, e.high) for e in entries]):
             for address in _addresses(peer, entries):
-                by = _decides(entries, flow.protocol, first, address)
+                by = _deciding_entry(entries, flow.protocol, first, address)
                 if by is None or not by.allow:
-                    found.setdefault((first, by), last)
-    return [Blocked(flow.protocol, (first, last), peer, by) for (first, by), last in found.items()]
+                    last_ports.setdefault((first, by), last)
+    return [
+        Blocked(flow.protocol, (first, last), peer, by) for (first, by), last in last_ports.items()
+    ]
 
 
-def _decides(
-    entries: Sequence[Entry], protocol: str, port: int, address: ipaddress.IPv4Address
-) -> Entry | None:
-    fits = (
+def _deciding_entry(
+    entries: Sequence[AclEntry], protocol: str, port: int, address: ipaddress.IPv4Address
+) -> AclEntry | None:
+    matching = (
         entry
         for entry in entries
         if entry.protocol in {"-1", protocol}
         and entry.low <= port <= entry.high
         and address in entry.block
     )
-    return next(fits, None)
+    return next(matching, None)
 
 
-def _pieces(low: int, high: int, cuts: Iterable[Ports]) -> Iterator[Ports]:
+def _port_ranges(low: int, high: int, cuts: Iterable[Ports]) -> Iterator[Ports]:
     starts = {low, *(edge for first, last in cuts for edge in (first, last + 1))}
     kept = sorted(start for start in starts if low <= start <= high)
     yield from zip(kept, [*(start - 1 for start in kept[1:]), high], strict=True)
 
 
-def _addresses(peer: Network, entries: Sequence[Entry]) -> Iterator[ipaddress.IPv4Address]:
+def _addresses(peer: Network, entries: Sequence[AclEntry]) -> Iterator[ipaddress.IPv4Address]:
     blocks = [entry.block for entry in entries]
     edges = {int(block[0]) for block in blocks} | {int(block[-1]) + 1 for block in blocks}
     first, last = int(peer[0]), int(peer[-1])
@@ -106,5 +114,6 @@ def _addresses(peer: Network, entries: Sequence[Entry]) -> Iterator[ipaddress.IP
     yield from addresses
 
 
-def of_subnet(acls: Iterable[Acl], subnet: str) -> Acl | None:
+def of_subnet(acls: Iterable[NetworkAcl], subnet: str) -> NetworkAcl | None:
+    """The ACL that is associated with a subnet; None if it is unknown."""
     return next((acl for acl in acls if subnet in acl.subnets), None)

@@ -20,7 +20,7 @@ TRUST = {
     ],
 }
 OPEN = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
-DOORS = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
+SERVICES = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
 
 
 def everything(peer):
@@ -40,17 +40,17 @@ def client(service, endpoint):
     return session.client(service, endpoint_url=endpoint)
 
 
-class Place:
+class TrainingVpc:
     """A VPC for training, and clients to break it with."""
 
     def __init__(self, moto, zone=ZONE):
-        self.endpoint, self.zone = f"http://127.0.0.1:{moto}", zone
+        self.url, self.zone = f"http://127.0.0.1:{moto}", zone
         iam = self.client("iam")
         iam.create_role(RoleName="training", AssumeRolePolicyDocument=json.dumps(TRUST))
         iam.put_role_policy(RoleName="training", PolicyName="all", PolicyDocument=json.dumps(OPEN))
         ec2 = self.ec2
-        self.vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-        ec2.modify_vpc_attribute(VpcId=self.vpc, EnableDnsHostnames={"Value": True})
+        self.id = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        ec2.modify_vpc_attribute(VpcId=self.id, EnableDnsHostnames={"Value": True})
         self.subnet = self.add_subnet("10.0.0.0/24")
         self.table = self.add_table(self.subnet)
         self.group = self.add_group("training")
@@ -62,7 +62,7 @@ class Place:
         }
 
     def client(self, service):
-        return client(service, self.endpoint)
+        return client(service, self.url)
 
     @property
     def ec2(self):
@@ -70,12 +70,12 @@ class Place:
 
     def add_subnet(self, block, zone=None, vpc=None):
         made = self.ec2.create_subnet(
-            VpcId=vpc or self.vpc, CidrBlock=block, AvailabilityZone=zone or self.zone
+            VpcId=vpc or self.id, CidrBlock=block, AvailabilityZone=zone or self.zone
         )
         return made["Subnet"]["SubnetId"]
 
     def add_table(self, *subnets):
-        table = self.ec2.create_route_table(VpcId=self.vpc)["RouteTable"]["RouteTableId"]
+        table = self.ec2.create_route_table(VpcId=self.id)["RouteTable"]["RouteTableId"]
         for subnet in subnets:
             self.ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
         return table
@@ -83,7 +83,7 @@ class Place:
     def add_group(self, name, vpc=None):
         """A group whose members trust each other, with EC2's usual way out."""
         made = self.ec2.create_security_group(
-            GroupName=name, Description=name, VpcId=vpc or self.vpc
+            GroupName=name, Description=name, VpcId=vpc or self.id
         )
         group = made["GroupId"]
         self.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=everything(group))
@@ -92,20 +92,20 @@ class Place:
 
     def add_gateway(self, *tables):
         made = self.ec2.create_vpc_endpoint(
-            VpcId=self.vpc,
+            VpcId=self.id,
             VpcEndpointType="Gateway",
             ServiceName=f"com.amazonaws.{REGION}.s3",
             RouteTableIds=list(tables),
         )
         return made["VpcEndpoint"]["VpcEndpointId"]
 
-    def add_door(self, service, group=None, **more):
+    def add_endpoint(self, service, group=None, **more):
         made = self.ec2.create_vpc_endpoint(
-            VpcId=self.vpc,
+            VpcId=self.id,
             VpcEndpointType="Interface",
             ServiceName=f"com.amazonaws.{REGION}.{service}",
             SubnetIds=[self.subnet],
-            SecurityGroupIds=[group or self.porch],
+            SecurityGroupIds=[group or self.endpoint_group],
             **{"PrivateDnsEnabled": True, **more},
         )
         return made["VpcEndpoint"]["VpcEndpointId"]
@@ -118,7 +118,7 @@ class Place:
 
     def own_acl(self, subnet):
         """An ACL of its own for a subnet, that lets everything through."""
-        acl = self.ec2.create_network_acl(VpcId=self.vpc)["NetworkAcl"]["NetworkAclId"]
+        acl = self.ec2.create_network_acl(VpcId=self.id)["NetworkAcl"]["NetworkAclId"]
         for egress in (True, False):
             self.rule(acl, 100, egress=egress)
         found = self.ec2.describe_network_acls(
@@ -155,17 +155,17 @@ class Place:
         getattr(self.ec2, name)(GroupId=group, IpPermissions=[permission])
 
 
-class Closed(Place):
-    """No way to the internet, but doors to the services."""
+class IsolatedVpc(TrainingVpc):
+    """No way to the internet, but endpoints to the services."""
 
     def __init__(self, moto, zone=ZONE):
         super().__init__(moto, zone)
-        self.porch = self.add_group("porch")
-        self.allow(self.porch, egress=False, **tcp(443, 443, self.group))
-        self.doors = {name: self.add_door(name) for name in DOORS}
+        self.endpoint_group = self.add_group("endpoint_group")
+        self.allow(self.endpoint_group, egress=False, **tcp(443, 443, self.group))
+        self.endpoints = {name: self.add_endpoint(name) for name in SERVICES}
 
 
-class Natted(Place):
+class NatVpc(TrainingVpc):
     """A NAT gateway in a public subnet."""
 
     def __init__(self, moto, zone=ZONE):
@@ -173,7 +173,7 @@ class Natted(Place):
         self.public = self.add_subnet("10.0.9.0/24")
         self.out = self.add_table(self.public)
         gateway = self.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-        self.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=self.vpc)
+        self.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=self.id)
         self.igw = gateway
         self.route(self.out, GatewayId=gateway)
         self.nat = self.add_nat(self.public)

@@ -1,4 +1,4 @@
-"""What is asked: how to train, on which machines, laid out in which way. Data only."""
+"""How to train, on which hardware, and one configuration of the parallelism. Data only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from deploykit.advise.gpus import Gpu
 
 Precision = Literal["fp32", "bf16", "fp16", "pure-bf16"]
-"""bf16 and fp16 keep weights in fp32 and compute in 16 bits; pure-bf16 has 16 bits throughout."""
+"""bf16 and fp16 keep weights in fp32 and compute in 16 bits; pure-bf16 uses 16 bits throughout."""
 Optimizer = Literal["adamw", "sgd", "sgd-momentum"]
 Fabric = Literal["tcp", "efa", "infiniband"]
 Strategy = Literal[
@@ -20,7 +20,7 @@ Strategy = Literal[
 WEIGHT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 4, "fp16": 4, "pure-bf16": 2}
 COMPUTE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "pure-bf16": 2}
 FULLY_SHARDED = frozenset({"zero2", "zero3", "hsdp", "fsdp-tp"})
-"""Strategies made of FSDP2's fully_shard."""
+"""Strategies that use FSDP2's fully_shard."""
 
 _GIGABIT = 10**9 / 8
 FABRICS: Mapping[str, float] = {
@@ -28,17 +28,17 @@ FABRICS: Mapping[str, float] = {
     "efa": 400 * _GIGABIT,
     "infiniband": 1600 * _GIGABIT,
 }
-"""Bytes per second of one node in one direction where nothing else is given: a common cloud
-network; p4d.24xlarge (https://aws.amazon.com/ec2/instance-types/p4/); eight HDR adapters as in a
-DGX A100 (https://www.nvidia.com/en-us/data-center/dgx-a100/)."""
+"""Default bytes per second of one node in one direction: a common cloud network; p4d.24xlarge
+(https://aws.amazon.com/ec2/instance-types/p4/); eight HDR adapters as in a DGX A100
+ (https://www.nvidia.com/en-us/data-center/dgx-a100/)."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. `batch` counts samples of all ranks together, `sequence` tokens of one.
+    """How to train. `batch`: samples of a step over all ranks. `sequence`: tokens of a sample.
 
-    `checkpointing`: whether blocks recompute their activations in the backward pass; None leaves
-    the choice to the chooser. `offload` the same for states kept in the host's memory.
+    `checkpointing`: whether blocks recompute their activations in the backward pass; None tries
+    both. `offload`: whether states are kept in host memory; None tries both.
     """
 
     batch: int
@@ -51,13 +51,13 @@ class Training:
 
     @property
     def tokens(self) -> int:
-        """Of one step, on all ranks."""
+        """Tokens of one step over all ranks."""
         return self.batch * self.sequence
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines. `bandwidth`: bytes per second of one node to the others, in one direction."""
+    """The hardware. `bandwidth`: bytes per second from one node to the others, in one direction."""
 
     gpu: Gpu
     gpus_per_node: int = 1
@@ -68,15 +68,16 @@ class Cluster:
 
     @property
     def world(self) -> int:
+        """GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One way to spread a training run: a strategy with its degrees.
+class ParallelConfig:
+    """A strategy with its degrees.
 
     `world` ranks = `data` x `tensor` x `pipeline`, where the states are sharded over `shards` of
-    the `data` ranks. `micro_batches`: pieces into which a rank's share of the batch is cut.
+    the `data` ranks. `micro_batches`: into how many a rank's share of the batch is split.
     """
 
     strategy: Strategy
@@ -90,4 +91,5 @@ class Layout:
 
     @property
     def world(self) -> int:
+        """Ranks that the configuration uses."""
         return self.data * self.tensor * self.pipeline

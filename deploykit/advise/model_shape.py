@@ -1,8 +1,8 @@
-"""A model as the chooser sees it: its parameter tensors, in layers.
+"""The shape of a model: its parameter tensors, in layers.
 
 The reference trainer's GPT is known exactly: an embedding of tokens and positions, equal blocks
 (LayerNorm, attention with four projections, LayerNorm, a two-layer MLP), and a head (LayerNorm and
-a Linear layer without bias that shares no weights with the embedding).
+a Linear layer without bias, whose weights are not tied to the embedding).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 Split = Literal["column", "row", "none"]
-"""How tensor parallelism cuts a tensor: along dimension 0, along dimension 1, or not at all
+"""How tensor parallelism splits a tensor: along dimension 0, along dimension 1, or not at all
 (https://arxiv.org/abs/1909.08053, section 3)."""
 
 _ASPECT = 128
-"""Width per layer of a model of which only the size is given: 7B gives 32 layers of width 4096."""
+"""Width per layer of a model given only by its size: 7B gives 32 layers of width 4096."""
 _HEAD_WIDTH = 128
-_WIDE = 1024
-_MANY = 10
+_LARGE_WIDTH = 1024
+_MANY_LAYERS = 10
 _MLP_RATIO = 4
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter: its name, shape, and how tensor parallelism cuts it."""
+    """One parameter: its name, its shape, and how tensor parallelism splits it."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,13 +35,13 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def local(self, tensor: int = 1, shards: int = 1) -> int:
         """Elements on the first of `shards` ranks, each with 1/`tensor` of the tensor.
 
-        FSDP2 cuts dimension 0 into equal chunks, rounded up
+        FSDP2 splits dimension 0 into equal chunks, rounded up
         (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
         """
         rows, *rest = self.shape or (1,)
@@ -55,13 +55,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that is gathered, computed and freed as one."""
+    """A layer: the unit in which weights are gathered and freed."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
     def size(self, tensor: int = 1, shards: int = 1) -> int:
-        """Elements on one rank."""
+        """Elements on one rank, of `tensor` x `shards`."""
         return sum(each.local(tensor, shards) for each in self.tensors)
 
 
@@ -78,33 +78,35 @@ class Model:
     vocabulary: int
     feedforward: int
     exact: bool = True
-    """Whether the tensors are the model's own; otherwise the shape was filled in from its size."""
+    """Whether the tensors are the model's own; False if they were derived from its size."""
 
     @property
     def parameters(self) -> int:
+        """Number of parameters."""
         return self.embedding.size() + self.layers * self.block.size() + self.head.size()
 
     def all_layers(self) -> Iterator[Layer]:
-        """Every layer in the order of the forward pass."""
+        """Yield every layer in the order of the forward pass."""
         yield self.embedding
         for _ in range(self.layers):
             yield self.block
         yield self.head
 
     def tensors(self) -> Iterator[Tensor]:
+        """Yield every parameter of every layer."""
         for layer in self.all_layers():
             yield from layer.tensors
 
     def flops(self, tokens: int, sequence: int) -> float:
         """Floating point operations of one training step over `tokens`, without recomputation.
 
-        Six for each weight of a matrix and token, and 12 x layers x width x sequence for attention
-        scores (https://arxiv.org/abs/2104.04473, appendix).
+        Six per token for each weight of a matrix, and 12 x layers x width x sequence per token for
+        attention scores (https://arxiv.org/abs/2104.04473, appendix).
         """
-        return tokens * self.work(self.layers, sequence, head=True)
+        return tokens * self.flops_per_token(self.layers, sequence, head=True)
 
-    def work(self, blocks: int, sequence: int, *, head: bool) -> float:
-        """The same for one token, of some blocks and perhaps the head."""
+    def flops_per_token(self, blocks: int, sequence: int, *, head: bool) -> float:
+        """The same per token, for a number of blocks with or without the head."""
         matrices = blocks * _matrices(self.block) + head * _matrices(self.head)
         return 6.0 * matrices + 12.0 * blocks * self.width * sequence
 
@@ -122,7 +124,7 @@ def gpt(  # noqa: PLR0913 - the options that size a GPT
     positions: int,
     feedforward: int | None = None,
 ) -> Model:
-    """The reference trainer's GPT with these options."""
+    """The GPT of the reference trainer with these options."""
     feedforward = feedforward or _MLP_RATIO * width
     return Model(
         Layer("embedding", (*_embedding(vocabulary, positions, width),)),
@@ -161,7 +163,7 @@ def _linear(name: str, outputs: int, inputs: int, split: Split) -> Iterator[Tens
     yield Tensor(f"{name}.bias", (outputs,), "column" if split == "column" else "none")
 
 
-def guessed(  # noqa: PLR0913 - as gpt()
+def gpt_of_size(  # noqa: PLR0913 - as gpt()
     parameters: int,
     *,
     layers: int | None = None,
@@ -170,23 +172,24 @@ def guessed(  # noqa: PLR0913 - as gpt()
     vocabulary: int,
     positions: int,
 ) -> Model:
-    """A GPT of about `parameters`, with what is not given filled in.
+    """A GPT with about `parameters` parameters; options that are None are derived.
 
-    A block has 12 x width x width weights (https://arxiv.org/abs/2104.04473, section 2.3); the MLP
-    then takes up what the count has more or less. Widths and layers are rounded to numbers that
-    can be split.
+    A block has 12 x width x width weights (https://arxiv.org/abs/2104.04473, section 2.3); the
+    MLP's width is adjusted to match the count. Widths and layers are rounded to numbers with many
+    divisors.
     """
     if width is None:
         depth = layers or (parameters / (12 * _ASPECT**2)) ** (1 / 3)
-        width = _rounded(math.sqrt(parameters / (12 * depth)))
-    around = width * (2 * vocabulary + positions)
-    left = max(parameters - around, parameters // 2)
-    layers = layers or _even(left / (12 * width**2))
-    feedforward = _split(left / layers - 4 * width**2, 2 * width)
+        width = _rounded_width(math.sqrt(parameters / (12 * depth)))
+    outside_blocks = width * (2 * vocabulary + positions)
+    remaining = max(parameters - outside_blocks, parameters // 2)
+    layers = layers or _rounded_layers(remaining / (12 * width**2))
+    feedforward = _rounded_rows(remaining / layers - 4 * width**2, 2 * width)
     model = gpt(
         layers=layers,
         width=width,
-        heads=heads or max(1, width // (_HEAD_WIDTH if width >= _WIDE else _HEAD_WIDTH // 2)),
+        heads=heads
+        or max(1, width // (_HEAD_WIDTH if width >= _LARGE_WIDTH else _HEAD_WIDTH // 2)),
         vocabulary=vocabulary,
         positions=positions,
         feedforward=feedforward,
@@ -194,18 +197,18 @@ def guessed(  # noqa: PLR0913 - as gpt()
     return dataclasses.replace(model, exact=False)
 
 
-def _rounded(width: float) -> int:
-    """A width near this one that is a multiple of 64, 256 or 1024, as large as it is."""
-    unit = 1024 if width >= 4 * _WIDE else 256 if width >= _WIDE else 64
+def _rounded_width(width: float) -> int:
+    """The nearest multiple of 64, 256 or 1024, depending on the width."""
+    unit = 1024 if width >= 4 * _LARGE_WIDTH else 256 if width >= _LARGE_WIDTH else 64
     return max(1, round(width / unit)) * unit
 
 
-def _even(layers: float) -> int:
-    """A number of layers near this one; a multiple of 4 where there are many."""
-    return 4 * round(layers / 4) if layers >= _MANY else max(1, round(layers))
+def _rounded_layers(layers: float) -> int:
+    """The nearest number of layers; a multiple of 4 from 10 layers on."""
+    return 4 * round(layers / 4) if layers >= _MANY_LAYERS else max(1, round(layers))
 
 
-def _split(elements: float, columns: int) -> int:
-    """Rows of a matrix of so many elements, a multiple of 64 where there are that many."""
+def _rounded_rows(elements: float, columns: int) -> int:
+    """Rows of a matrix with this many elements; a multiple of 64 from 1024 rows on."""
     rows = max(1, round(elements / columns))
-    return 64 * round(rows / 64) if rows >= _WIDE else rows
+    return 64 * round(rows / 64) if rows >= _LARGE_WIDTH else rows

@@ -1,8 +1,8 @@
-"""Answers of AWS as plain facts.
+"""The account and the network of a job, parsed from the answers of AWS.
 
-An answer is what the AWS CLI prints as JSON, under the name of its command
-(``describe-subnets``), or ``{"Error": {"Code", "Message"}}``. A kind of fact that nobody could
-look at is None, and checks that need it say nothing: `unseen.py` does.
+An answer is what the AWS CLI prints as JSON, stored under the name of its command
+(``describe-subnets``), or ``{"Error": {"Code", "Message"}}``. Resources that could not be listed
+are None; the checks that need them yield nothing, and `permissions.py` reports the gap.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ _NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "esp": "50"}
 
 @dataclass(frozen=True)
 class Vpc:
+    """A VPC with its CIDR blocks and attributes; an attribute is None if it is unknown."""
+
     id: str
     blocks: tuple[Network, ...]
     tenancy: str
-    resolves: bool | None
+    dns_support: bool | None
     """enableDnsSupport."""
-    names_hosts: bool | None
+    dns_hostnames: bool | None
     """enableDnsHostnames."""
 
 
 @dataclass(frozen=True)
 class Subnet:
+    """A subnet and the number of its free addresses."""
+
     id: str
     vpc: str
     zone: str
@@ -42,8 +46,11 @@ class Subnet:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One rule of a security group, towards one peer: a group, a block or a prefix list."""
+class SecurityGroupRule:
+    """A rule of a security group, inbound or outbound, for one peer.
+
+    `low` and `high`: first and last port. `peer`: a group, a CIDR block or a prefix list.
+    """
 
     protocol: str
     low: int
@@ -55,16 +62,18 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Group:
+class SecurityGroup:
+    """A security group with its rules, one for each peer."""
+
     id: str
     vpc: str
-    inbound: tuple[Rule, ...]
-    outbound: tuple[Rule, ...]
+    inbound: tuple[SecurityGroupRule, ...]
+    outbound: tuple[SecurityGroupRule, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One rule of a network ACL."""
+class AclEntry:
+    """A rule of a network ACL, for one CIDR block."""
 
     number: int
     allow: bool
@@ -80,27 +89,33 @@ class Entry:
 
 
 LAST = 32767
-"""Number of the rule, at the end of each ACL, that denies the rest."""
+"""Number of the default rule at the end of each ACL, which denies the rest."""
 
 
 @dataclass(frozen=True)
-class Acl:
+class NetworkAcl:
+    """A network ACL with its rules, in the order of evaluation."""
+
     id: str
     vpc: str
     subnets: tuple[str, ...]
-    inbound: tuple[Entry, ...]
-    outbound: tuple[Entry, ...]
+    inbound: tuple[AclEntry, ...]
+    outbound: tuple[AclEntry, ...]
 
 
 @dataclass(frozen=True)
 class Route:
+    """A route; `works` is False for a blackhole."""
+
     destination: str
     target: str
     works: bool
 
 
 @dataclass(frozen=True)
-class Table:
+class RouteTable:
+    """A route table and the subnets that are associated with it explicitly."""
+
     id: str
     vpc: str
     main: bool
@@ -110,21 +125,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Endpoint:
+    """A VPC endpoint of type Gateway or Interface."""
+
     id: str
     vpc: str
     service: str
-    """The last parts of the service's name: ``s3``, ``ecr.api``."""
+    """The service's name without its prefix and region: ``s3``, ``ecr.api``."""
     gateway: bool
     works: bool
     tables: tuple[str, ...]
     subnets: tuple[str, ...]
     groups: tuple[str, ...]
-    answers_for_name: bool
+    private_dns: bool
     policy: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Nat:
+class NatGateway:
+    """A NAT gateway and the subnet it is in."""
+
     id: str
     vpc: str
     subnet: str
@@ -133,6 +152,11 @@ class Nat:
 
 @dataclass(frozen=True)
 class Role:
+    """An IAM role: its trust policy, its permission policies, its permissions boundary.
+
+    `policies` is None if they could not be read, `boundary` if there is none.
+    """
+
     trust: Mapping[str, Any]
     policies: tuple[Mapping[str, Any], ...] | None
     boundary: Mapping[str, Any] | None
@@ -140,31 +164,33 @@ class Role:
 
 @dataclass(frozen=True)
 class Quota:
+    """A service quota of the account."""
+
     code: str
     value: float
 
 
 @dataclass(frozen=True)
-class Facts:
-    """All that is known; None where a kind of fact could not be looked at."""
+class Inventory:
+    """All resources that the checks look at; None where they could not be listed."""
 
     answers: Answers
     account: str | None
     caller: str | None
     vpcs: Mapping[str, Vpc] | None
     subnets: Mapping[str, Subnet] | None
-    groups: Mapping[str, Group] | None
-    acls: tuple[Acl, ...] | None
-    tables: tuple[Table, ...] | None
+    groups: Mapping[str, SecurityGroup] | None
+    acls: tuple[NetworkAcl, ...] | None
+    tables: tuple[RouteTable, ...] | None
     endpoints: tuple[Endpoint, ...] | None
-    nats: Mapping[str, Nat] | None
+    nats: Mapping[str, NatGateway] | None
     s3: tuple[str, tuple[Network, ...]] | None
-    """Prefix list of S3 and its blocks."""
+    """Id of the prefix list of S3, and its CIDR blocks."""
     efa: bool
 
 
 def ports(protocol: str, low: int, high: int) -> str:
-    """``tcp 443``, ``udp 500``, ``all traffic``: for people."""
+    """A protocol and its ports for messages: ``tcp 443``, ``udp 500``, ``all traffic``."""
     if protocol == "-1":
         return "all traffic"
     name = {"50": "protocol 50 (ESP)"}.get(protocol, protocol)
@@ -175,19 +201,22 @@ def ports(protocol: str, low: int, high: int) -> str:
     return f"{name} {low}" if low == high else f"{name} {low}-{high}"
 
 
-def failed(answers: Answers, name: str) -> str | None:
-    """The code of the error that a question got, if it got one."""
+def error_code(answers: Answers, name: str) -> str | None:
+    """The error code that a request returned; None if it succeeded or was not sent."""
     answer = answers.get(name)
     return None if answer is None else answer.get("Error", {}).get("Code")
 
 
-def read(answers: Answers, instance_type: str) -> Facts:
-    """The facts that the answers hold."""
-    who = _seen(answers, "get-caller-identity") or {}
-    return Facts(
+def parse(answers: Answers, instance_type: str) -> Inventory:
+    """Parse the answers. `instance_type` is EC2's name, whose EFA support is looked up.
+
+    Answers from a folder may have any shape: raises what indexing them raises.
+    """
+    caller = _successful(answers, "get-caller-identity") or {}
+    return Inventory(
         answers=answers,
-        account=who.get("Account"),
-        caller=who.get("Arn"),
+        account=caller.get("Account"),
+        caller=caller.get("Arn"),
         vpcs=_by_id(answers, "describe-vpcs", "Vpcs", lambda raw: _vpc(answers, raw)),
         subnets=_by_id(answers, "describe-subnets", "Subnets", _subnet),
         groups=_by_id(answers, "describe-security-groups", "SecurityGroups", _group),
@@ -201,11 +230,11 @@ def read(answers: Answers, instance_type: str) -> Facts:
 
 
 def role(answers: Answers) -> Role | None:
-    """The execution role, where it could be read."""
-    answer = _seen(answers, "get-role")
+    """The execution role; None if it could not be read."""
+    answer = _successful(answers, "get-role")
     if answer is None:
         return None
-    policies = _seen(answers, "role-policies")
+    policies = _successful(answers, "role-policies")
     trust = document(answer["Role"]["AssumeRolePolicyDocument"])
     documents = None if policies is None else tuple(map(document, policies["Documents"]))
     boundary = (policies or {}).get("Boundary")
@@ -213,29 +242,30 @@ def role(answers: Answers) -> Role | None:
 
 
 def quota(answers: Answers, name: str) -> Quota | None:
-    answer = _seen(answers, "list-service-quotas") or {}
-    found = (one for one in answer.get("Quotas", ()) if one.get("QuotaName") == name)
-    return next((Quota(one["QuotaCode"], one["Value"]) for one in found), None)
+    """The quota with this name; None if it could not be read."""
+    answer = _successful(answers, "list-service-quotas") or {}
+    named = (one for one in answer.get("Quotas", ()) if one.get("QuotaName") == name)
+    return next((Quota(one["QuotaCode"], one["Value"]) for one in named), None)
 
 
 def document(policy: Any) -> Mapping[str, Any]:
-    """A policy, which some commands print as text and others as JSON."""
+    """A policy document, which some commands return as text and others as JSON."""
     return dict(parsing.json(policy)) if isinstance(policy, str) else dict(policy or {})
 
 
-def _seen(answers: Answers, name: str) -> Any:
+def _successful(answers: Answers, name: str) -> Any:
     answer = answers.get(name)
     return None if answer is None or "Error" in answer else answer
 
 
 def _list(answers: Answers, name: str, key: str, make: Any) -> Any:
-    answer = _seen(answers, name)
+    answer = _successful(answers, name)
     return None if answer is None else tuple(make(raw) for raw in answer.get(key, ()))
 
 
 def _by_id(answers: Answers, name: str, key: str, make: Any) -> Any:
-    found = _list(answers, name, key, make)
-    return None if found is None else {one.id: one for one in found}
+    resources = _list(answers, name, key, make)
+    return None if resources is None else {one.id: one for one in resources}
 
 
 def _vpc(answers: Answers, raw: Any) -> Vpc:
@@ -255,7 +285,7 @@ def _block(text: Any) -> Network:
 
 
 def _attribute(answers: Answers, vpc: str, name: str) -> bool | None:
-    answer = _seen(answers, f"describe-vpc-attribute-{name[0].lower()}{name[1:]}-{vpc}")
+    answer = _successful(answers, f"describe-vpc-attribute-{name[0].lower()}{name[1:]}-{vpc}")
     return None if answer is None else bool(answer[name]["Value"])
 
 
@@ -269,8 +299,8 @@ def _subnet(raw: Any) -> Subnet:
     )
 
 
-def _group(raw: Any) -> Group:
-    return Group(
+def _group(raw: Any) -> SecurityGroup:
+    return SecurityGroup(
         raw["GroupId"],
         raw["VpcId"],
         tuple(_rules(raw.get("IpPermissions", ()))),
@@ -278,7 +308,7 @@ def _group(raw: Any) -> Group:
     )
 
 
-def _rules(permissions: Any) -> Iterator[Rule]:
+def _rules(permissions: Any) -> Iterator[SecurityGroupRule]:
     for raw in permissions:
         protocol, low, high = _protocol(raw["IpProtocol"], raw)
         peers = [
@@ -286,11 +316,11 @@ def _rules(permissions: Any) -> Iterator[Rule]:
             *(block["CidrIp"] for block in raw.get("IpRanges", ())),
             *(listed["PrefixListId"] for listed in raw.get("PrefixListIds", ())),
         ]
-        yield from (Rule(protocol, low, high, peer) for peer in peers)
+        yield from (SecurityGroupRule(protocol, low, high, peer) for peer in peers)
 
 
 def _protocol(name: str, limits: Mapping[str, Any]) -> tuple[str, int, int]:
-    """A protocol and its ports; 0 to 65535 where it has none, or all."""
+    """A protocol and its ports; 0 to 65535 if it has no ports, or the rule allows all."""
     name = _NAMES.get(str(name), str(name))
     low, high = (limits.get(key, limits.get(other)) for key, other in _PORTS)
     if name not in {"tcp", "udp"} or low is None or low == -1:
@@ -301,8 +331,8 @@ def _protocol(name: str, limits: Mapping[str, Any]) -> tuple[str, int, int]:
 _PORTS = (("FromPort", "From"), ("ToPort", "To"))
 
 
-def _acl(raw: Any) -> Acl:
-    return Acl(
+def _acl(raw: Any) -> NetworkAcl:
+    return NetworkAcl(
         raw["NetworkAclId"],
         raw["VpcId"],
         tuple(one["SubnetId"] for one in raw.get("Associations", ())),
@@ -311,18 +341,18 @@ def _acl(raw: Any) -> Acl:
     )
 
 
-def _entries(raw: Any, *, outbound: bool) -> Iterator[Entry]:
-    """The rules of one direction in the order in which they are tried."""
+def _entries(raw: Any, *, outbound: bool) -> Iterator[AclEntry]:
+    """The rules of one direction, in the order of evaluation."""
     for one in sorted(raw.get("Entries", ()), key=lambda one: int(one["RuleNumber"])):
         if one["Egress"] is outbound and "CidrBlock" in one:
             protocol, low, high = _protocol(one["Protocol"], one.get("PortRange") or {})
             number, allow = int(one["RuleNumber"]), one["RuleAction"] == "allow"
-            yield Entry(number, allow, protocol, low, high, _block(one["CidrBlock"]))
+            yield AclEntry(number, allow, protocol, low, high, _block(one["CidrBlock"]))
 
 
-def _table(raw: Any) -> Table:
+def _table(raw: Any) -> RouteTable:
     associations = raw.get("Associations", ())
-    return Table(
+    return RouteTable(
         raw["RouteTableId"],
         raw["VpcId"],
         any(one.get("Main") for one in associations),
@@ -333,11 +363,11 @@ def _table(raw: Any) -> Table:
 
 def _routes(raw: Any) -> Iterator[Route]:
     for one in raw.get("Routes", ()):
-        where = one.get("DestinationCidrBlock") or one.get("DestinationPrefixListId")
-        if where:
+        destination = one.get("DestinationCidrBlock") or one.get("DestinationPrefixListId")
+        if destination:
             targets = [key for key in one if key.endswith("Id") and not key.startswith("Dest")]
             target = next((str(one[key]) for key in targets if one[key]), "")
-            yield Route(where, target, one.get("State", "active") == "active")
+            yield Route(destination, target, one.get("State", "active") == "active")
 
 
 def _endpoint(raw: Any) -> Endpoint:
@@ -355,12 +385,12 @@ def _endpoint(raw: Any) -> Endpoint:
     )
 
 
-def _nat(raw: Any) -> Nat:
-    return Nat(raw["NatGatewayId"], raw["VpcId"], raw.get("SubnetId", ""), raw["State"])
+def _nat(raw: Any) -> NatGateway:
+    return NatGateway(raw["NatGatewayId"], raw["VpcId"], raw.get("SubnetId", ""), raw["State"])
 
 
 def _s3(answers: Answers) -> tuple[str, tuple[Network, ...]] | None:
-    answer = _seen(answers, "describe-prefix-lists") or {}
+    answer = _successful(answers, "describe-prefix-lists") or {}
     for one in answer.get("PrefixLists", ()):
         if one["PrefixListName"].endswith(".s3"):
             return one["PrefixListId"], tuple(map(_block, one.get("Cidrs", ())))
@@ -368,7 +398,7 @@ def _s3(answers: Answers) -> tuple[str, tuple[Network, ...]] | None:
 
 
 def _efa(answers: Answers, instance_type: str) -> bool:
-    answer = _seen(answers, "describe-instance-types") or {}
+    answer = _successful(answers, "describe-instance-types") or {}
     return any(
         one.get("NetworkInfo", {}).get("EfaSupported", False)
         for one in answer.get("InstanceTypes", ())

@@ -1,6 +1,6 @@
-"""Logs as lines worth a look: those that hold one of many fixed texts, and the lines behind them.
+"""Finding the lines of a log that hold one of many literals, and the lines after them.
 
-grep finds them where there is one, since it does so many times faster than Python can.
+grep does it where it is installed, since it is many times faster than Python.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from typing import IO, NamedTuple, cast
 
 from deploykit.errors import NotFound
 
-BEHIND = 2
-"""Lines behind a hit that come along: messages are broken over several lines."""
+CONTEXT = 2
+"""Lines after a hit that are included: messages span several lines."""
 _LONGEST = 1 << 20
-"""Bytes of a line that are kept at a time: a log may hold no line end at all."""
+"""Maximum bytes of a line in memory: a log may hold no line end at all."""
 _WIDEST = 4000
-"""Characters that are looked at together; a longer line is looked at in pieces."""
+"""Characters that are matched together; longer lines are matched in pieces."""
 
 _NOT_FIXED = "never in any log[0-9]"
-"""With an expression among many fixed texts, GNU grep 3.8 takes an automaton: twice as fast."""
+"""With one regular expression among the literals, GNU grep 3.8 uses a DFA: twice as fast."""
 
 
 class Line(NamedTuple):
+    """A line with its number from 1; `hit` is False for a line after a hit."""
+
     number: int
     text: str
     hit: bool
 
 
 def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
-    """Those lines of a file, or of standard input."""
+    """Scan a file, or standard input for None. Raises NotFound."""
     try:
         source = path.open("rb") if path else os.fdopen(os.dup(0), "rb")
     except OSError as error:
-        raise NotFound(f"{path} cannot be read: {error.strerror}") from error
+        raise NotFound(f"cannot read {path}: {error.strerror}") from error
     with source:
         if path and path.is_dir():
             raise NotFound(f"{path} is a folder", hint="name the log files in it")
@@ -55,14 +57,14 @@ def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
         texts.write("\n".join([*map(_escaped, literals), _NOT_FIXED]))
         texts.flush()
-        argv = [program, "-a", "-n", "-E", "-A", str(BEHIND), "-f", texts.name]
+        argv = [program, "-a", "-n", "-E", "-A", str(CONTEXT), "-f", texts.name]
         env = {**os.environ, "LC_ALL": "C"}
         with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
             number, mark = 0, b""
             for piece, begins in _pieces(cast("IO[bytes]", process.stdout)):
                 text = piece
                 if begins:
-                    number, mark, text = _marked(piece)
+                    number, mark, text = _parsed(piece)
                 if mark:
                     yield Line(number, _decoded(text), hit=mark == b":")
 
@@ -74,14 +76,14 @@ def _escaped(text: str) -> str:
 _MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
 
 
-def _marked(raw: bytes) -> tuple[int, bytes, bytes]:
-    """Number, `:` for a hit or `-` for a line behind one, and text; no mark between groups."""
+def _parsed(raw: bytes) -> tuple[int, bytes, bytes]:
+    """Number, `:` for a hit or `-` for context, and text; empty for grep's group separator."""
     match = _MARK.match(raw)
     return (int(match[1]), match[2], raw[match.end() :]) if match else (0, b"", b"")
 
 
 def _pieces(stream: IO[bytes] | io.BufferedIOBase) -> Iterator[tuple[bytes, bool]]:
-    """Lines, the longest in pieces, and whether one begins there."""
+    """Lines, long ones in pieces, each with whether a line begins there."""
     begins = True
     for raw in iter(lambda: stream.readline(_LONGEST), b""):
         yield raw, begins
@@ -89,20 +91,20 @@ def _pieces(stream: IO[bytes] | io.BufferedIOBase) -> Iterator[tuple[bytes, bool
 
 
 def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
-    """The same in Python, from any source of lines."""
+    """Scan any source of lines, in Python."""
     search = _any_of(tuple(literals))
     number = left = 0
-    found = (
+    parts = (
         _pieces(source)
         if isinstance(source, io.BufferedIOBase)
         else ((raw, True) for raw in source)
     )
-    for raw, begins in found:
+    for raw, begins in parts:
         number += begins
         if search(raw):
-            left = BEHIND + 1
+            left = CONTEXT + 1
         if left:
-            yield Line(number, _decoded(raw), hit=left == BEHIND + 1)
+            yield Line(number, _decoded(raw), hit=left == CONTEXT + 1)
             left -= 1
 
 
@@ -116,12 +118,12 @@ def _decoded(raw: bytes) -> str:
 
 
 def start(text: str) -> str:
-    """What of a line is looked at together with others."""
+    """The part of a line that is matched together with the next lines."""
     return text[:_WIDEST]
 
 
 def pieces(text: str) -> Iterator[str]:
-    """What a line shows one after the other: progress bars write over themselves."""
+    """Split a line at carriage returns, as progress bars write them, and to a limited width."""
     for part in text.split("\r"):
         for start in range(0, max(len(part), 1), _WIDEST):
             yield part[start : start + _WIDEST]

@@ -1,11 +1,11 @@
-"""What stands around a message: colours, and marks of rank, host and time."""
+"""Prefixes of log lines: colours, and marks of rank, host and time."""
 
 from __future__ import annotations
 
 import re
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
-_FRONT = re.compile(
+_PREFIX = re.compile(
     r"""\s*(?:
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
     | \[(?:rank|default)\s?\d+\](?::|\s)
@@ -30,41 +30,43 @@ _HOST = re.compile(
 )
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 SUMMARY = " (local_rank: "
-"""Text in the line of torchrun's summary that names a rank."""
-_SUMMED = re.compile(r"^\s*rank\s+: (\d{1,9})" + re.escape(SUMMARY))
-_OF_SUMMED = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
+"""Text of the line of torchrun's failure summary that names a rank."""
+_SUMMARY_RANK = re.compile(r"^\s*rank\s+: (\d{1,9})" + re.escape(SUMMARY))
+_SUMMARY_DETAIL = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
 
 
 def bare(text: str) -> str:
-    """The message alone."""
+    """Remove colours and all prefixes from a line."""
     text = _COLOUR.sub("", text)
-    while match := _FRONT.match(text):
+    while match := _PREFIX.match(text):
         text = text[match.end() :]
     return text.strip()
 
 
 def rank(text: str) -> int | None:
+    """The rank that a prefix names; None if there is none."""
     match = _RANK.search(_COLOUR.sub("", text))
     return int(match[match.lastindex or 0]) if match else None
 
 
 def host(text: str) -> str | None:
+    """The host that NCCL, Slurm or SageMaker names in the line; None if there is none."""
     match = _HOST.search(text)
     return match[match.lastindex or 0] if match else None
 
 
 def time(text: str) -> str:
-    """Sorts as the time does; empty where the line shows none."""
+    """The time of the line in a sortable form; empty if the line has none."""
     match = _TIME.search(text[:80])
     return f"{match[1]}T{match[2].replace(',', '.')}" if match else ""
 
 
-def summed(text: str) -> int | None:
-    """The rank of an entry in torchrun's summary, whose last entry is the first failure."""
-    match = _SUMMED.search(bare(text))
+def summary_rank(text: str) -> int | None:
+    """The rank of an entry in torchrun's failure summary, whose last entry failed first."""
+    match = _SUMMARY_RANK.search(bare(text))
     return int(match[1]) if match else None
 
 
-def of_summed(text: str) -> bool:
-    """Whether the line says more of the rank that the summary has named before."""
-    return _OF_SUMMED.search(bare(text)) is not None
+def continues_summary(text: str) -> bool:
+    """Whether the line is a detail of the summary's previous entry."""
+    return _SUMMARY_DETAIL.search(bare(text)) is not None

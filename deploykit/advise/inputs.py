@@ -1,0 +1,223 @@
+"""The options of ``deploykit advise``: decoded and checked, with every problem at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from deploykit.advise import gpus, measured_model, workload
+from deploykit.advise.gpus import Gpu
+from deploykit.advise.model_shape import Model, gpt, gpt_of_size
+from deploykit.advise.workload import Cluster, Training
+from deploykit.decode import Plain, decode, did_you_mean
+from deploykit.errors import UsageError
+from deploykit.fields import Bounds, Help, Pattern, Quantity, Size
+from deploykit.model import Problem
+
+_SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNT = re.compile(r"(\d+(?:[._]\d+)*)([KMBT]?)", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([MGT])(b|B)(?:/s|ps)", re.IGNORECASE)
+_POWERS = {"M": 10**6, "G": 10**9, "T": 10**12}
+_BYTE_VOCABULARY = 256
+"""Vocabulary of the reference trainer, which reads bytes."""
+_DEFAULT_VOCABULARY = 32_000
+"""Vocabulary of a model given only by its size."""
+
+
+def _count(text: str) -> int:
+    """Parse ``7B``, ``1.3B``, ``350M`` or plain digits."""
+    match = _COUNT.fullmatch(text.replace(",", "").replace(" ", ""))
+    if match is None:
+        raise ValueError(text)
+    return round(float(match[1].replace("_", "")) * _SCALES[match[2].upper()])
+
+
+def _rate(text: str) -> int:
+    """Parse ``25Gb/s``, ``25Gbps`` (bits) or ``3.1GB/s`` (bytes) into bytes per second."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    bits = 8 if match[3] == "b" else 1
+    return round(float(match[1]) * _POWERS[match[2].upper()] / bits)
+
+
+COUNT = Quantity("a number such as 7B, 350M or 124439808", _COUNT.pattern, _count)
+RATE = Quantity("a speed such as 25Gb/s (bits) or 12GB/s (bytes)", _RATE.pattern, _rate)
+_POSITIVE = Bounds(1, 1_000_000)
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """The options; ``batch_size`` is ``--batch-size``."""
+
+    gpu: Annotated[str | None, Help("GPU type, or cpu; --list shows the known ones.")] = None
+    batch_size: Annotated[int | None, Help("Samples in a step, over all ranks."), _POSITIVE] = None
+    sequence: Annotated[int | None, Help("Tokens in a sample."), _POSITIVE] = None
+    parameters: Annotated[
+        int | None,
+        COUNT,
+        Help("Size of the model, such as 7B; its shape is derived unless given."),
+        Bounds(1_000, 10**14),
+    ] = None
+    layers: Annotated[int | None, Help("Number of transformer blocks."), Bounds(1, 10_000)] = None
+    width: Annotated[int | None, Help("Width (hidden size) of the model."), _POSITIVE] = None
+    heads: Annotated[int | None, Help("Attention heads of a block."), Bounds(1, 10_000)] = None
+    vocabulary: Annotated[
+        int | None,
+        Help("Size of the vocabulary. Default: 256; with --parameters 32000."),
+        Bounds(2, 10_000_000),
+    ] = None
+    model: Annotated[
+        str | None,
+        Help("module:function that builds a model; it is built on the meta device."),
+        Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function"),
+    ] = None
+    precision: Annotated[
+        workload.Precision,
+        Help("fp32, bf16 or fp16 (weights in fp32, compute in 16 bits), pure-bf16."),
+    ] = "bf16"
+    optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    checkpoint_activations: Annotated[
+        Literal["auto", "on", "off"],
+        Help("Recompute activations in the backward pass: auto, on or off."),
+    ] = "auto"
+    offload: Annotated[
+        Literal["auto", "on", "off"],
+        Help("Keep the states of zero3 in host memory: auto, on or off."),
+    ] = "off"
+    gpu_memory: Annotated[
+        Size | None, Help("Memory of one GPU, such as 80GiB; overrides the known value."), Bounds(1)
+    ] = None
+    gpus_per_node: Annotated[int, Help("GPUs per node."), Bounds(1, 1024)] = 1
+    nodes: Annotated[int, Help("Number of nodes."), Bounds(1, 10_000)] = 1
+    link: Annotated[
+        Literal["nvlink", "pcie"] | None, Help("Link between the GPUs of a node: nvlink or pcie.")
+    ] = None
+    fabric: Annotated[
+        workload.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
+    ] = "tcp"
+    bandwidth: Annotated[
+        int | None, RATE, Help("Bandwidth of one node to the others, such as 100Gb/s."), Bounds(1)
+    ] = None
+
+
+def read(arguments: Mapping[str, str]) -> AdviseOptions:
+    """Decode the options as typed, by field name. Raises UsageError with every problem."""
+    given = {name: Plain(text) for name, text in arguments.items()}
+    decoded, problems = decode(AdviseOptions, given)
+    bad = {problem.path for problem in problems}
+    problems = [*problems, *_problems(decoded or _valid_part(given, bad), bad)]
+    if problems or decoded is None:
+        raise _usage_error(problems)
+    return decoded
+
+
+def _valid_part(given: Mapping[str, str], bad: set[str]) -> AdviseOptions:
+    """The options that could be decoded, so that they can be checked too."""
+    decoded, _ = decode(AdviseOptions, {name: given[name] for name in given if name not in bad})
+    return decoded or AdviseOptions()
+
+
+def _usage_error(problems: list[Problem]) -> UsageError:
+    count = len(problems)
+    renamed = [
+        dataclasses.replace(problem, path=f"--{problem.path.replace('_', '-')}")
+        for problem in problems
+    ]
+    return UsageError(f"advise: {count} problem{'s' if count != 1 else ''}", problems=renamed)
+
+
+def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
+    """Missing options and conflicts; options in `bad` have a problem already."""
+    for name, example in (("batch_size", "64"), ("sequence", "1024")):
+        if getattr(options, name) is None and name not in bad:
+            yield Problem(name, "is required", f"for example {example}")
+    yield from _gpu_problems(options, bad)
+    yield from _model_problems(options, bad)
+
+
+def _gpu_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
+    known = gpus.known()
+    if options.gpu is None:
+        if options.gpu_memory is None and "gpu_memory" not in bad:
+            yield Problem("gpu", "is required", f"one of {', '.join(known)}; or --gpu-memory 80GiB")
+    elif gpus.find(options.gpu) is None and options.gpu_memory is None:
+        near = [name for name in known if name.startswith(options.gpu.lower())]
+        hint = " or ".join(near) or did_you_mean(options.gpu, known)
+        hint = hint or f"one of {', '.join(known)}; give --gpu-memory for another"
+        yield Problem("gpu", f"unknown GPU {options.gpu!r}", hint)
+
+
+def _model_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
+    shape = options.layers is not None and options.width is not None
+    if bad & {"parameters", "layers", "width", "model"}:
+        return
+    if options.parameters is None and not shape and options.model is None:
+        hint = "--parameters 7B, or --layers and --width, or --model module:function"
+        yield Problem("parameters", "the size of the model is required", hint)
+    elif options.width and options.heads and options.width % options.heads:
+        yield Problem(
+            "heads", f"a width of {options.width} is not divisible by {options.heads} heads"
+        )
+
+
+def workload_of(options: AdviseOptions) -> tuple[Model, Training, Cluster]:
+    """Convert the options for `advise`. Raises UsageError if the model cannot be built."""
+    return _model(options), _training(options), _cluster(options)
+
+
+def _model(options: AdviseOptions) -> Model:
+    positions = options.sequence or 0
+    if options.model is not None:
+        return measured_model.measure(options.model, heads=options.heads)
+    if options.parameters is None:
+        width = options.width or 0
+        return gpt(
+            layers=options.layers or 0,
+            width=width,
+            heads=options.heads or max(1, width // 64),
+            vocabulary=options.vocabulary or _BYTE_VOCABULARY,
+            positions=positions,
+        )
+    return gpt_of_size(
+        options.parameters,
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        vocabulary=options.vocabulary or _DEFAULT_VOCABULARY,
+        positions=positions,
+    )
+
+
+def _training(options: AdviseOptions) -> Training:
+    choice = {"auto": None, "on": True, "off": False}
+    return Training(
+        options.batch_size or 0,
+        options.sequence or 0,
+        precision=options.precision,
+        optimizer=options.optimizer,
+        checkpointing=choice[options.checkpoint_activations],
+        offload=choice[options.offload],
+        on_cpu=options.gpu == "cpu",
+    )
+
+
+def _cluster(options: AdviseOptions) -> Cluster:
+    gpu = _gpu(options)
+    return Cluster(
+        gpu,
+        gpus_per_node=options.gpus_per_node,
+        nodes=options.nodes,
+        link=options.link or gpu.link,
+        fabric=options.fabric,
+        bandwidth=options.bandwidth or workload.FABRICS[options.fabric],
+    )
+
+
+def _gpu(options: AdviseOptions) -> Gpu:
+    known = gpus.find(options.gpu or "")
+    gpu = known or gpus.unknown(options.gpu or "GPU")
+    return dataclasses.replace(gpu, memory=options.gpu_memory) if options.gpu_memory else gpu

@@ -1,0 +1,121 @@
+"""The job file for a configuration, with options of the reference trainer."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from deploykit.advise.model_shape import Model, gpt
+from deploykit.advise.workload import Cluster, ParallelConfig, Training
+from deploykit.errors import UsageError
+from deploykit.model import Problem
+
+_PRECISIONS = {"fp32", "bf16", "fp16"}
+"""Precisions that the trainer supports."""
+_OPTIMIZERS = {"adamw": "adamw", "sgd-momentum": "sgd"}
+"""Names of optimizers here and in the trainer, whose SGD has momentum."""
+_VOCABULARY = 256
+_LINE_WIDTH = 96
+
+
+def text(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> str:
+    """The text of a job.yaml, for the folder that holds ``entrypoints``.
+
+    Raises UsageError if the trainer does not support the precision or the optimizer.
+    """
+    problems = list(_problems(training))
+    if problems:
+        raise UsageError("not supported by the reference trainer", problems=problems)
+    nodes = 1 if config.world < cluster.world else cluster.nodes
+    processes = _processes(cluster, config)
+    return f"""\
+# Written by `deploykit advise` for {nodes} x {cluster.gpus_per_node} {cluster.gpu.label}.
+name: advised-{config.strategy}
+source: entrypoints         # the folder with train.py
+
+entrypoint:
+  script: train.py
+  args:
+{_flow(options(model, training, config))}
+
+resources:
+  nodes: {nodes}
+  processes_per_node: {processes}
+  gpus_per_node: {0 if cluster.gpu.is_cpu else min(config.world, cluster.gpus_per_node)}
+  time_limit: 1h            # adjust: the job is stopped after this time
+"""
+
+
+def _problems(training: Training) -> Iterator[Problem]:
+    if training.precision not in _PRECISIONS:
+        hint = "bf16 keeps weights in fp32 and computes in 16 bits"
+        yield Problem("--precision", f"{training.precision} is not supported", hint)
+    if training.optimizer not in _OPTIMIZERS:
+        yield Problem("--optimizer", "SGD without momentum is not supported", "use sgd-momentum")
+
+
+def difference(model: Model, training: Training) -> str | None:
+    """How the trainer's model differs from `model`, in one sentence; None if it does not."""
+    trainers = gpt(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        vocabulary=_VOCABULARY,
+        positions=training.sequence,
+    )
+    if trainers.parameters == model.parameters:
+        return None
+    return (
+        f"The trainer's GPT reads bytes (a vocabulary of {_VOCABULARY}) and its MLP is four "
+        f"times as wide as the model: {trainers.parameters / 10**9:.2f}B parameters."
+    )
+
+
+def _flow(words: Iterable[str]) -> str:
+    """A YAML list, wrapped over several lines."""
+    indent = " " * 4
+    return textwrap.fill(
+        f"[{', '.join(words)}]",
+        _LINE_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent} ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _processes(cluster: Cluster, config: ParallelConfig) -> int:
+    """Processes per node: one per GPU, but one for all GPUs with nn.DataParallel."""
+    return 1 if config.strategy == "dp" else min(config.world, cluster.gpus_per_node)
+
+
+def options(model: Model, training: Training, config: ParallelConfig) -> Iterator[str]:
+    """Arguments of the reference trainer for this configuration."""
+    yield from ("--task", "text", "--strategy", config.strategy)
+    for name, value, default in (
+        ("tensor-parallel", config.tensor, 1),
+        ("pipeline-parallel", config.pipeline, 1),
+        ("shard-ranks", config.shards if config.strategy == "hsdp" else 1, 1),
+        ("micro-batches", config.micro_batches, 1),
+    ):
+        if value != default:
+            yield from (f"--{name}", str(value))
+    if config.pipeline > 1:
+        yield from ("--schedule", "1f1b")
+    if config.tensor > 1:
+        yield "--sequence-parallel"
+    yield from ("--precision", training.precision)
+    if config.checkpointing:
+        yield "--checkpoint-activations"
+    if config.offload:
+        yield "--offload"
+    sizes = {
+        "batch-size": training.batch,
+        "sequence": training.sequence,
+        "layers": model.layers,
+        "width": model.width,
+        "heads": model.heads,
+    }
+    for name, size in sizes.items():
+        yield from (f"--{name}", str(size))
+    yield from ("--optimizer", _OPTIMIZERS[training.optimizer])

@@ -1,0 +1,59 @@
+"""What a SageMaker job requires of the account and the network, for doctor."""
+
+from __future__ import annotations
+
+from deploykit import contract
+from deploykit.backends.sagemaker.options import Options
+from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
+from deploykit.model import JobSpec
+
+_TORCHRUN: Ports = (7777, 7777)
+"""MASTER_PORT of SageMaker's launcher:
+https://github.com/aws/sagemaker-training-toolkit (torch_distributed.py)."""
+_SSH: Ports = (22, 22)
+
+
+def of_job(job: JobSpec, options: Options, region: str) -> Requirements:
+    """The requirements of a valid job file."""
+    written, read = _buckets(job, options)
+    usage = "spot training job" if options.spot else "training job"
+    return Requirements(
+        region=region,
+        role=options.role,
+        instance_type=options.training_type.removeprefix("ml."),
+        nodes=job.resources.nodes,
+        subnets=options.subnets,
+        groups=options.security_group_ids,
+        written=written,
+        read=read,
+        owner=options.owner,
+        quota=f"{options.training_type} for {usage} usage",
+        encrypted=options.encrypt_inter_container_traffic and job.resources.nodes > 1,
+        secrets=_secret_services(job),
+        peers=_flows_between_nodes(job, options),
+    )
+
+
+def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The buckets that the job writes, and those that it only reads."""
+    by_key = {
+        key: location.split("/")[2]
+        for key, location in contract.locations(job).items()
+        if "://" in location
+    }
+    written = {options.bucket}
+    written |= {by_key[key] for key in ("output", "checkpoints") if key in by_key}
+    return tuple(sorted(written)), tuple(sorted(set(by_key.values()) - written))
+
+
+def _secret_services(job: JobSpec) -> tuple[str, ...]:
+    services = (value.split(":")[1] for value in job.env.values() if contract.is_secret(value))
+    return tuple(sorted(set(services)))
+
+
+def _flows_between_nodes(job: JobSpec, options: Options) -> tuple[Flow, ...]:
+    if job.resources.nodes == 1:
+        return ()
+    launcher = _TORCHRUN if options.by_torchrun else _SSH
+    encryption = (IKE, ESP) if options.encrypt_inter_container_traffic else ()
+    return (Flow("tcp", (launcher, EPHEMERAL)), *encryption)

@@ -1,0 +1,229 @@
+"""The rules of diagnose, from TOML; causes/00-harmless.toml documents every key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from deploykit import parsing
+from deploykit.diagnosis import log_prefixes, placeholders
+from deploykit.diagnosis.pattern_index import SHORTEST, LinePattern, PatternIndex, is_plain
+from deploykit.errors import NotFound, UsageError
+
+SHIPPED = Path(__file__).parent / "causes"
+"""Its files, by number and from top to bottom, list the most probable cause first."""
+KINDS = ("root", "late", "symptom")
+UNKNOWN = "unknown"
+"""Label of a failure of which the logs give no cause."""
+_KEYS = {
+    "cause": {
+        *("label", "kind", "match", "literals", "after", "unless", "confidence"),
+        *("also", "means", "not", "fix", "firm", "yields"),
+    },
+    "harmless": {"match", "literals", "spans"},
+    "mild": {"match", "literals"},
+    "success": {"match", "literals"},
+}
+Patterns = tuple[LinePattern, ...]
+
+
+@dataclass(frozen=True)
+class CauseRule:
+    """A rule that assigns lines to a cause. Its fields are the keys of ``[[cause]]``."""
+
+    label: str
+    means: str
+    fix: str
+    match: Patterns
+    kind: str = "root"
+    probably_not: str = ""
+    after: Patterns = ()
+    unless: Patterns = ()
+    confidence: float = 0.9
+    also: tuple[str, ...] = ()
+    firm: bool = False
+    yields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HarmlessRule:
+    """Lines that look like failures and are not; `spans` lines after one are skipped too."""
+
+    match: Patterns
+    spans: int = 0
+
+
+RuleKey = tuple[str, int]
+"""A part of the rules (cause, after, unless, harmless, mild or success), and the rule's number."""
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """All rules in order of precedence, and an index of their patterns."""
+
+    causes: tuple[CauseRule, ...] = ()
+    harmless: tuple[HarmlessRule, ...] = ()
+    mild: Patterns = ()
+    success: Patterns = ()
+
+    @cached_property
+    def index(self) -> PatternIndex[RuleKey]:
+        """The patterns of all rules."""
+        return PatternIndex(list(self.patterns()))
+
+    @cached_property
+    def literals(self) -> list[str]:
+        """Literals that occur in every line worth a look; none contains another."""
+        relevant = {"cause", "after", "unless", "success"}
+        texts = {
+            text
+            for (part, number), pattern in self.patterns()
+            if part in relevant or (part == "harmless" and self.harmless[number].spans)
+            for text in pattern.literals
+        }
+        kept: list[str] = []
+        for text in sorted(texts | {log_prefixes.SUMMARY}, key=len):
+            if not any(shorter in text for shorter in kept):
+                kept.append(text)
+        return sorted(kept)
+
+    def patterns(self) -> Iterator[tuple[RuleKey, LinePattern]]:
+        """Yield every pattern with the key of its rule."""
+        for number, cause in enumerate(self.causes):
+            yield from ((("cause", number), pattern) for pattern in cause.match)
+            yield from ((("after", number), pattern) for pattern in cause.after)
+            yield from ((("unless", number), pattern) for pattern in cause.unless)
+        for number, entry in enumerate(self.harmless):
+            yield from ((("harmless", number), pattern) for pattern in entry.match)
+        yield from ((("mild", 0), pattern) for pattern in self.mild)
+        yield from ((("success", 0), pattern) for pattern in self.success)
+
+
+def load(extra: Sequence[Path] = ()) -> RuleSet:
+    """Read the rules of the files `extra`, which take precedence, and the shipped ones.
+
+    Raises NotFound for a missing file, UsageError for malformed rules.
+    """
+    if not extra:
+        return _shipped()
+    return _merged([*(_read(path) for path in extra), _shipped()])
+
+
+def _merged(rule_sets: Sequence[RuleSet]) -> RuleSet:
+    return RuleSet(
+        tuple(cause for part in rule_sets for cause in part.causes),
+        tuple(entry for part in rule_sets for entry in part.harmless),
+        tuple(pattern for part in rule_sets for pattern in part.mild),
+        tuple(pattern for part in rule_sets for pattern in part.success),
+    )
+
+
+@cache
+def _shipped() -> RuleSet:
+    return _merged([_read(path) for path in sorted(SHIPPED.glob("*.toml"))])
+
+
+def _read(path: Path) -> RuleSet:
+    try:
+        tree = parsing.toml(parsing.text_of(path))
+    except OSError as error:
+        raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
+    except parsing.Malformed as error:
+        raise UsageError(f"malformed rules {path}: {error}") from error
+    harmless = [
+        HarmlessRule(_patterns(entry, "match", path), int(entry.get("spans", 0)))
+        for entry in _tables(tree, "harmless", path)
+    ]
+    return RuleSet(
+        tuple(_cause(entry, path) for entry in _tables(tree, "cause", path)),
+        tuple(harmless),
+        tuple(_lines(tree, "mild", path)),
+        tuple(_lines(tree, "success", path)),
+    )
+
+
+def _lines(tree: dict[str, Any], name: str, path: Path) -> Iterator[LinePattern]:
+    """The patterns of all [[name]] tables."""
+    for entry in _tables(tree, name, path):
+        yield from _patterns(entry, "match", path)
+
+
+def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]:
+    """The [[name]] tables. Raises UsageError for an unknown key."""
+    tables = tree.get(name, [])
+    unknown = [key for key in tree if key not in _KEYS]
+    if not isinstance(tables, list) or unknown:
+        known = ", ".join(f"[[{name}]]" for name in _KEYS)
+        raise UsageError(f"{path}: expected the tables {known}")
+    for table in tables:
+        for key in table:
+            if key not in _KEYS[name]:
+                known = ", ".join(sorted(_KEYS[name]))
+                raise UsageError(
+                    f"{path}: unknown key {key!r} in [[{name}]]", hint=f"known keys: {known}"
+                )
+    return tables
+
+
+def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
+    missing = [key for key in ("label", "means", "fix", "match") if not entry.get(key)]
+    kind = entry.get("kind", "root")
+    if missing or kind not in KINDS:
+        name = entry.get("label", "a [[cause]]")
+        if missing:
+            raise UsageError(f"{path}: {name}: {', '.join(missing)} is required")
+        raise UsageError(
+            f"{path}: {name}: unknown kind {kind!r}", hint=f"known kinds: {', '.join(KINDS)}"
+        )
+    rule = CauseRule(
+        label=entry["label"],
+        means=entry["means"],
+        fix=entry["fix"],
+        match=_patterns(entry, "match", path),
+        kind=kind,
+        probably_not=entry.get("not", ""),
+        after=_patterns(entry, "after", path),
+        unless=_patterns(entry, "unless", path),
+        confidence=float(entry.get("confidence", 0.9)),
+        also=tuple(entry.get("also", ())),
+        firm=bool(entry.get("firm", False)),
+        yields=tuple(entry.get("yields", ())),
+    )
+    _check_placeholders(rule, path)
+    return rule
+
+
+def _check_placeholders(rule: CauseRule, path: Path) -> None:
+    """A fix may use named groups of the rule's patterns, and values of runs and lines."""
+    known = {name for pattern in rule.match for name in pattern.regex.groupindex}
+    known |= {*placeholders.OF_RUN, *placeholders.OF_LINE}
+    if unknown := sorted(placeholders.names(rule.fix) - known):
+        hint = f"known placeholders: {', '.join(sorted(known))}"
+        message = f"{path}: unknown placeholder {unknown[0]!r} in the fix of {rule.label}"
+        raise UsageError(message, hint=hint)
+
+
+def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
+    value = entry.get(key, ())
+    regexes = [value] if isinstance(value, str) else list(value)
+    literals = tuple(entry.get("literals", ()))
+    return tuple(_pattern(regex, literals, path) for regex in regexes)
+
+
+def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
+    """A pattern that is looked up by its own text, or else by the literals of its rule."""
+    try:
+        compiled = re.compile(regex)
+    except re.error as error:
+        raise UsageError(f"{path}: invalid regular expression {regex!r}: {error}") from error
+    literals = (regex,) if is_plain(regex) else literals
+    if min(map(len, literals), default=0) < SHORTEST:
+        hint = (
+            f"add `literals`: texts of {SHORTEST} or more characters, one of which each line holds"
+        )
+        raise UsageError(f"{path}: no fixed text to look up {regex!r} by", hint=hint)
+    return LinePattern(literals, compiled)

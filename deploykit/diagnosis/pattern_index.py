@@ -1,0 +1,70 @@
+"""Many regular expressions against a line: only those whose fixed text the line holds are tried."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+SHORTEST = 3
+"""Characters of the shortest fixed text: the index finds texts by three of their characters."""
+_FREQUENT = frozenset("etaoinsrldc 0123456789")
+_SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
+
+Owner = TypeVar("Owner")
+
+
+@dataclass(frozen=True)
+class LinePattern:
+    """A regular expression, and fixed texts of which every matching line holds at least one."""
+
+    literals: tuple[str, ...]
+    regex: re.Pattern[str]
+
+
+class PatternIndex(Generic[Owner]):
+    """Patterns with their owners, looked up by the literals that a line holds."""
+
+    def __init__(self, owned: Sequence[tuple[Owner, LinePattern]]) -> None:
+        self._owned = owned
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        for number, (_, pattern) in enumerate(owned):
+            for literal in pattern.literals:
+                self._numbers[literal].append(number)
+        self._by_trigram: dict[str, list[str]] = defaultdict(list)
+        for literal in self._numbers:
+            self._by_trigram[min(_trigrams(literal), key=_frequency)].append(literal)
+
+    def candidates(self, line: str) -> list[int]:
+        """The numbers of the patterns that may match: the line holds one of their literals."""
+        trigrams = self._by_trigram.keys() & _trigrams(line)
+        held = (text for each in trigrams for text in self._by_trigram[each] if text in line)
+        return sorted({number for text in held for number in self._numbers[text]})
+
+    def match(self, line: str, candidates: Iterable[int]) -> dict[Owner, dict[str, str]]:
+        """The owners of the candidates that match, each with the text of its named groups."""
+        groups_by_owner: dict[Owner, dict[str, str]] = {}
+        for number in candidates:
+            owner, pattern = self._owned[number]
+            if owner in groups_by_owner and not pattern.regex.groupindex:
+                continue
+            if match := pattern.regex.search(line):
+                groups = {name: text for name, text in match.groupdict().items() if text}
+                groups_by_owner[owner] = groups | groups_by_owner.get(owner, {})
+        return groups_by_owner
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether a regular expression matches only itself, so that it is its own literal."""
+    return _SPECIAL.search(pattern) is None
+
+
+def _frequency(trigram: str) -> tuple[int, str]:
+    """A sort key: trigrams that few lines hold come first."""
+    return sum(char in _FREQUENT for char in trigram), trigram
+
+
+def _trigrams(text: str) -> set[str]:
+    return {text[start : start + SHORTEST] for start in range(len(text) - SHORTEST + 1)}

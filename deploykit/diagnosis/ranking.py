@@ -1,0 +1,258 @@
+"""From lines to causes: assigning lines to rules, and ranking the causes that they prove."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from deploykit.diagnosis import log_prefixes, placeholders, scan
+from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
+from deploykit.diagnosis.scan import Line
+
+SHOWN = 3
+"""Maximum number of lines shown as evidence of a cause."""
+_AFTER = 400
+"""Number of lines for which the `after` of a rule holds."""
+_MAX_IRRELEVANT = 20_000
+"""Maximum number of remembered hashes of irrelevant lines, without digits: logs repeat them."""
+_DIGITS = re.compile(r"\d+")
+_DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
+"""In such lines the digits matter, or the lines before them do."""
+_MILD = ("mild", 0)
+
+_Hits = Mapping[RuleKey, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line of a log that proves a cause."""
+
+    file: str
+    line: int
+    text: str
+    rank: int | None
+    host: str | None
+    time: str = ""
+
+
+@dataclass
+class Cause:
+    """A cause that the logs prove.
+
+    `order`: time, number of the log and of the line of its first evidence. `also`: labels of other
+    possible causes. `values`: what fills the placeholders of the fix.
+    """
+
+    rule: CauseRule
+    evidence: list[Evidence] = field(default_factory=list)
+    order: tuple[str, int, int] = ("", 0, 0)
+    also: list[str] = field(default_factory=list)
+    first_rank: int | None = None
+    firm: set[int] = field(default_factory=set)
+    """Numbers of the logs with a line that is not [[mild]], or whose rule is firm."""
+    values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fix(self) -> str:
+        """What to do, one step a line, with this run's values."""
+        return placeholders.render(self.rule.fix, self.values)
+
+
+class _Pending(NamedTuple):
+    """A line without a root cause so far, joined with the lines after it, and its candidates."""
+
+    line: Line
+    text: str
+    candidates: list[int]
+
+    def joined(self, text: str) -> _Pending:
+        return self._replace(text=f"{self.text} {log_prefixes.bare(text)}")
+
+
+class Diagnosis:
+    """The diagnosis of a run: `read` each of its logs, then call `causes`.
+
+    `values` are those of the run (placeholders.OF_RUN), for the fixes.
+    """
+
+    def __init__(self, rules: RuleSet, values: Mapping[str, str] | None = None) -> None:
+        self._rules = rules
+        self._values = dict(values or {})
+        self._causes: dict[int, Cause] = {}
+        self._ruled_out: set[int] = set()
+        self.literals = rules.literals
+        self._files = 0
+        self._irrelevant: set[int] = set()
+        self._root: int | None = None
+
+    def read(self, name: str, lines: Iterable[Line], node: int | None = None) -> None:
+        """Read the lines of one log, written on `node` if that is known."""
+        self._files += 1
+        log = _Log(name, self._files, node)
+        pending: list[_Pending] = []
+        for line in lines:
+            if not line.hit:
+                pending = [each.joined(scan.start(line.text)) for each in pending]
+                continue
+            self._settle(log, pending)
+            self._note_summary(log, scan.start(line.text))
+            pending = list(self._assign(log, line))
+        self._settle(log, pending)
+
+    def _assign(self, log: _Log, line: Line) -> Iterator[_Pending]:
+        """Assign a line to causes; yield it, to be joined with the next lines, without a root."""
+        if line.number <= log.skip_until:
+            return
+        for piece in scan.pieces(line.text):
+            text = log_prefixes.bare(piece)
+            key = hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
+            if key in self._irrelevant:
+                continue
+            candidates = self._rules.index.candidates(text)
+            hits = self._rules.index.match(text, candidates)
+            if (spans := self._harmless(hits)) is not None:
+                log.skip_until = max(log.skip_until, line.number + spans)
+                continue
+            kinds = self._record(log, line, piece, hits)
+            if not kinds and len(self._irrelevant) < _MAX_IRRELEVANT:
+                self._irrelevant.add(key)
+            if "root" not in kinds:
+                yield _Pending(line, text, candidates)
+
+    def _settle(self, log: _Log, pending: Iterable[_Pending]) -> None:
+        for line, text, candidates in pending:
+            raw = scan.start(line.text)
+            self._record(log, line, raw, self._rules.index.match(text, candidates))
+
+    def _harmless(self, hits: _Hits) -> int | None:
+        """The number of lines to skip after a harmless line; None if the line is not harmless."""
+        return max(
+            (self._rules.harmless[n].spans for part, n in hits if part == "harmless"), default=None
+        )
+
+    def _record(self, log: _Log, line: Line, raw: str, hits: _Hits) -> set[str]:
+        """Record the line as evidence of the causes that it proves; return their kinds."""
+        for part, number in hits:
+            if part == "after":
+                log.after[number] = line.number
+            elif part == "unless":
+                self._ruled_out.add(number)
+            elif part == "success":
+                self._recovered(log)
+        matched = list(self._matching_rules(log, line, hits))
+        for number in matched:
+            firm = _MILD not in hits or self._rules.causes[number].firm
+            self._add_evidence(number, log, line, raw, firm=firm)
+            cause = self._causes[number]
+            cause.values = hits["cause", number] | cause.values
+        return {self._rules.causes[number].kind for number in matched}
+
+    def _recovered(self, log: _Log) -> None:
+        """The log reports success: its earlier failures no longer count."""
+        for cause in self._causes.values():
+            cause.firm.discard(log.number)
+
+    def _matching_rules(self, log: _Log, line: Line, hits: _Hits) -> Iterator[int]:
+        """The first rule that matches, and the next ones while `unless` may rule it out."""
+        for number in sorted(number for part, number in hits if part == "cause"):
+            rule = self._rules.causes[number]
+            last = log.after.get(number, -_AFTER - 1)
+            if rule.after and line.number - last > _AFTER:
+                continue
+            yield number
+            if not rule.unless:
+                return
+
+    def _add_evidence(self, index: int, log: _Log, line: Line, raw: str, *, firm: bool) -> None:
+        """Add a line to the evidence of a cause; the first firm line replaces all others."""
+        log.time = log_prefixes.time(raw) or log.time
+        order = (log.time, log.number, line.number)
+        cause = self._causes.setdefault(index, Cause(self._rules.causes[index], order=order))
+        if firm and not cause.firm:
+            cause.evidence.clear()
+            cause.order = order
+        elif cause.firm and not firm:
+            return
+        evidence = self._evidence(log, line, raw)
+        if order < cause.order:
+            cause.order = order
+            cause.evidence.insert(0, evidence)
+        elif len(cause.evidence) < SHOWN and [evidence] != cause.evidence[-1:]:
+            cause.evidence.append(evidence)
+        del cause.evidence[SHOWN:]
+        if firm:
+            cause.firm.add(log.number)
+
+    def _evidence(self, log: _Log, line: Line, raw: str) -> Evidence:
+        shown = " ".join(log_prefixes.bare(raw).split())[:400]
+        host = log_prefixes.host(raw) or (None if log.node is None else f"node {log.node}")
+        rank = log.summary_rank if log_prefixes.continues_summary(raw) else log_prefixes.rank(raw)
+        return Evidence(log.name, line.number, shown, rank, host, log.time)
+
+    def _note_summary(self, log: _Log, text: str) -> None:
+        rank = log_prefixes.summary_rank(text)
+        if rank is not None:
+            log.summary_rank = self._root = rank
+
+    def causes(self) -> list[Cause]:
+        """The causes, the most probable first; symptoms only if there is nothing else."""
+        kept: dict[int, Cause] = {}
+        proved: set[tuple[str, int]] = set()
+        for index, cause in sorted(self._causes.items()):
+            first = (cause.evidence[0].file, cause.evidence[0].line)
+            if index not in self._ruled_out and first not in proved:
+                kept[index] = cause
+                proved.add(first)
+        firm = [cause for cause in kept.values() if cause.firm]
+        for kind in KINDS:
+            chosen = [cause for cause in firm if cause.rule.kind == kind]
+            if chosen:
+                chosen = _with_precursors(chosen, firm)
+                rest = [cause for cause in kept.values() if cause not in chosen]
+                return [self._finish(cause, rest) for cause in _one_per_label(chosen)]
+        return []
+
+    def _finish(self, cause: Cause, rest: Iterable[Cause]) -> Cause:
+        """Add the other possible causes, and the rank that failed first."""
+        labels = dict.fromkeys([*cause.rule.also, *(other.rule.label for other in rest)])
+        cause.also = [label for label in labels if label != cause.rule.label]
+        ranks = (evidence.rank for evidence in cause.evidence)
+        cause.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        first = cause.evidence[0]
+        line = {"file": first.file, "host": first.host, "rank": cause.first_rank}
+        cause.values |= {name: str(value) for name, value in line.items() if value is not None}
+        cause.values |= self._values
+        return cause
+
+
+def _with_precursors(chosen: list[Cause], firm: list[Cause]) -> list[Cause]:
+    """The chosen causes, preceded by those that they yield to and that were seen earlier."""
+    ahead = [
+        early
+        for early in firm
+        if any(early.rule.label in c.rule.yields and early.order < c.order for c in chosen)
+    ]
+    return [*ahead, *(cause for cause in chosen if cause not in ahead)]
+
+
+def _one_per_label(causes: list[Cause]) -> list[Cause]:
+    """The first cause of each label."""
+    by_label: dict[str, Cause] = {}
+    for cause in causes:
+        by_label.setdefault(cause.rule.label, cause)
+    return list(by_label.values())
+
+
+@dataclass
+class _Log:
+    """The state of one log while it is read."""
+
+    name: str
+    number: int
+    node: int | None
+    skip_until: int = 0
+    time: str = ""
+    summary_rank: int | None = None
+    after: dict[int, int] = field(default_factory=dict)

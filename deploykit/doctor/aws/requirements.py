@@ -1,0 +1,64 @@
+"""What a SageMaker job requires of the account and of the network. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Ports = tuple[int, int]
+"""First and last port, inclusive."""
+
+ANY: Ports = (0, 65535)
+EPHEMERAL: Ports = (32768, 60999)
+"""Linux picks the port of an outgoing connection, and of the listeners of NCCL, Gloo and c10d,
+from this range: https://docs.kernel.org/networking/ip-sysctl.html (ip_local_port_range)."""
+HTTPS: Ports = (443, 443)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Packets that must pass: a protocol by EC2's name or number, and their destination ports."""
+
+    protocol: str
+    ports: tuple[Ports, ...] = (ANY,)
+
+
+ESP, IKE = Flow("50"), Flow("udp", ((500, 500),))
+"""The protocols of inter-container traffic encryption:
+https://docs.aws.amazon.com/sagemaker/latest/dg/train-encrypt.html."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The parts of a job that the checks compare with the account."""
+
+    region: str
+    role: str
+    instance_type: str
+    """EC2's name, without ``ml.``."""
+    nodes: int
+    subnets: tuple[str, ...]
+    groups: tuple[str, ...]
+    """Ids of its security groups."""
+    written: tuple[str, ...]
+    """Buckets that the job reads and writes."""
+    read: tuple[str, ...]
+    """Buckets that it only reads."""
+    owner: str
+    """Account that must own the buckets."""
+    quota: str
+    """Name of the quota that limits the number of instances."""
+    encrypted: bool = False
+    secrets: tuple[str, ...] = ()
+    """Services from which the nodes read secrets: ``ssm``, ``secretsmanager``."""
+    peers: tuple[Flow, ...] = ()
+    """Traffic between the nodes; empty for a job of one node."""
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """All buckets, written ones first."""
+        return (*self.written, *self.read)
+
+    @property
+    def role_name(self) -> str:
+        """The last part of the role's ARN."""
+        return self.role.rpartition("/")[2]

@@ -1,0 +1,271 @@
+"""Doctor for the local backend: PyTorch, GPUs, shared memory, limits and network of this host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit import parsing, paths, quoting, shell
+from deploykit.decode import decode
+from deploykit.doctor.finding import Finding, Fix
+from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.model import JobSpec
+
+FILE = "machine.json"
+_SHM = "/dev/shm"  # noqa: S108 - where PyTorch shares tensors
+_SHM_PER_RANK = 256 * 1024**2
+"""Bytes of shared memory that one rank with a few loader workers usually takes."""
+_FILES_PER_RANK = 64
+"""Open files of one rank, in addition to one connection to each other rank."""
+_THREADS_PER_RANK = 128
+_TIMEOUT = 120
+
+_PROBE = """
+import json, socket, sys
+sys.path.insert(0, sys.argv[1])
+from deploykit_node.network import interfaces
+try:
+    address = socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
+except OSError:
+    address = ""
+up = [name for _, name in socket.if_nameindex() if interfaces.is_up(name)]
+facts = {"interfaces_up": up, "host_address": address}
+facts |= {"torch": "", "cuda": "", "visible_gpus": 0, "import_error": ""}
+try:
+    import torch
+    facts.update(torch=torch.__version__, cuda=torch.version.cuda or "")
+    facts["visible_gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+except Exception as error:
+    facts["import_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts))
+"""
+"""Runs under the trainer's Python and uses the node plane's own `network` module."""
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """Facts of this host. Sizes are in bytes; a limit of -1 means unlimited."""
+
+    python: str
+    torch: str
+    cuda: str
+    import_error: str
+    """Why PyTorch cannot be imported; empty if it can."""
+    visible_gpus: int
+    """GPUs that PyTorch can use."""
+    gpus: tuple[str, ...]
+    """GPUs that the driver lists."""
+    shm_free: int
+    """Free bytes of /dev/shm; 0 if it is missing."""
+    max_open_files: int
+    max_processes: int
+    max_locked_memory: int
+    has_infiniband: bool
+    interfaces_up: tuple[str, ...]
+    host_address: str
+    """The address that the host's own name resolves to; empty if it does not resolve."""
+
+
+def inspect(python: str | None) -> LocalMachine:
+    """Collect the facts of this host with the trainer's Python (default: the running one).
+
+    Raises BackendUnavailable if that Python cannot be run.
+    """
+    python = python or sys.executable
+    argv = [python, "-c", _PROBE, str(paths.shipped("entrypoints"))]
+    done = shell.run(argv, timeout=_TIMEOUT)
+    if done.code:
+        last = done.err.strip().splitlines()[-1:] or ["no output"]
+        raise BackendUnavailable(
+            f"{python} failed: {last[0]}",
+            hint="correct local.python, or recreate the environment",
+        )
+    probed = _probed(done.out, python)
+    return LocalMachine(
+        python=python,
+        torch=probed["torch"],
+        cuda=probed["cuda"],
+        import_error=probed["import_error"],
+        visible_gpus=probed["visible_gpus"],
+        gpus=tuple(_driver_gpus()),
+        shm_free=_free(_SHM),
+        max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        max_processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        max_locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        has_infiniband=Path("/dev/infiniband").is_dir(),
+        interfaces_up=tuple(probed["interfaces_up"]),
+        host_address=probed["host_address"],
+    )
+
+
+def _probed(output: str, python: str) -> dict[str, Any]:
+    """The last line of the probe's output; a sitecustomize may print before it."""
+    try:
+        return dict(parsing.json(output.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError):
+        raise BackendUnavailable(
+            f"{python} failed: it exited with 0 but printed no facts", hint="correct local.python"
+        ) from None
+
+
+def save(machine: LocalMachine, folder: Path) -> None:
+    """Write the facts to ``machine.json`` in `folder`, for `load`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(dataclasses.asdict(machine), indent=1) + "\n"
+    (folder / FILE).write_text(text, encoding="utf-8")
+
+
+def load(folder: Path) -> LocalMachine:
+    """Read what `save` wrote. Raises NotFound if it is missing or malformed."""
+    path = folder / FILE
+    hint = "create it with `deploykit doctor --backend local --save FOLDER`"
+    try:
+        machine, problems = decode(LocalMachine, parsing.json_of(path))
+    except (OSError, ValueError) as error:
+        raise NotFound(f"no facts in {path}", hint=hint) from error
+    if machine is None:
+        raise NotFound(f"{path}: {problems[0].path} {problems[0].message}", hint=hint)
+    return machine
+
+
+def findings(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
+    """Everything that would stop or slow a local run of the job. Pure."""
+    yield from _pytorch(machine)
+    yield from _gpus(job, machine)
+    yield from _shared_memory(job, machine)
+    yield from _limits(job, machine)
+    yield from _network(job, machine)
+
+
+def _driver_gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = shell.run(["nvidia-smi", "-L"], timeout=_TIMEOUT)
+    except BackendUnavailable:
+        return []
+    return [line.strip() for line in listed.out.splitlines() if line.startswith("GPU ")]
+
+
+def _free(folder: str) -> int:
+    try:
+        usage = os.statvfs(folder)
+    except OSError:
+        return 0
+    return usage.f_bavail * usage.f_frsize
+
+
+def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
+    if machine.import_error:
+        yield Finding(
+            "torch_missing",
+            "error",
+            "the trainer's Python cannot import PyTorch",
+            (f"{machine.python}: {machine.import_error}",),
+            Fix(
+                "install PyTorch there, or set local.python to another Python",
+                cli=_pip(machine, "torch"),
+            ),
+        )
+
+
+def _pip(machine: LocalMachine, *words: str) -> str:
+    return f"{quoting.command(machine.python, '-m', 'pip', 'install', *words)}\n"
+
+
+def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
+    if machine.gpus and machine.torch and machine.visible_gpus < len(machine.gpus):
+        build = f"built for CUDA {machine.cuda}" if machine.cuda else "built without CUDA"
+        summary = (
+            "install a build of PyTorch that the driver supports; `nvidia-smi` shows its CUDA "
+            "version"
+        )
+        yield Finding(
+            "gpus_unused",
+            "error" if job.resources.gpus_per_node else "warning",
+            f"the driver lists {len(machine.gpus)} GPUs, but PyTorch can use "
+            f"{machine.visible_gpus}",
+            (f"PyTorch {machine.torch}, {build}", *machine.gpus[:1]),
+            Fix(summary, cli=_pip(machine, "--force-reinstall", "torch")),
+        )
+    requested = job.resources.gpus_per_node
+    if requested > len(machine.gpus):
+        yield Finding(
+            "gpus_too_few",
+            "warning",
+            f"the job requests {requested} GPUs per node, but this host has {len(machine.gpus)}: "
+            "ranks without a GPU train on the CPU",
+            tuple(machine.gpus) or ("nvidia-smi lists no GPU",),
+            Fix("request fewer", settings={"resources.gpus_per_node": str(len(machine.gpus))}),
+        )
+
+
+def _shared_memory(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
+    usual = _SHM_PER_RANK * job.resources.world_size
+    if machine.shm_free < usual:
+        yield Finding(
+            "shm_small",
+            "warning",
+            f"{_SHM} has {_mib(machine.shm_free)} free; {job.resources.world_size} ranks with "
+            "loader workers usually need more, and a full /dev/shm kills them with a bus error",
+            (f"{_SHM}: {_mib(machine.shm_free)} free, {_mib(usual)} usually needed",),
+            Fix(
+                "increase its size (in Docker: --shm-size=8g)",
+                cli=f"mount -o remount,size=8G {_SHM}\n",
+            ),
+        )
+
+
+def _mib(size: int) -> str:
+    return f"{size // 1024**2} MiB"
+
+
+def _limits(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
+    ranks = job.resources.world_size
+    for name, flag, limit, needed in (
+        ("open files", "-n", machine.max_open_files, _FILES_PER_RANK + ranks),
+        ("processes and threads", "-u", machine.max_processes, _THREADS_PER_RANK * ranks),
+    ):
+        if 0 <= limit < needed:
+            yield Finding(
+                "limit",
+                "error",
+                f"the limit of {name} is {limit}; {ranks} ranks need about {needed}",
+                (f"ulimit {flag}: {limit}",),
+                Fix("raise it in the shell that submits", cli=f"ulimit {flag} {needed * 4}\n"),
+            )
+    if machine.has_infiniband and machine.max_locked_memory >= 0:
+        yield Finding(
+            "memlock",
+            "error",
+            "InfiniBand needs unlimited locked memory; otherwise ibv_reg_mr fails",
+            (f"ulimit -l: {machine.max_locked_memory // 1024} KiB", "/dev/infiniband exists"),
+            Fix("remove the limit (in Docker: --ulimit memlock=-1)", cli="ulimit -l unlimited\n"),
+        )
+
+
+def _network(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
+    if "lo" not in machine.interfaces_up:
+        yield Finding(
+            "loopback_down",
+            "error",
+            "the loopback interface is down; local ranks communicate over it",
+            (f"interfaces that are up: {', '.join(machine.interfaces_up) or 'none'}",),
+            Fix("bring it up", cli="ip link set lo up\n"),
+        )
+    if not machine.host_address and job.resources.world_size > 1:
+        yield Finding(
+            "host_name",
+            "note",
+            "this host's name does not resolve; Gloo prints a warning and uses loopback",
+            ("getaddrinfo of the host's own name fails",),
+            Fix("add it to /etc/hosts"),
+        )

@@ -1,0 +1,71 @@
+"""The literals of the rules of diagnose: a line that matches a rule holds one of them."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+
+import pytest
+from regex_samples import parsed, sample
+
+from deploykit import cli
+from deploykit.diagnosis import cause_rules
+
+NARROWED = "nan_loss"
+"""Its literals narrow its expressions on purpose: three letters such as `nan` are in many words."""
+EXAMPLES = Path(__file__).parent / "diagnosis"
+
+
+def examples():
+    """Every line of the logs written for the tests of diagnose."""
+    for file in EXAMPLES.iterdir():
+        text = file.read_text(encoding="utf-8")
+        logs = tomllib.loads(text)["log"] if file.suffix == ".toml" else [{"text": text}]
+        for log in logs:
+            yield from log["text"].splitlines()
+
+
+def test_every_example_contains_a_literal_of_each_rule_that_matches_it():
+    patterns = [pattern for _, pattern in cause_rules.load().patterns()]
+    missing = [
+        (pattern.regex.pattern, line)
+        for line in set(examples())
+        for pattern in patterns
+        if pattern.regex.search(line) and not any(text in line for text in pattern.literals)
+    ]
+    assert missing == []
+
+
+def test_every_text_that_a_rule_matches_contains_one_of_its_literals():
+    """Texts are drawn from the expressions; those that do not match are left out."""
+    rules = cause_rules.load()
+    draw = random.Random(0)
+    matched, missing = 0, []
+    for (part, number), pattern in rules.patterns():
+        if part == "cause" and rules.causes[number].label == NARROWED:
+            continue
+        tree = parsed(pattern.regex)
+        for text in {sample(tree, draw.choice) for _ in range(20)}:
+            if pattern.regex.search(text):
+                matched += 1
+                held = any(literal in text for literal in pattern.literals)
+                missing += [] if held else [(pattern.regex.pattern, text)]
+    assert missing == []
+    assert matched > 5000
+
+
+def test_a_regular_expression_without_literals_is_refused(tmp_path, capsys):
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='f'\nmatch=['lost .* nodes']\n")
+    assert cli.main(["diagnose", str(rules), "--rules", str(rules)]) == 64
+    assert "add `literals`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("literals", ["['ab']", "[]", "['lost', '']"])
+def test_a_literal_has_three_characters(literals, tmp_path, capsys):
+    rules = tmp_path / "rules.toml"
+    text = "[[cause]]\nlabel='a'\nmeans='m'\nfix='f'\nmatch='lost .* nodes'\n"
+    rules.write_text(f"{text}literals={literals}\n")
+    assert cli.main(["diagnose", str(rules), "--rules", str(rules)]) == 64
+    assert "no fixed text to look up" in capsys.readouterr().err

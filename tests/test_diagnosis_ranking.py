@@ -1,0 +1,183 @@
+"""Ranking: how lines become evidence, and which of several causes comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploykit.diagnosis import cause_rules
+from deploykit.diagnosis.ranking import SHOWN, Diagnosis
+from deploykit.diagnosis.scan import Line
+
+RULES = r"""
+[[harmless]]
+match = 'banner'
+spans = 2
+[[harmless]]
+match = 'is fine'
+[[mild]]
+match = 'warning'
+[[success]]
+match = 'job done'
+[[cause]]
+label = 'first'
+means = 'm'
+fix = '{file|FILE} {rank|RANK} {host|HOST} {port|PORT} {run|RUN}'
+match = 'broken (?P<port>\d+)|broken'
+literals = ['broken']
+also = ['other', 'first']
+unless = 'repaired'
+[[cause]]
+label = 'second'
+means = 'm'
+fix = 'f'
+match = ['broken', 'jammed']
+[[cause]]
+label = 'later'
+means = 'm'
+fix = 'f'
+kind = 'late'
+match = 'timeout'
+yields = ['after']
+[[cause]]
+label = 'after'
+means = 'm'
+fix = 'f'
+kind = 'symptom'
+match = 'exited'
+[[cause]]
+label = 'linked'
+means = 'm'
+fix = 'f'
+match = 'link down'
+after = 'link up'
+[[cause]]
+label = 'joined'
+means = 'm'
+fix = 'f'
+match = 'disk.*full'
+literals = ['disk']
+"""
+
+
+@pytest.fixture
+def diagnose(tmp_path):
+    """The causes of logs, each given as the lines that hold a literal, numbered from 1."""
+    path = tmp_path / "rules.toml"
+    path.write_text(RULES)
+    rules = cause_rules._read(path)
+
+    def causes(*logs, values=None, node=None):
+        diagnosis = Diagnosis(rules, values)
+        for number, log in enumerate(logs):
+            rows = log.items() if isinstance(log, dict) else enumerate(log, 1)
+            lines = [Line(at, text.lstrip("~"), hit=text[0] != "~") for at, text in rows]
+            diagnosis.read(f"{number}.log", lines, node)
+        return diagnosis.causes()
+
+    return causes
+
+
+def labels(causes):
+    return [cause.rule.label for cause in causes]
+
+
+def lines(cause):
+    return [(evidence.file, evidence.line) for evidence in cause.evidence]
+
+
+def test_a_line_belongs_to_the_first_rule_that_matches(diagnose):
+    assert labels(diagnose(["jammed", "broken 7"])) == ["first", "second"]
+    assert labels(diagnose(["broken 7", "jammed"])) == ["first"]  # which has the same first proof
+
+
+def test_a_rule_that_is_ruled_out_leaves_the_line_to_the_next(diagnose):
+    assert labels(diagnose(["broken 7", "repaired"])) == ["second"]
+    assert labels(diagnose(["broken 7"], ["repaired"])) == ["second"]
+
+
+def test_a_late_cause_counts_without_a_root_and_a_symptom_without_both(diagnose):
+    assert labels(diagnose(["exited", "timeout", "jammed"])) == ["second"]
+    assert labels(diagnose(["timeout", "exited"])) == ["later"]
+    assert labels(diagnose(["exited"])) == ["after"]
+    assert diagnose(["nothing"]) == []
+
+
+def test_a_cause_that_is_yielded_to_comes_first_if_it_was_seen_earlier(diagnose):
+    assert labels(diagnose(["exited", "timeout"])) == ["after", "later"]
+
+
+def test_evidence_is_limited_and_in_order(diagnose):
+    (cause,) = diagnose([f"jammed at step{'x' * number}" for number in range(SHOWN + 2)])
+    assert lines(cause) == [("0.log", number) for number in (1, 2, 3)]
+    later = "2026-01-02T00:00:09 jammed b"
+    earlier = "2026-01-02T00:00:01 jammed a"
+    (cause,) = diagnose([later], [earlier])
+    assert lines(cause) == [("1.log", 1), ("0.log", 1)]
+    assert cause.order == ("2026-01-02T00:00:01", 2, 1)
+
+
+def test_a_firm_line_replaces_mild_ones(diagnose):
+    assert diagnose(["warning: jammed"]) == []
+    (cause,) = diagnose(["warning: jammed", "jammed", "warning: jammed again"])
+    assert lines(cause) == [("0.log", 2)]
+
+
+def test_success_discards_only_the_failures_of_its_own_log(diagnose):
+    assert diagnose(["jammed", "job done"]) == []
+    assert labels(diagnose(["jammed"], ["job done"])) == ["second"]
+    assert labels(diagnose(["job done", "jammed"])) == ["second"]
+
+
+def test_lines_after_a_harmless_one_are_skipped(diagnose):
+    assert diagnose(["banner", "jammed", "jammed"]) == []
+    (cause,) = diagnose(["banner", "jammed", "jammed", "jammed"])
+    assert lines(cause) == [("0.log", 4)]
+
+
+@pytest.mark.parametrize(("line", "found"), [(401, ["linked"]), (402, [])])
+def test_after_holds_for_400_lines(line, found, diagnose):
+    assert labels(diagnose({1: "link up", line: "link down"})) == found
+
+
+def test_a_message_that_is_broken_over_lines_is_joined(diagnose):
+    assert labels(diagnose(["the disk", "~is full"])) == ["joined"]
+    assert labels(diagnose(["the disk", "~is full", "nothing"])) == ["joined"]
+    assert diagnose(["the disk", "nothing", "~is full"]) == []
+
+
+def test_a_line_without_a_literal_counts_only_as_a_continuation(diagnose):
+    assert diagnose(["nothing", "~jammed"]) == []
+
+
+def test_the_same_line_counts_again_only_in_another_place(diagnose):
+    (cause,) = diagnose(["jammed", "jammed"], ["jammed"])
+    assert lines(cause) == [("0.log", 1), ("0.log", 2), ("1.log", 1)]
+    (cause,) = diagnose(["jammed\rjammed"])
+    assert lines(cause) == [("0.log", 1)]
+
+
+def test_a_fix_has_the_values_of_the_line_and_of_the_run(diagnose):
+    (cause,) = diagnose(["[rank3]: broken 7"], values={"run": "one-1"}, node=5)
+    assert cause.fix == "0.log 3 HOST 7 one-1"
+    assert cause.first_rank == 3
+    assert cause.evidence[0].host == "node 5"
+    assert cause.also == ["other"]
+
+
+def test_a_harmless_line_proves_nothing(diagnose):
+    assert diagnose(["jammed is fine"]) == []
+
+
+def test_a_rule_with_after_needs_a_line_before(diagnose):
+    assert diagnose(["link down"]) == []
+
+
+def test_the_values_of_the_first_line_stay(diagnose):
+    (cause,) = diagnose(["broken 7", "broken 8"])
+    assert cause.fix == "0.log RANK HOST 7 RUN"
+
+
+def test_other_causes_are_named_and_each_label_once(diagnose):
+    (cause,) = diagnose(["jammed", "timeout", "warning: broken"])
+    assert labels([cause]) == ["second"]
+    assert cause.also == ["first", "later"]
