@@ -11,6 +11,8 @@ from aws_server import SECTION, sent_requests
 
 from deploykit import cli
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.aws
 @pytest.mark.timeout(900)

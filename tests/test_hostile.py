@@ -147,7 +147,7 @@ RECORDER = """#!/bin/sh
 """
 
 
-pytestmark = pytest.mark.xdist_group("hostile")
+pytestmark = [pytest.mark.xdist_group("hostile"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ from deploykit.infra import rendering
 from deploykit.infra.answers import Answers
 from deploykit.model import Entrypoint, JobSpec, Resources
 
+pytestmark = pytest.mark.slow
+
 sys.path.insert(0, str(paths.shipped("entrypoints")))
 NASTY = [
     *(

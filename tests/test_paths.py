@@ -16,6 +16,8 @@ from strangers import STRANGER, as_stranger, modes, open_place, too_wide  # noqa
 from deploykit import bundle, cli, lifecycle, paths
 from deploykit.errors import CannotWrite
 
+pytestmark = pytest.mark.slow
+
 UMASKS = [0o000, 0o002, 0o022, 0o077]
 TRAINER = """
 import helper, os

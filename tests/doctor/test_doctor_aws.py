@@ -16,7 +16,7 @@ from aws_faults import FAULTS
 from aws_snippets import AWS, check_snippets, needs_programs
 from aws_vpcs import IsolatedVpc, NatVpc
 
-pytestmark = pytest.mark.aws
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
 FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
 """One fault for each label."""
 

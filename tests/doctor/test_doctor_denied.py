@@ -8,7 +8,7 @@ import pytest
 from aws_snippets import check_snippets, needs_programs
 from aws_vpcs import IsolatedVpc
 
-pytestmark = pytest.mark.aws
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
 DEDICATED = '"InstanceTenancy": "dedicated"'
 READ = ["ec2:Describe*", "iam:Get*", "iam:List*", "s3:*", "sts:*", "servicequotas:*"]
 

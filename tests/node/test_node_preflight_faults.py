@@ -12,6 +12,8 @@ import pytest
 
 from deploykit import contract, paths
 
+pytestmark = pytest.mark.slow
+
 PROBE = """
 import os, sys
 from deploykit_node import cluster

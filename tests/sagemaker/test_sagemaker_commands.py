@@ -19,7 +19,7 @@ from sagemaker_jobs import vary
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 
-pytestmark = pytest.mark.aws
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 HOSTS, LINES = 4, 10_000
 ATTACH = ("attach", "--backend", "sagemaker", "--target", "us-east-1")

@@ -17,7 +17,7 @@ from deploykit import sagemaker
 from deploykit.backends.sagemaker import sdk
 from deploykit.errors import BackendUnavailable, JobFileError
 
-pytestmark = [pytest.mark.aws, pytest.mark.xdist_group("notebook")]
+pytestmark = [pytest.mark.aws, pytest.mark.xdist_group("notebook"), pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SECTION = {
     "role": "arn:aws:iam::123456789012:role/training",

@@ -21,6 +21,8 @@ from deploykit.backends.sagemaker import (
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.backends.sagemaker.submission import differences
 
+pytestmark = pytest.mark.slow
+
 COUNT = 240
 HASH = "0123456789abcdef" * 4
 OWN = {"image_uri": "somebody/image:1", "framework_version": None}

@@ -30,7 +30,7 @@ from deploykit.errors import (
     Uncertain,
 )
 
-pytestmark = pytest.mark.aws
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
 
 HOSTILE = textwrap.dedent(
     """\
