@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 BUSY = "import time\nwhile time.process_time() < {}: pass\nprint('done')"
 ASLEEP = """

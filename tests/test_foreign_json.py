@@ -90,4 +90,4 @@ def test_a_python_that_is_none(project, capsys, python):
     (project / "python").chmod(0o755)
     argv = ["--backend", "local", "--set", f"local.python={project}/python"]
     assert cli.main(["doctor", *argv]) == 69
-    assert "does not work: it ran and told nothing" in capsys.readouterr().err
+    assert "it exited with 0 but printed no facts" in capsys.readouterr().err

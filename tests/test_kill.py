@@ -17,13 +17,15 @@ from aws_server import SECTION, sent_requests
 
 from deploykit import cli
 
+pytestmark = pytest.mark.slow
+
 AROUND_THE_ROW = [
     ("before", "deploykit.runs:add"),
     ("after", "deploykit.runs:add"),
     ("before", "deploykit.lifecycle:_record_source"),
     ("after", "deploykit.lifecycle:_record_source"),
-    ("before", "deploykit.bundle:Bundle.store"),
-    ("after", "deploykit.bundle:Bundle.store"),
+    ("before", "deploykit.bundle:store"),
+    ("after", "deploykit.bundle:store"),
 ]
 AT_THE_END = [("before", "deploykit.runs:confirm"), ("after", "deploykit.runs:confirm")]
 

@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 from deploykit import cli, runs, terminal
 from deploykit.model import State, Status
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
 """Writes the clipboard of many terminals."""
@@ -90,9 +92,10 @@ def place(project, tmp_path):
     runs.update("one", Status(State.FAILED, words, words, 1))
     (project / f"{HOSTILE}.yaml".replace("/", "_")).write_text("a: [")
     (project / "bad.yaml").write_text(json.dumps({words: words, "name": words}))
-    machine = dict.fromkeys(("python", "torch", "cuda", "trouble", "own_address"), words)
-    machine |= dict.fromkeys(("sees", "shm", "files", "threads", "locked"), 0)
-    machine |= {"rdma": True, "cards": [words], "up": [words]}
+    machine = dict.fromkeys(("python", "torch", "cuda", "import_error", "host_address"), words)
+    limits = ("max_open_files", "max_processes", "max_locked_memory")
+    machine |= dict.fromkeys(("visible_gpus", "shm_free", *limits), 0)
+    machine |= {"has_infiniband": True, "gpus": [words], "interfaces_up": [words]}
     (project / "facts").mkdir()
     (project / "facts/machine.json").write_text(json.dumps(machine))
     (project / "facts/get-caller-identity.json").write_text(

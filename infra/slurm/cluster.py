@@ -7,8 +7,7 @@
     python3 infra/slurm/cluster.py stop /tmp/box
 
 Each node is a slurmd on 127.0.0.1 with simulated GPUs (links to /dev/null). The cluster has its own
-munge key and socket, and short timers. It needs Debian's packages, but no root, systemd or cgroups.
-The daemons and all jobs run as the user who starts it. Standard library only.
+munge key and socket, and short timers. Daemons and jobs run as the user who starts it.
 """
 
 from __future__ import annotations

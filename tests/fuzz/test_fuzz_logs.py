@@ -38,8 +38,8 @@ def test_any_text_is_a_line_of_a_log(text):
         (
             log_prefixes.host(piece),
             log_prefixes.time(piece),
-            log_prefixes.summed(piece),
-            log_prefixes.of_summed(piece),
+            log_prefixes.summary_rank(piece),
+            log_prefixes.continues_summary(piece),
         )
 
 

@@ -18,6 +18,8 @@ from infra_answers import GIVEN
 from deploykit import cli
 from deploykit.infra import ec2, rendering, validation
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 REGION = "us-east-1"
 
@@ -108,7 +110,7 @@ def test_files_are_written_and_not_replaced_unasked(answers, capsys, tmp_path):
     assert {path.name for path in folder.iterdir()} == {"stack.yaml", "cluster.yaml", "Dockerfile"}
     assert "aws cloudformation deploy" in out
     code, _, err = run(capsys, "render", answers(), "--out", folder)
-    assert (code, "--force replaces them" in err) == (64, True)
+    assert (code, "--force overwrites" in err) == (64, True)
     assert run(capsys, "render", answers({"name": "other"}), "--out", folder, "--force")[0] == 0
     assert "other-execution" in (folder / "stack.yaml").read_text()
 

@@ -37,6 +37,7 @@ UNKNOWN_TO_MOTO = ("HeadNodeLaunchTemplate", "KeyPair", "ComputeResourceLaunchTe
 """Validators whose questions moto does not understand."""
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.aws,
     pytest.mark.xdist_group("pcluster"),
     pytest.mark.skipif(not PCLUSTER.exists(), reason="run make .venv-pcluster/.ready first"),

@@ -15,6 +15,8 @@ from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import estimator_args, oracle
 from deploykit.backends.sagemaker.oracle import Verdict
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2] / "docs/sagemaker_oracle.py"
 TODAY = dt.date(2026, 11, 21)
 HASH = "0123456789abcdef" * 4

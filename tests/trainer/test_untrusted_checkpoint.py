@@ -13,7 +13,7 @@ from ranks import (
     ENTRYPOINTS,
     FOUR_EPOCHS,
     TRAIN,
-    newest,
+    latest,
     outputs,
     start_ranks,
     train_alone,
@@ -44,7 +44,7 @@ def test_resuming_runs_no_code_and_uses_the_previous_one(
     attack, one_rank, tmp_path, canary, capsys
 ):
     attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
-    attack(newest(tmp_path), canary)
+    attack(latest(tmp_path), canary)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
     assert not ran(canary)
@@ -57,7 +57,7 @@ def test_resuming_runs_no_code_and_uses_the_previous_one(
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
 def test_two_ranks_run_no_code_and_use_the_previous_one(attack, two_ranks, tmp_path, canary):
     attacks.copied(two_ranks / "checkpoints", tmp_path / "checkpoints")
-    attack(newest(tmp_path), canary)
+    attack(latest(tmp_path), canary)
     log = outputs(start_ranks(tmp_path, 2, TRAIN, *FOUR_EPOCHS))[0]
 
     assert not ran(canary)
@@ -72,7 +72,7 @@ def test_reporting_and_exporting_run_no_code_and_use_the_previous_one(
     program, attack, one_rank, tmp_path, canary
 ):
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
-    attack(newest(tmp_path), canary)
+    attack(latest(tmp_path), canary)
     done = run(program, folder, "--output", tmp_path / "out")
 
     assert not ran(canary)
@@ -107,7 +107,7 @@ def run(program, *arguments):
 
 def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     table = (path / ".metadata").read_bytes()
     (path / ".metadata").write_bytes(table.replace(b"scores.weight", b"scores.height"))
     attacks.update_checksums(path)
@@ -136,9 +136,9 @@ INVALID_PROGRESS = [
 )
 def test_invalid_progress_is_skipped(name, value, one_rank, tmp_path, capsys):
     attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
-    whole = json.loads((newest(tmp_path) / "whole.json").read_text())
+    whole = json.loads((latest(tmp_path) / "whole.json").read_text())
     whole["progress"][name] = value
-    attacks.write_manifest(newest(tmp_path), whole)
+    attacks.write_manifest(latest(tmp_path), whole)
     train_alone(tmp_path, *FOUR_EPOCHS)
 
     assert f"its {name} is " in skip_messages(capsys.readouterr().out)[0]
@@ -161,7 +161,7 @@ def test_invalid_progress_is_skipped(name, value, one_rank, tmp_path, capsys):
 def test_settings_of_a_huge_model_are_refused(change, one_rank, tmp_path):
     """Before memory is allocated: the limit leaves room for torch alone."""
     folder = attacks.copied(one_rank / "checkpoints", tmp_path / "checkpoints")
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     whole = json.loads((path / "whole.json").read_text())
     whole["progress"]["settings"].update(change)
     attacks.write_manifest(path, whole)

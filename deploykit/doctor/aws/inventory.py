@@ -18,6 +18,7 @@ from deploykit import parsing
 Answers = Mapping[str, Any]
 Network = ipaddress.IPv4Network
 
+_PORTS = (("FromPort", "From"), ("ToPort", "To"))
 _NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "esp": "50"}
 
 
@@ -328,9 +329,6 @@ def _protocol(name: str, limits: Mapping[str, Any]) -> tuple[str, int, int]:
     return name, int(low), int(high)
 
 
-_PORTS = (("FromPort", "From"), ("ToPort", "To"))
-
-
 def _acl(raw: Any) -> NetworkAcl:
     return NetworkAcl(
         raw["NetworkAclId"],
@@ -390,17 +388,13 @@ def _nat(raw: Any) -> NatGateway:
 
 
 def _s3(answers: Answers) -> tuple[str, tuple[Network, ...]] | None:
-    answer = _successful(answers, "describe-prefix-lists") or {}
-    for one in answer.get("PrefixLists", ()):
+    for one in (_successful(answers, "describe-prefix-lists") or {}).get("PrefixLists", ()):
         if one["PrefixListName"].endswith(".s3"):
             return one["PrefixListId"], tuple(map(_block, one.get("Cidrs", ())))
     return None
 
 
 def _efa(answers: Answers, instance_type: str) -> bool:
-    answer = _successful(answers, "describe-instance-types") or {}
-    return any(
-        one.get("NetworkInfo", {}).get("EfaSupported", False)
-        for one in answer.get("InstanceTypes", ())
-        if one.get("InstanceType") == instance_type
-    )
+    types = (_successful(answers, "describe-instance-types") or {}).get("InstanceTypes", ())
+    networks = (t.get("NetworkInfo", {}) for t in types if t.get("InstanceType") == instance_type)
+    return any(network.get("EfaSupported", False) for network in networks)

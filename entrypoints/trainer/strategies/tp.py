@@ -90,7 +90,7 @@ class TP(Single):
         for parameter in self.model.parameters():
             gradient, data = parameter.grad, parameter.data
             assert isinstance(gradient, DTensor)  # noqa: S101 - so are all parameters; see the plans
-            assert isinstance(data, DTensor)  # noqa: S101
+            assert isinstance(data, DTensor)  # noqa: S101 - as its gradient
             if gradient.placements != data.placements:
                 parameter.grad = gradient.redistribute(placements=data.placements)
 
