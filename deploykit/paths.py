@@ -146,7 +146,7 @@ def _require_own(path: Path) -> None:
 
         path.chmod(0o700)
         was = f"{path} was open to other users (mode {stat.S_IMODE(info.st_mode):04o})"
-        logging.getLogger(__name__).warning("warning: %s; now it is yours alone (0700)", was)
+        logging.getLogger(__name__).warning("warning: %s; its mode is now 0700", was)
 
 
 class NotRegular(OSError):

@@ -106,9 +106,7 @@ def test_a_state_folder_that_others_could_change_is_narrowed(trained, home, capl
     assert cli.main(["list"]) == 0
     assert modes(home)["."] == 0o700
     (said,) = {record.getMessage() for record in caplog.records}
-    assert said == (
-        f"warning: {home} was open to other users (mode 2775); now it is yours alone (0700)"
-    )
+    assert said == (f"warning: {home} was open to other users (mode 2775); its mode is now 0700")
     assert not as_stranger(lambda: (home / "runs.sqlite").write_text(""), group=os.getgid())
 
 

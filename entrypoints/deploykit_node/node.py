@@ -115,7 +115,7 @@ def _node_exit(returncode: int, env: Environ, ranks: Path) -> NodeExit:
     if returncode == 0 or exit_records.all_ended_well(ranks):  # torchrun may have been signalled
         rank = exit_records.first_stopped(ranks)
         if rank is None:
-            return NodeExit(0, "every rank ended well")
+            return NodeExit(0, "every rank exited with code 0")
         return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
     number = exit_records.attempt(env)
     failures = exit_records.failures(records.folder(env), number)
