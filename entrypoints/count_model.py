@@ -28,7 +28,7 @@ def main() -> None:
     with torch.device("meta"):
         model = getattr(importlib.import_module(module), function)()
     if not isinstance(model, nn.Module):
-        sys.exit(f"{sys.argv[1]} returned a {type(model).__name__}, not a torch.nn.Module")
+        sys.exit(f"{sys.argv[1]} returned {type(model).__name__}, not a torch.nn.Module")
     print(json.dumps(count(model)))
 
 

@@ -259,7 +259,7 @@ def test_a_model_of_ones_own_is_counted_layer_by_layer(tmp_path, monkeypatch, ca
     block = sum(parameter.numel() for parameter in layer.parameters())
     assert told["parameters"] == 1000 * 64 + 3 * block + 1000 * 64 + 1000
     assert run("--model", "mine:not_a_model", *argv) == 64
-    assert "gave int, not a torch.nn.Module" in capsys.readouterr().err
+    assert "returned int, not a torch.nn.Module" in capsys.readouterr().err
     assert run("--model", "mien:build", *argv) == 64
     assert "No module named 'mien'" in capsys.readouterr().err
 
