@@ -242,6 +242,7 @@ def test_a_dump_cannot_be_part_of_itself(dump):
     assert "contains itself" in str(dump(pickle.dumps({**DUMP, "entries": entries})))
 
 
+@pytest.mark.slow
 def test_many_small_values_are_counted_before_they_are_made(dump):
     tracemalloc.start()
     found = dump(b"\x80\x02(" + b"]" * (11 << 20) + b"l.")

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_model_is_skipped(one_rank, tmp_path, capsys):
 INVALID_PROGRESS = [
     ("best_loss", "0.1"),
     ("loss_scale", 0.0),
-    ("loss_scale", 10**400),
+    ("loss_scale", -1.0),
     ("idle_epochs", None),
     ("settings", [1]),
 ]
