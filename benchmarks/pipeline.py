@@ -112,7 +112,7 @@ class Case:
     @property
     def formula(self) -> float:
         """The ideal bubble."""
-        return bubble.ideal(self.ranks, self.pieces, self.stages_per_rank)
+        return bubble.ideal(self.ranks, self.micro_batches, self.stages_per_rank)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_terraform_reads_the_snippets(kind):
 def test_a_value_that_the_cli_would_act_on_is_in_no_command(kind, value):
     fix = snippets.make(kind, "do it", **values_of(kind, value))
     assert (fix.cli, fix.cloudformation, fix.terraform) == ("", "", "")
-    assert repr(value) in fix.say
+    assert repr(value) in fix.summary
 
 
 @nasty

@@ -28,7 +28,7 @@ def test_a_job_that_fits_the_cluster_has_only_notes(cluster, project, capsys):
     code, findings = doctor(capsys)
     assert code == 0
     assert {one["severity"] for one in findings} == {"note"}
-    assert {one["fault"] for one in findings} == {"preemption", "no_accounting"}
+    assert {one["code"] for one in findings} == {"preemption", "no_accounting"}
 
 
 def test_what_the_cluster_would_reject_is_found_live_and_from_saved_facts(
@@ -37,7 +37,7 @@ def test_what_the_cluster_would_reject_is_found_live_and_from_saved_facts(
     settings = ["--set", "resources.gpus_per_node=3", "--set", "resources.memory=9GiB"]
     code, findings = doctor(capsys, *settings, "--save", str(tmp_path / "facts"))
     assert code == 80
-    assert [one["fault"] for one in findings[:2]] == ["site_rejects", "site_rejects"]
+    assert [one["code"] for one in findings[:2]] == ["site_rejects", "site_rejects"]
     assert "no node of partition main has 3 GPUs" in findings[0]["message"]
     assert "2 GPUs" in " ".join(findings[0]["evidence"])
     assert (code, findings) == doctor(capsys, *settings, "--from", str(tmp_path / "facts"))

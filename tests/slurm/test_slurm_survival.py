@@ -281,7 +281,7 @@ def test_out_of_memory_is_not_restarted(field):
     assert job.restarts == []
     code, out = job.waited
     assert code == 137
-    assert "more memory than Slurm gave it" in out
+    assert "exceeded its Slurm memory limit" in out
     assert job.history[-1] == (
         "failed",
         "all its processes were killed before any of them recorded a reason",

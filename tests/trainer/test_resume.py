@@ -122,7 +122,9 @@ def test_a_finished_run_is_only_evaluated_again(one_rank, tmp_path, capsys):
 
 def test_other_settings_are_refused(one_rank, tmp_path):
     (tmp_path / "checkpoints").symlink_to(one_rank / "checkpoints")
-    with pytest.raises(ValueError, match="use the same, or another checkpoint folder") as refused:
+    with pytest.raises(
+        ValueError, match="use the same settings, or another checkpoint folder"
+    ) as refused:
         train_alone(tmp_path, *FOUR_EPOCHS, "--batch-size", "32")
 
     assert "'batch_size': 64" in str(refused.value)
