@@ -27,7 +27,7 @@ MEET = {
 """A topology, the ranks on each node, and on each the one interface over which they can meet."""
 CANNOT = {
     "apart": r"There is no route from this node to node\d \(10\.0\.0\.\d\)",
-    "only docker": r"resolves to 172\.17\.0\.1 here, which is this machine's own address on docker0",
+    "only docker": r"resolves to 172\.17\.0\.1 here, .* machine's own address on docker0",
 }
 """One in which they cannot, and what must be said."""
 
