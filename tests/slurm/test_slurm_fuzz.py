@@ -105,7 +105,7 @@ def assert_as_meant(text, options, resources):
         if value is not None and (name != "mail_user" or options.mail_type):  # shown only with it
             # Slurm lowers the ASCII letters of an account, as bytes.lower does
             meant = value.encode().lower().decode() if name == "account" else value
-            assert record.get(field, "") == meant.strip(), (name, text)
+            assert record.get(field, "").strip() == meant.strip(), (name, text)
     assert record["JobName"] == "fuzz-1"
     assert int(record["NumNodes"].split("-")[0]) == resources.nodes
     minutes = -(-resources.time_limit // 60)
