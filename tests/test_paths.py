@@ -196,8 +196,7 @@ def test_a_home_that_cannot_be_written(project, disk, capsys, known):
         paths.touch(disk / "state/runs.sqlite")
     remount(disk, "ro")
     submit_fails(capsys, "--run", "one", tells="Read-only file system")
-    assert cli.main(["list"]) == (73 if known else 0)
-    assert ("readonly" in capsys.readouterr().err) == known
+    assert cli.main(["list"]) == 0  # reading takes no lock and writes nothing
 
 
 @pytest.mark.torch
