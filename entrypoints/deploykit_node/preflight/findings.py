@@ -245,7 +245,7 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
     for name in names:
         nodes_by_version = defaultdict(list)
         for node, versions in sorted(reports.items()):
-            nodes_by_version[versions[name]].append(node)
+            nodes_by_version[versions.get(name)].append(node)
         if len(nodes_by_version) > 1:
             usual = max(nodes_by_version.values(), key=len)
             odd = [peers.label(node) for node in sorted(reports) if node not in usual]
