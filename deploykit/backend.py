@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from deploykit.doctor.finding import Finding
 from deploykit.errors import UsageError
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
+
+if TYPE_CHECKING:
+    from deploykit.doctor.finding import Finding
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
@@ -57,19 +59,19 @@ class Backend(Protocol):
         """
 
     def find(self, run: str, folder: Path, target: str) -> Handle | None:
-        """The job of that run id on the far side; None where there is certainly none.
+        """The job of that run id at the target; None where there is certainly none.
 
         `target` is the plan's. Raises BackendUnavailable when it cannot tell.
         """
 
     def status(self, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
-        """The status of many runs, with one call to each target where the far side allows."""
+        """The status of many runs, with one query to each target if the target allows it."""
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[LogLine]:
         """Lines of all ranks, oldest first; with `follow`, until the job has ended."""
 
     def cancel(self, handle: Handle) -> None:
-        """Request that the job stop; return once the far side has accepted the request."""
+        """Request that the job stop; return once the target has accepted the request."""
 
 
 @runtime_checkable

@@ -105,7 +105,7 @@ class TryAgain(DeploykitError):
 
 
 class NotPermitted(DeploykitError):
-    """The user lacks a permission on the far side, or is not logged in."""
+    """The user lacks a permission at the target, or is not logged in."""
 
     exit_code = 77
     meaning = "permission denied by the backend"

@@ -165,7 +165,7 @@ class State(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """The far side cannot be reached, or has no record of the job."""
+    """The target cannot be reached, or has no record of the job."""
 
     @property
     def final(self) -> bool:
@@ -178,9 +178,9 @@ _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a run. `native` is the far side's own state, `reason` a sentence.
+    """What is known of a run. `native` is the target's own state, `reason` a sentence.
 
-    `output` is the location of the results, where the far side reports one.
+    `output` is the location of the results, where the target reports one.
     """
 
     state: State
@@ -194,7 +194,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Handle:
-    """The address of a job on the far side; as text ``slurm://prod/4242``."""
+    """The address of a job at its target; as text ``slurm://prod/4242``."""
 
     backend: str
     target: str

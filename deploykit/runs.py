@@ -36,7 +36,7 @@ CREATE TABLE runs (
     revision  TEXT,           -- git commit of the source
     created   REAL NOT NULL,  -- seconds since the epoch
     output    TEXT NOT NULL,  -- location of the results
-    id        TEXT,           -- of the job on the far side, once known
+    id        TEXT,           -- of the job at its target, once known
     state     TEXT NOT NULL,
     native    TEXT NOT NULL DEFAULT '',
     reason    TEXT NOT NULL DEFAULT '',
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def handle(self) -> Handle | None:
-        """The job's address; None until the far side has confirmed the job."""
+        """The job's address; None until the target has confirmed the job."""
         if self.id is None:
             return None
         return Handle(self.backend, self.target, self.id, self.run, self.folder)
@@ -104,7 +104,7 @@ def add(run: Run) -> bool:
 
 
 def confirm(run: str, identity: str) -> None:
-    """Record the id of the job on the far side."""
+    """Record the id of the job at its target."""
     statement = "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?"
     _write(statement, identity, State.QUEUED.value, run)
 

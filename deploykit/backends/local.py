@@ -16,14 +16,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from deploykit import bundle as bundles
 from deploykit import contract, exit_records, logfiles, paths, render
-from deploykit.doctor.finding import Finding
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.fields import NOT_EMPTY, Help
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+
+if TYPE_CHECKING:
+    from deploykit.doctor.finding import Finding
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)

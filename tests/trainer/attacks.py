@@ -27,9 +27,9 @@ def skip_messages(text):
     return [line for line in text.splitlines() if line.startswith(SKIPPED)]
 
 
-def appears(path):
-    """Wait until a file exists; False after a minute."""
-    for _ in range(6000):
+def appears(path, *, tries=6000):
+    """Wait until a file exists; False after a minute, or after `tries` hundredths of a second."""
+    for _ in range(tries):
         if path.exists():
             return True
         time.sleep(0.01)

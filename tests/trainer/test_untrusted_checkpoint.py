@@ -4,7 +4,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 
 import attacks
 import pytest
@@ -32,11 +31,7 @@ def canary(tmp_path):
 
 def ran(canary):
     """Whether the attack's program has run; it may have been started a moment ago."""
-    for _ in range(20):
-        if canary.exists():
-            return True
-        time.sleep(0.01)
-    return False
+    return attacks.appears(canary, tries=20)
 
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS)

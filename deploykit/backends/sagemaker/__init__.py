@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploykit import contract
 from deploykit.backends.sagemaker import oracle, request, service_model
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
-from deploykit.backends.sagemaker.options import Options
+from deploykit.backends.sagemaker.options import Options, environment_region
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.backends.sagemaker.submission import submit
-from deploykit.doctor.finding import Finding
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
+
+if TYPE_CHECKING:
+    from deploykit.doctor.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()
@@ -76,7 +78,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
     Raises UsageError where no region is chosen, NotFound where it has no such job.
     """
-    region = target or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = target or environment_region()
     if not region:
         raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
     handle = find(run, folder, region)

@@ -264,9 +264,9 @@ class Options:
 
 def region(options: Options) -> str | None:
     """Region of the job: `region`, else AWS_REGION, else AWS_DEFAULT_REGION, else None."""
-    return (
-        options.region
-        or os.environ.get("AWS_REGION")
-        or os.environ.get("AWS_DEFAULT_REGION")
-        or None
-    )
+    return options.region or environment_region()
+
+
+def environment_region() -> str | None:
+    """Region of the environment: AWS_REGION, else AWS_DEFAULT_REGION, else None."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploykit import contract
 from deploykit.backends.slurm.checks import check as check
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.doctor.finding import Finding
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Profile, Status
+
+if TYPE_CHECKING:
+    from deploykit.doctor.finding import Finding
 
 SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")

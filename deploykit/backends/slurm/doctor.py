@@ -40,7 +40,6 @@ def probe(host: str | None) -> Profile:
 
 def _line(profile: Site, partition: Partition) -> str:
     """One partition, its time limit and its nodes."""
-    seconds = partition.max_seconds
-    limit = "no time limit" if seconds is None else f"at most {seconds} s"
     mark = " (default)" if partition.default else ""
-    return f"{partition.name}{mark}: {limit}; {site.describe(profile.nodes(partition.name))}"
+    nodes = site.describe(profile.nodes(partition.name))
+    return f"{partition.name}{mark}: {partition.time_limit}; {nodes}"

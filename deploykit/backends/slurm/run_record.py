@@ -40,10 +40,8 @@ def record_remote_folder(folder: Path, remote: RemoteFolder) -> None:
 
 def remote_folder(folder: Path) -> RemoteFolder | None:
     """The run's folder on its login node; None where the run has no host or was never submitted."""
-    try:
-        return RemoteFolder(**json.loads((folder / _REMOTE).read_text()))
-    except FileNotFoundError:
-        return None
+    text = _text(folder / _REMOTE)
+    return None if text is None else RemoteFolder(**json.loads(text))
 
 
 def record_array_size(folder: Path, count: int) -> None:
@@ -53,10 +51,8 @@ def record_array_size(folder: Path, count: int) -> None:
 
 def array_size(folder: Path) -> int | None:
     """The number of tasks of the run's job array; None where it is a single job."""
-    try:
-        return int((folder / _ARRAY).read_text())
-    except FileNotFoundError:
-        return None
+    text = _text(folder / _ARRAY)
+    return None if text is None else int(text)
 
 
 def record_cluster(folder: Path, name: str) -> None:
@@ -66,10 +62,7 @@ def record_cluster(folder: Path, name: str) -> None:
 
 def cluster(folder: Path) -> str | None:
     """The name of the cluster that the job was submitted to; None where it was not recorded."""
-    try:
-        return (folder / _CLUSTER).read_text().strip()
-    except FileNotFoundError:
-        return None
+    return _text(folder / _CLUSTER)
 
 
 def record_job(folder: Path, job: str) -> None:
@@ -79,10 +72,7 @@ def record_job(folder: Path, job: str) -> None:
 
 def job_id(folder: Path) -> str | None:
     """The id that sbatch gave the job; None where no job was submitted from this machine."""
-    try:
-        return (folder / _JOB).read_text().strip()
-    except FileNotFoundError:
-        return None
+    return _text(folder / _JOB)
 
 
 def claimed_by(folder: Path) -> str | None:
@@ -92,3 +82,11 @@ def claimed_by(folder: Path) -> str | None:
     except OSError:
         return None
     return claim if whole(claim) is not None else None
+
+
+def _text(path: Path) -> str | None:
+    """The text of a record without its line end; None where there is none."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None

@@ -58,6 +58,11 @@ class Partition:
     qos: tuple[str, ...] | None
     preemption: str
 
+    @property
+    def time_limit(self) -> str:
+        """The longest time that a job may take, for people."""
+        return "no time limit" if self.max_seconds is None else f"at most {self.max_seconds} s"
+
 
 @dataclass(frozen=True)
 class Site:

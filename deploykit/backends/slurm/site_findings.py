@@ -80,10 +80,7 @@ def _evidence(site: Site, partition: Partition | None) -> Iterator[str]:
     if partition is None:
         yield f"partitions of {site.cluster}: {', '.join(one.name for one in site.partitions)}"
         return
-    limit = (
-        "no time limit" if partition.max_seconds is None else f"at most {partition.max_seconds} s"
-    )
-    yield f"partition {partition.name}: {limit}"
+    yield f"partition {partition.name}: {partition.time_limit}"
     for nodes in site.nodes(partition.name):
         yield (
             f"{nodes.usable} of {nodes.count} nodes usable, each {nodes.cpus} CPUs, "

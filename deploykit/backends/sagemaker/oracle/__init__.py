@@ -3,7 +3,7 @@ or the outcome cannot be known.
 
 Each rule names the setting, the reason, the nearest setting that works and a source. The reference
 page is generated from the rules, with examples that the tests check against the real SDK. Pure:
-asks nobody.
+nothing is queried.
 """
 
 from __future__ import annotations
