@@ -16,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
-from ports import free_port
+
+from tests.ports import free_port
 
 SECTION = """\
 sagemaker:

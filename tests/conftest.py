@@ -7,9 +7,10 @@ import textwrap
 from datetime import timedelta
 
 import pytest
-from aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from hypothesis import HealthCheck, settings
-from slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
+
+from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
+from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
 
 _ANY = {
     "deadline": timedelta(seconds=30),  # a reader that hangs, not one that is slow

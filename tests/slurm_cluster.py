@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from slurm_helpers import cluster_command, output, wait_for
+
+from tests.slurm.slurm_helpers import cluster_command, output, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 

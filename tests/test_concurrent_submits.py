@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from aws_server import SECTION, sent_requests
 
 from deploykit import cli
+from tests.aws_server import SECTION, sent_requests
 
 pytestmark = pytest.mark.slow
 

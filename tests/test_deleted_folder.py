@@ -7,10 +7,10 @@ import os
 import shutil
 
 import pytest
-from aws_server import SECTION
 
 from deploykit import cli, paths, runs
 from deploykit.model import State, Status
+from tests.aws_server import SECTION
 
 LATER = [State.SUBMITTING, State.QUEUED, State.RUNNING, State.STOPPING, State.UNKNOWN]
 SLURM = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

@@ -8,9 +8,9 @@ import pickle
 import sys
 
 import pytest
-from flight_recorder import RECORD, dump
 
 from deploykit import cli
+from tests.flight_recorder import RECORD, dump
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from regex_samples import parsed, sample
 
 from deploykit import cli
 from deploykit.diagnosis import cause_rules
+from tests.regex_samples import parsed, sample
 
 NARROWED = "nan_loss"
 """Its literals narrow its expressions on purpose: three letters such as `nan` are in many words."""

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from docs_runner import blocks, fits, play
 
 from deploykit import cli, contract
 from deploykit.model import JobSpec, State
+from tests.docs_runner import blocks, fits, play
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import SECTION
+
+from tests.aws_server import SECTION
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2

@@ -19,10 +19,10 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import rendered_by_submitit
 
 from deploykit import contract, lifecycle, paths
 from deploykit.errors import JobFileError
+from tests.slurm.plans import rendered_by_submitit
 
 NASTY = [
     *("$(touch pwned)", "`touch pwned`", "; touch pwned #", "| touch pwned", "&& touch pwned"),

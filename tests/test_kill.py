@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import SECTION, sent_requests
 
 from deploykit import cli
+from tests.aws_server import SECTION, sent_requests
 
 pytestmark = pytest.mark.slow
 

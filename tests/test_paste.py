@@ -12,13 +12,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from aws_snippets import HCL
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import meta
@@ -34,10 +32,10 @@ from deploykit.errors import BackendUnavailable
 from deploykit.infra import rendering
 from deploykit.infra.answers import Answers
 from deploykit.model import Entrypoint, JobSpec, Resources
+from tests.doctor.aws_snippets import HCL
 
 pytestmark = pytest.mark.slow
 
-sys.path.insert(0, str(paths.shipped("entrypoints")))
 NASTY = [
     *(
         "x; touch canary",

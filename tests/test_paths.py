@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import SECTION
-from strangers import STRANGER, as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 
 from deploykit import bundle, cli, lifecycle, paths
 from deploykit.errors import CannotWrite
+from tests.aws_server import SECTION
+from tests.strangers import STRANGER, as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from test_bundle import tree
 
 from deploykit import bundle, revision
+from tests.test_bundle import tree
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "the-words-of-another-file"

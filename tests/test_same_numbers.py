@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import sent_requests
-from sagemaker_hosts import on_loopback, run_on_hosts
-from slurm_helpers import output
-from trainer_losses import losses
 
 from deploykit import cli
+from tests.aws_server import sent_requests
+from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
+from tests.slurm.slurm_helpers import output
+from tests.trainer_losses import losses
 
 ROOT = Path(__file__).parent.parent
 ARGUMENTS = "entrypoint.args=[--epochs, 2, --batch-size, 64, --log-every, 1, --seed, 0]"

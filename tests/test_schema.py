@@ -12,7 +12,6 @@ from typing import get_args
 import jsonschema
 import pytest
 import yaml
-from docs_runner import blocks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from deploykit.decode import hints, split
 from deploykit.errors import JobFileError
 from deploykit.fields import DURATION
 from deploykit.model import JobSpec
+from tests.docs_runner import blocks
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {name: backend.find(name).Options for name in ("local", "slurm", "sagemaker")}

@@ -11,11 +11,11 @@ import subprocess
 import sys
 
 import pytest
-from test_bundle import LIMIT, names, tree
-from test_plain_secrets import HEX, RANDOM, SHAPES
 
 from deploykit import bundle, secret_rules, secret_scan
 from deploykit.secret_scan import Scanner
+from tests.test_bundle import LIMIT, names, tree
+from tests.test_plain_secrets import HEX, RANDOM, SHAPES
 
 
 def openssl(*argv, data=None):

@@ -12,7 +12,8 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
-from aws_server import SECTION, sent_requests
+
+from tests.aws_server import SECTION, sent_requests
 
 ROOT = Path(__file__).parents[1]
 VALUE = "correct-horse-battery-staple"

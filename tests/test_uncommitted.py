@@ -7,10 +7,10 @@ import os
 import subprocess
 
 import pytest
-from test_bundle import KEY_BODY, tree
 
 from deploykit import bundle, contract, lifecycle, paths
 from deploykit.model import JobSpec, Plan
+from tests.test_bundle import KEY_BODY, tree
 
 LIMIT = 10**9
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=main"]

@@ -1,6 +1,6 @@
 """Count what torch allocates for one training step of a small GPT, on each of several ranks.
 
-    count_bytes.py '[{"strategy": "ddp", "width": 64, ...}, ...]'
+    python -m tests.advise.count_bytes '[{"strategy": "ddp", "width": 64, ...}, ...]'
 
 With torchrun's variables, rank 0 prints a line of JSON for each case with the largest figures of
 all ranks; without them it is a group of one. Torch's own classes do the work: this knows nothing
@@ -16,7 +16,6 @@ import sys
 import weakref
 from collections import Counter
 
-import tiny_gpt
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,6 +34,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.advise import tiny_gpt
 
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-3}),

@@ -1,6 +1,6 @@
 """Predicted bytes beside those that torch allocates, counted on every rank of real processes.
 
-`python tests/advise/counting.py` prints the table of docs/how-to/choose-a-strategy.md.
+`python -m tests.advise.counting` prints the table of docs/how-to/choose-a-strategy.md.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from pathlib import Path
 
 from deploykit.advise import ParallelConfig, Training, activations, gpt
 from deploykit.advise.memory import rank_memory, stages
+from tests.ports import free_port
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from ports import free_port
-
-COUNT = Path(__file__).with_name("count_bytes.py")
+CHECKOUT = Path(__file__).resolve().parents[2]
+COUNT = "tests.advise.count_bytes"
 SHAPE = ("layers", "width", "heads", "vocabulary", "positions")
 SMALL = {"layers": 4, "width": 64, "heads": 4, "vocabulary": 256, "positions": 40, "batch": 12}
 WIDE = {"layers": 3, "width": 128, "heads": 8, "vocabulary": 512, "positions": 56, "batch": 8}
@@ -84,10 +82,11 @@ ALL = {named(world, each): (world, each) for world in CASES for each in CASES[wo
 def count(world):
     """What each case of `world` ranks allocates, the largest of its ranks."""
     place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    argv = [sys.executable, "-W", "ignore", str(COUNT), json.dumps(CASES[world])]
+    argv = [sys.executable, "-W", "ignore", "-m", COUNT, json.dumps(CASES[world])]
     ranks = [
         subprocess.Popen(
             argv,
+            cwd=CHECKOUT,
             env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

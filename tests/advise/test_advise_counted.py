@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from counting import ALL, count, predict, rows
+
+from tests.advise.counting import ALL, count, predict, rows
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("advise")]
 

@@ -7,9 +7,9 @@ import re
 import sys
 import tomllib
 
-import calls
-import packages
 import pytest
+
+from tests.audit import calls, packages
 
 ROOT = calls.ROOT
 HIDDEN = {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aws_vpcs import OPEN, REGION, IsolatedVpc, NatVpc, tcp
+from tests.doctor.aws_vpcs import OPEN, REGION, IsolatedVpc, NatVpc, tcp
 
 EFA = "ml.p4d.24xlarge"
 WORLD = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]

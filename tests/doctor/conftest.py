@@ -6,9 +6,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from aws_vpcs import job_text
 
 from deploykit import cli
+from tests.doctor.aws_vpcs import job_text
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from aws_faults import FAULTS
-from aws_snippets import AWS, check_snippets, needs_programs
-from aws_vpcs import IsolatedVpc, NatVpc
+
+from tests.doctor.aws_faults import FAULTS
+from tests.doctor.aws_snippets import AWS, check_snippets, needs_programs
+from tests.doctor.aws_vpcs import IsolatedVpc, NatVpc
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()

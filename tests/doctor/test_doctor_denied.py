@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws_snippets import check_snippets, needs_programs
-from aws_vpcs import IsolatedVpc
+
+from tests.doctor.aws_snippets import check_snippets, needs_programs
+from tests.doctor.aws_vpcs import IsolatedVpc
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 DEDICATED = '"InstanceTenancy": "dedicated"'

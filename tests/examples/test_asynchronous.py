@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks import PATIENCE, outputs, start, start_ranks
 from torch.nn.functional import cross_entropy
 
 from deploykit import cli
+from tests.trainer.ranks import PATIENCE, outputs, start, start_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples/asynchronous"

@@ -11,10 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from aws_server import sent_requests
-from sagemaker_hosts import on_loopback, run_on_hosts
 
 from deploykit import cli
+from tests.aws_server import sent_requests
+from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "examples/frameworks"

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import resource
-import sys
 from pathlib import Path
 
 import pytest
 
-from deploykit import paths
-
-sys.path.insert(0, str(paths.shipped("entrypoints")))
 _MOST = 2 << 30
 """Bytes of address space that a reader may take beyond what the process has."""
 

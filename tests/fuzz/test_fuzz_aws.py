@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from foreign import anything, files, given, made, outcome, spoiled, unlike
 
 from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import options as slurm_options
@@ -19,6 +18,7 @@ from deploykit.errors import NotFound
 from deploykit.infra import validation
 from deploykit.infra.answers import Answers
 from deploykit.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
+from tests.fuzz.foreign import anything, files, given, made, outcome, spoiled, unlike
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 TRAINING_JOB = {

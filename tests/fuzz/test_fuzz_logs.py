@@ -7,14 +7,14 @@ import shutil
 import time
 
 import pytest
-from foreign import given, made, odd, soup, spoiled
-from regex_samples import parsed, sample
 
 from deploykit import logfiles
 from deploykit.backends.slurm import site, states
 from deploykit.diagnosis import cause_rules, log_prefixes, scan
 from deploykit.diagnosis.ranking import Diagnosis
 from deploykit.model import LogLine
+from tests.fuzz.foreign import given, made, odd, soup, spoiled
+from tests.regex_samples import parsed, sample
 
 LINES = (
     "2026-11-21T01:46:08.123Z [rank 0] hello",

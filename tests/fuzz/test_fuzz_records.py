@@ -9,10 +9,7 @@ import sqlite3
 import tracemalloc
 from pathlib import Path
 
-import flight_recorder
 import pytest
-from flight_recorder import RECORD
-from foreign import anything, files, given, made, odd, outcome
 
 from deploykit import commands, exit_records, paths, runs
 from deploykit.diagnosis import dumps, flight, plain_pickle
@@ -22,6 +19,9 @@ from deploykit.model import Status
 from deploykit_node import exit_records as node_records
 from deploykit_node import log
 from deploykit_node.requeue import restarts
+from tests import flight_recorder
+from tests.flight_recorder import RECORD
+from tests.fuzz.foreign import anything, files, given, made, odd, outcome
 from trainer import metrics
 
 NODE = {"exit_code": 1, "reason": "rank 0", "rank": 0, "finished": log.now(), "attempt": 0}

@@ -6,13 +6,13 @@ import shlex
 import sys
 
 import pytest
-from foreign import files, given, made, odd, outcome, soup, spoiled
 
 from deploykit import shell
 from deploykit.backends.slurm import remote, run_record, ssh
 from deploykit.backends.slurm.run_record import RemoteFolder
 from deploykit.errors import BackendUnavailable
 from deploykit.model import Handle
+from tests.fuzz.foreign import files, given, made, odd, outcome, soup, spoiled
 
 REMOTE = RemoteFolder("login", "/remote/runs/one-1")
 ENDS = (

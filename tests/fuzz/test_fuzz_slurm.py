@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import pytest
-from foreign import TEXT, given, outcome, soup, spoiled
 from hypothesis import strategies as st
 
 from deploykit.backends.slurm import arrays, commands, queue_position, site, states
 from deploykit.model import Status
 from deploykit_node import cluster
 from deploykit_node.requeue import slurm_job
+from tests.fuzz.foreign import TEXT, given, outcome, soup, spoiled
 
 SQUEUE = (
     "7|RUNNING|2026-11-21T01:46:08|2026-11-21T02:46:08|2|main|4294901757|None|one-1|/a/source\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from infra_answers import GIVEN
+
+from tests.infra.infra_answers import GIVEN
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import boto3
 import pytest
 import yaml
 from botocore.exceptions import ClientError
-from infra_answers import GIVEN
 
 from deploykit import cli
 from deploykit.infra import ec2, rendering, validation
+from tests.infra.infra_answers import GIVEN
 
 pytestmark = pytest.mark.slow
 

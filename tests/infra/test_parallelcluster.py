@@ -10,9 +10,9 @@ from pathlib import Path
 
 import boto3
 import pytest
-from aws_server import moto_server
 
 from deploykit.infra import rendering, validation
+from tests.aws_server import moto_server
 
 PCLUSTER = Path(__file__).parents[2] / ".venv-pcluster/bin/pcluster"
 REGION = "us-east-1"

@@ -19,7 +19,6 @@ import pytest
 from deploykit import contract, paths
 
 ENTRYPOINTS = paths.shipped("entrypoints")
-sys.path.insert(0, str(ENTRYPOINTS))
 
 _LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \[(\w+ \d+)\] (.*)")
 

@@ -11,10 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-import netns
 import pytest
 
 from deploykit import cli
+from tests.node import netns
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("failing groups")]
 

@@ -8,10 +8,10 @@ import sys
 import textwrap
 from typing import NamedTuple
 
-import netns
 import pytest
 
 from deploykit import cli
+from tests.node import netns
 
 RANK_1 = {
     "RANK": 1,

@@ -7,9 +7,9 @@ import os
 import signal
 
 import pytest
-from intruder import attack, listeners, processes, stores
 
 from deploykit_node.network import elastic
+from tests.intruder import attack, listeners, processes, stores
 
 TRAIN = """\
     import os, sys, time

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-import netns
 import pytest
 
 from deploykit import contract, paths
+from tests.node import netns
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ import re
 import subprocess
 import sys
 
-import netns
 import pytest
-import survival_runs as runs
-import topologies
-from slurm_machines import Field
-from trainer_losses import losses
+
+from tests.node import netns, topologies
+from tests.node.slurm_machines import Field
+from tests.slurm import survival_runs as runs
+from tests.trainer_losses import losses
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("topologies")]
 

@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import netns
 import pytest
-import topologies
 
 from deploykit import paths
+from tests.node import netns, topologies
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "how-to" / "network.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import netns
+from tests.node import netns
 
 Pair = tuple[str, str]
 Build = Callable[[netns.Lab], Pair]

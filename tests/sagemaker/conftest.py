@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import boto3
 import pytest
-from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import monitor
+from tests.sagemaker.sagemaker_jobs import vary
 
 
 @pytest.fixture(name="vary")

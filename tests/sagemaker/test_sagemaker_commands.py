@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from aws_server import SECTION, as_json, sent_requests
-from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
+from tests.aws_server import SECTION, as_json, sent_requests
+from tests.sagemaker.sagemaker_jobs import vary
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from aws_server import sent_requests
 
 from deploykit import sagemaker
 from deploykit.backends.sagemaker import sdk
 from deploykit.errors import BackendUnavailable, JobFileError
+from tests.aws_server import sent_requests
 
 pytestmark = [pytest.mark.aws, pytest.mark.xdist_group("notebook"), pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,6 @@ import json
 import random
 
 import pytest
-from sagemaker_jobs import vary
-from sdk_requests import sdk_requests
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
@@ -20,6 +18,8 @@ from deploykit.backends.sagemaker import (
 )
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.backends.sagemaker.submission import differences
+from tests.sagemaker.sagemaker_jobs import vary
+from tests.sagemaker.sdk_requests import sdk_requests
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import boto3
 import pytest
-from aws_server import as_json
 from botocore.stub import Stubber
 
 from deploykit.backends import sagemaker
@@ -15,6 +14,7 @@ from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker import monitor
 from deploykit.errors import NotFound, NotPermitted
 from deploykit.model import Handle, State
+from tests.aws_server import as_json
 
 pytestmark = pytest.mark.aws
 

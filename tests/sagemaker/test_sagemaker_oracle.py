@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sdk_requests import sdk_requests
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import estimator_args, oracle
 from deploykit.backends.sagemaker.oracle import Verdict
+from tests.sagemaker.sdk_requests import sdk_requests
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_server import SECTION
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from deploykit.backends.sagemaker import service_model
 from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.errors import JobFileError
+from tests.aws_server import SECTION
 
 
 def problems(job, options):

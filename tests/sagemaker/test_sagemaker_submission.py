@@ -14,9 +14,7 @@ from pathlib import Path
 
 import boto3
 import pytest
-from aws_server import sent_requests
 from botocore.stub import Stubber
-from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
@@ -29,6 +27,8 @@ from deploykit.errors import (
     TryAgain,
     Uncertain,
 )
+from tests.aws_server import sent_requests
+from tests.sagemaker.sagemaker_jobs import vary
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 

@@ -11,13 +11,13 @@ import threading
 
 import boto3
 import pytest
-from aws_server import SECTION, sent_requests
 
 from deploykit import bundle as bundles
 from deploykit import cli
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import submission
 from deploykit.errors import NotPermitted, TryAgain
+from tests.aws_server import SECTION, sent_requests
 
 pytestmark = pytest.mark.aws
 OWNER = "x-amz-expected-bucket-owner"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from slurm_helpers import folder_of
 
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
 from deploykit.model import Entrypoint, JobSpec, Resources
+from tests.slurm.slurm_helpers import folder_of
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_helpers import wait_for
-
 from deploykit.backends.slurm import ssh
+from tests.slurm.slurm_helpers import wait_for
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 CONFIG = """\

@@ -18,10 +18,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_helpers import cluster_command, output, wait_for
-from trainer_losses import losses
-
 from deploykit import cli, lifecycle, paths, runs
+from tests.slurm.slurm_helpers import cluster_command, output, wait_for
+from tests.trainer_losses import losses
 
 PATIENCE = 900
 FINAL = ("succeeded", "failed", "cancelled")

@@ -12,10 +12,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from slurm_helpers import output, wait_for
-from survival_runs import cluster_of, configure
 
 from deploykit import cli
+from tests.slurm.slurm_helpers import output, wait_for
+from tests.slurm.survival_runs import cluster_of, configure
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 
 import pytest
-from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.model import State
+from tests.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("accounts")]
 

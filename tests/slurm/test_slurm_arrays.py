@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from slurm_helpers import ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, arrays, states
 from deploykit.model import State, Status
+from tests.slurm.slurm_helpers import ended, folder_of, output, wait_for
 
 real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 

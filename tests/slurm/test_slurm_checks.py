@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from plans import JOB, PYTHON, directives, job, script
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, run_record
 from deploykit.backends.slurm.options import Container
+from tests.slurm.plans import JOB, PYTHON, directives, job, script
 
 
 def problems(job=JOB, options=None):

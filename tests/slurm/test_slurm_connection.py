@@ -10,12 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from login_node import SSHD, login_node
-from slurm_helpers import wait_for
-from strangers import STRANGER, as_stranger, open_place  # noqa: F401 - a fixture
 
 from deploykit.backends.slurm import ssh
 from deploykit.errors import BackendUnavailable
+from tests.slurm.login_node import SSHD, login_node
+from tests.slurm.slurm_helpers import wait_for
+from tests.strangers import STRANGER, as_stranger, open_place  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-ssh")]
 

@@ -7,12 +7,12 @@ import pickle
 import subprocess
 
 import pytest
-from slurm_helpers import wait_for
-from strangers import as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from deploykit.errors import JobFileError
 from deploykit.slurm import executor
+from tests.slurm.slurm_helpers import wait_for
+from tests.strangers import as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 

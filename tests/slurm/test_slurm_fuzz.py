@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_jobs import OPTIONS, RESOURCES
-from slurm_helpers import output
 
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
 from deploykit.backends.slurm import refusals
 from deploykit.errors import SubmitRefused
 from deploykit.model import Entrypoint, JobSpec
+from tests.slurm.random_jobs import OPTIONS, RESOURCES
+from tests.slurm.slurm_helpers import output
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1800)]
 

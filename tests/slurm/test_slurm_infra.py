@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_helpers import CLUSTER, PATIENCE, cluster_command, wait_for
-from strangers import STRANGER, as_stranger, modes, open_place  # noqa: F401 - a fixture
+
+from tests.slurm.slurm_helpers import CLUSTER, PATIENCE, cluster_command, wait_for
+from tests.strangers import STRANGER, as_stranger, modes, open_place  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, commands, submission
 from deploykit.errors import BackendUnavailable, SubmitRefused
 from deploykit.model import Handle, State
+from tests.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]

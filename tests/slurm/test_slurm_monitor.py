@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from slurm_answers import SACCT, SQUEUE, at, scontrol
 
 from deploykit.backends.slurm import commands, monitor, run_record
 from deploykit.errors import BackendUnavailable
 from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
+from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
-from slurm_helpers import ended, folder_of, output, wait_for
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, monitor
 from deploykit.backends.slurm.options import Container
 from deploykit.errors import SubmitRefused
 from deploykit.model import State
+from tests.slurm.slurm_helpers import ended, folder_of, output, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 

@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from plans import CASES, HOSTILE, NEVER, PYTHON, directives, job, script
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.backends.slurm.options import Restarts
 from deploykit.model import Entrypoint
+from tests.slurm.plans import CASES, HOSTILE, NEVER, PYTHON, directives, job, script
 
 GOLDEN = Path(__file__).with_name("golden")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from intruder import attack, stores
-from slurm_helpers import ended, folder_of, wait_for
+
+from tests.intruder import attack, stores
+from tests.slurm.slurm_helpers import ended, folder_of, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 

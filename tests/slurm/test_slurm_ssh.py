@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from login_node import SSHD, login_node
-from slurm_helpers import PATIENCE, output
-from strangers import modes, too_wide
 
 from deploykit import cli, paths
+from tests.slurm.login_node import SSHD, login_node
+from tests.slurm.slurm_helpers import PATIENCE, output
+from tests.strangers import modes, too_wide
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 

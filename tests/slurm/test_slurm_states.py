@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from slurm_answers import SACCT, SQUEUE, at, scontrol
 
 from deploykit.backends.slurm import commands, queue_position, states
 from deploykit.model import State, Status
+from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
 
 def one(text):

@@ -9,11 +9,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from slurm_helpers import folder_of
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, run_record, submission
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from tests.slurm.slurm_helpers import folder_of
 
 SBATCH = """\
 import json, os, sys

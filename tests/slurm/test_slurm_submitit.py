@@ -10,13 +10,13 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from plans import CASES, OfflineExecutor, plan_of, rendered_by_submitit
-from random_jobs import OPTIONS, RESOURCES
 from submitit.core import core, utils
 from submitit.slurm import slurm as real
 
 from deploykit.backends import slurm
 from deploykit.model import Entrypoint, JobSpec
+from tests.slurm.plans import CASES, OfflineExecutor, plan_of, rendered_by_submitit
+from tests.slurm.random_jobs import OPTIONS, RESOURCES
 
 
 @pytest.fixture

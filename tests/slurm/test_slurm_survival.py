@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import survival_runs as runs
-import trainer_losses
-from slurm_helpers import output, wait_for
+
+from tests import trainer_losses
+from tests.slurm import survival_runs as runs
+from tests.slurm.slurm_helpers import output, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]

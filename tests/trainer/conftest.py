@@ -1,9 +1,9 @@
 """Fixtures: uninterrupted runs to compare with, a process group, and servers; each made once."""
 
 import pytest
-from ranks import FOUR_EPOCHS, train_alone, train_ranks
-from served import Served, write_model
 
+from tests.trainer.ranks import FOUR_EPOCHS, train_alone, train_ranks
+from tests.trainer.served import Served, write_model
 from trainer import process_group
 
 

@@ -1,6 +1,6 @@
 """Save checkpoints and get killed at a given point of a save.
 
-    python kill_points.py FOLDER
+    python -m tests.trainer.kill_points FOLDER
 
 For each mode and each point, a process saves step 1, then kills itself with SIGKILL in the save of
 step 2. torch is imported once, and the processes are forked. Prints one JSON line per process.

@@ -1,6 +1,6 @@
 """Kill a rank at random steps, repeatedly, and restart both ranks from their checkpoints.
 
-    python random_kills.py FOLDER KILLS
+    python -m tests.trainer.random_kills FOLDER KILLS
 
 Every other kill waits for the next save. All waits are for steps and files, not for times, so that
 the result does not depend on the speed of the machine. torch is imported once, and the ranks are
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import sklearn.datasets  # noqa: F401 - once for all ranks
 import torch.distributed.checkpoint  # noqa: F401 - the same
-from ranks import free_port
 
 import train
+from tests.trainer.ranks import free_port
 from trainer import process_group
 from trainer.arguments import parse
 

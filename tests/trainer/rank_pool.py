@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import PATIENCE, environment, free_port
 from torch import distributed
 
 import train
+from tests.trainer.ranks import PATIENCE, environment, free_port
 from trainer import process_group, tasks
 
 
@@ -61,7 +61,7 @@ class RankPool:
             variables = {name: str(value) for name, value in variables.items()}
             with (self._folder / f"rank-{rank}.log").open("a") as log:
                 yield subprocess.Popen(
-                    [sys.executable, __file__],
+                    [sys.executable, "-m", "tests.trainer.rank_pool"],
                     env=environment(self._folder, MASTER_ADDR="127.0.0.1", **variables),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

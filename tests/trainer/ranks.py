@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-ENTRYPOINTS = Path(__file__).resolve().parents[2] / "entrypoints"
-sys.path[:0] = [str(ENTRYPOINTS), str(Path(__file__).resolve().parents[1])]
+import train
+from tests.ports import free_port
+from trainer import checkpoint, process_group
 
-from ports import free_port  # noqa: E402 - needs the path
-
-import train  # noqa: E402
-from trainer import checkpoint, process_group  # noqa: E402
-
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENTRYPOINTS = CHECKOUT / "entrypoints"
 TRAIN = str(ENTRYPOINTS / "train.py")
 MEASURED = ("_seconds", "_second", "_bytes")
 PATIENCE = 600
@@ -32,7 +30,7 @@ def environment(folder, **more):
         "DEPLOYKIT_OUTPUT_DIR": str(folder / "output"),
         "DEPLOYKIT_CHECKPOINT_DIR": str(folder / "checkpoints"),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ENTRYPOINTS),
+        "PYTHONPATH": f"{ENTRYPOINTS}:{CHECKOUT}",
     }
     return kept | own | more
 

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import ENTRYPOINTS, PATIENCE, free_port
-
+from tests.trainer.ranks import ENTRYPOINTS, PATIENCE, free_port
 from trainer import models, safetensors_io
 
 MODEL_SETTINGS = {"layers": 1, "width": 16, "heads": 2, "sequence": 8}

@@ -5,12 +5,12 @@ import pickle
 import shutil
 from pathlib import Path
 
-import attacks
 import pytest
 import torch
-from kill_points import COMPLETE, POINTS
-from ranks import environment, outputs, start, start_ranks
 
+from tests.trainer import attacks
+from tests.trainer.kill_points import COMPLETE, POINTS
+from tests.trainer.ranks import outputs, start, start_ranks
 from trainer import checkpoint, integrity, process_group
 from trainer.checkpoint import CheckpointManager
 from trainer.safe_pickle import InvalidFile
@@ -232,9 +232,7 @@ def test_a_folder_that_the_nodes_do_not_share_is_an_error(tmp_path):
 def killed(tmp_path_factory):
     """The folder of `kill_points`, after all its processes were killed."""
     folder = tmp_path_factory.mktemp("killed")
-    tests, script = Path(__file__).parent, Path(__file__).with_name("kill_points.py")
-    path = f"{tests}:{environment(folder)['PYTHONPATH']}"
-    text = outputs([start([str(script), str(folder)], folder, PYTHONPATH=path)])[0]
+    text = outputs([start(["-m", "tests.trainer.kill_points", str(folder)], folder)])[0]
     results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert len(results) == 2 * len(POINTS)
     assert {each["signal"] for each in results} == {9}, results

@@ -6,8 +6,9 @@ In double precision, in which rounding does not hide state that a checkpoint has
 import shutil
 
 import pytest
-import ranks
-from rank_pool import RankPool, write_help_topics
+
+from tests.trainer import ranks
+from tests.trainer.rank_pool import RankPool, write_help_topics
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

@@ -4,13 +4,13 @@ import json
 import pickle
 import random
 
-import attacks
 import pytest
 import torch
-from attacks import skip_messages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer import attacks
+from tests.trainer.attacks import skip_messages
 from trainer import checkpoint, safe_pickle
 from trainer.checkpoint import CheckpointManager
 from trainer.safe_pickle import InvalidFile

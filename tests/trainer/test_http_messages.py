@@ -5,7 +5,8 @@ import contextlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from served import IMAGE, post_request, read_response
+
+from tests.trainer.served import IMAGE, post_request, read_response
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("serve")]
 

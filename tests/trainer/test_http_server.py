@@ -8,8 +8,8 @@ import time
 from http import HTTPStatus
 
 import pytest
-from served import IMAGE, Served, post_request, read_response
 
+from tests.trainer.served import IMAGE, Served, post_request, read_response
 from trainer.http_messages import HTTPError, Limits, Request
 from trainer.http_server import Server, _call
 

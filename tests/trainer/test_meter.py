@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from torch.utils.data import TensorDataset
 
+from tests.trainer.ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from trainer import flops, models
 from trainer.timing import StepTimer, find_straggler
 

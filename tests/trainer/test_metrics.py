@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from ranks import outputs, start_ranks
 
+from tests.trainer.ranks import outputs, start_ranks
 from trainer.metrics import MetricsWriter
 
 pytestmark = pytest.mark.torch

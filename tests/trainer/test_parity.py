@@ -1,7 +1,17 @@
 """Results do not depend on the number of processes or nodes."""
 
 import pytest
-from ranks import FOUR_EPOCHS, TRAIN, free_port, lines, losses, outputs, start, weights
+
+from tests.trainer.ranks import (
+    FOUR_EPOCHS,
+    TRAIN,
+    free_port,
+    lines,
+    losses,
+    outputs,
+    start,
+    weights,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 

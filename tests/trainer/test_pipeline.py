@@ -5,11 +5,11 @@ import random
 import re
 
 import pytest
-import ranks
 import torch
-from rank_pool import RankPool, write_help_topics
-from ranks import train
 
+from tests.trainer import ranks
+from tests.trainer.rank_pool import RankPool, write_help_topics
+from tests.trainer.ranks import train
 from trainer import bubble, partition
 from trainer.partition import MeasuredLayer
 from trainer.process_group import DistributedContext

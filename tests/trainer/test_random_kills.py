@@ -1,24 +1,20 @@
 """Fifty SIGKILLs at random steps and in saves lose at most one checkpoint interval each."""
 
 import json
-import os
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from ranks import environment, losses, start, train_ranks
+
+from tests.trainer.ranks import losses, start, train_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
 KILLS = 50
 INTERVAL = 5
-TESTS = str(Path(__file__).parent)
 
 
 def test_fifty_kills_lose_at_most_an_interval_each(tmp_path):
-    path = os.pathsep.join([TESTS, environment(tmp_path)["PYTHONPATH"]])
-    script = str(Path(TESTS, "random_kills.py"))
-    process = start([script, str(tmp_path), str(KILLS)], tmp_path, PYTHONPATH=path)
+    process = start(["-m", "tests.trainer.random_kills", str(tmp_path), str(KILLS)], tmp_path)
     rounds = [json.loads(line) for line in process.communicate()[0].splitlines()]
     assert process.returncode == 0
 

@@ -9,12 +9,12 @@ import urllib.request
 
 import pytest
 import torch
-from ranks import ENTRYPOINTS, PATIENCE, latest, lines, train_alone
 from safetensors.torch import load_file
 
 import export
 import report
 import serve
+from tests.trainer.ranks import ENTRYPOINTS, PATIENCE, latest, lines, train_alone
 from trainer import checkpoint, tasks
 from trainer.restore import restore
 

@@ -4,7 +4,9 @@ import re
 import signal
 
 import pytest
-from ranks import (
+
+import train
+from tests.trainer.ranks import (
     FOUR_EPOCHS,
     TRAIN,
     latest,
@@ -19,8 +21,6 @@ from ranks import (
     train_with_signal,
     weights,
 )
-
-import train
 from trainer import process_group
 from trainer.stop_vote import StopVote
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import ENTRYPOINTS
-from served import Served
 
 import serve
+from tests.trainer.ranks import ENTRYPOINTS
+from tests.trainer.served import Served
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("serve")]
 

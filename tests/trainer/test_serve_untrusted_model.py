@@ -8,14 +8,14 @@ import subprocess
 import sys
 import zipfile
 
-import attacks
 import pytest
 import torch
-from ranks import train_alone
-from served import IMAGE
 
 import export
 import serve
+from tests.trainer import attacks
+from tests.trainer.ranks import train_alone
+from tests.trainer.served import IMAGE
 from trainer import safetensors_io
 from trainer.safe_pickle import InvalidFile
 

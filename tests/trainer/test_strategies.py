@@ -8,11 +8,11 @@ import re
 import sys
 
 import pytest
-import ranks
 import torch
-from rank_pool import RankPool, write_help_topics
-from ranks import train
 
+from tests.trainer import ranks
+from tests.trainer.rank_pool import RankPool, write_help_topics
+from tests.trainer.ranks import train
 from trainer.process_group import DistributedContext
 from trainer.strategies import registry
 

@@ -9,7 +9,9 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 import yaml
-from ranks import (
+from torch.utils.data import TensorDataset
+
+from tests.trainer.ranks import (
     ENTRYPOINTS,
     PATIENCE,
     TRAIN,
@@ -20,9 +22,7 @@ from ranks import (
     start_ranks,
     train_alone,
 )
-from test_metrics import scalars
-from torch.utils.data import TensorDataset
-
+from tests.trainer.test_metrics import scalars
 from trainer import tasks
 from trainer.arguments import parse
 from trainer.data import IGNORE_INDEX, BatchLoader, DataShard

@@ -5,10 +5,11 @@ import resource
 import subprocess
 import sys
 
-import attacks
 import pytest
-from attacks import skip_messages
-from ranks import (
+
+from tests.trainer import attacks
+from tests.trainer.attacks import skip_messages
+from tests.trainer.ranks import (
     ENTRYPOINTS,
     FOUR_EPOCHS,
     TRAIN,
@@ -18,7 +19,6 @@ from ranks import (
     train_alone,
     weights,
 )
-
 from trainer import restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]

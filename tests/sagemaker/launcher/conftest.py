@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from aws_server import sent_requests
-from sagemaker_jobs import vary
 
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
+from tests.aws_server import sent_requests
+from tests.sagemaker.sagemaker_jobs import vary
 
 
 @pytest.fixture

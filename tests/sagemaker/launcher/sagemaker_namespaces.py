@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from sagemaker_hosts import BASE, Host
+from tests.sagemaker.launcher.sagemaker_hosts import BASE, Host
 
 GATEWAY = "10.78.0.254"
 """Address of this computer on the hosts' network, inside `namespaces`."""

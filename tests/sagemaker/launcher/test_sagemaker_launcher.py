@@ -8,9 +8,9 @@ import tarfile
 import textwrap
 
 import pytest
-from sagemaker_hosts import LauncherFailedError, on_loopback, run_on_hosts
 
 from deploykit import cli
+from tests.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, on_loopback, run_on_hosts
 
 pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
 

@@ -11,14 +11,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from aws_server import recorder
-from sagemaker_hosts import LauncherFailedError, run_on_hosts
-from sagemaker_namespaces import GATEWAY, missing, namespaces
-from test_sagemaker_launcher import ARGUMENTS
-from trainer_losses import losses
 
 from deploykit.backends.sagemaker.request import PROCESSES
 from deploykit.model import Entrypoint
+from tests.aws_server import recorder
+from tests.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, run_on_hosts
+from tests.sagemaker.launcher.sagemaker_namespaces import GATEWAY, missing, namespaces
+from tests.sagemaker.launcher.test_sagemaker_launcher import ARGUMENTS
+from tests.trainer_losses import losses
 
 TIMEOUT = 600
 """Seconds. The launcher itself sleeps for 30 seconds at the end."""
