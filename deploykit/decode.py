@@ -1,13 +1,20 @@
-"""Decode plain data into a dataclass, and report every problem with its path."""
+"""Untrusted data into typed values: JSON, numbers, and dataclasses with every problem at once.
+
+The fields of a dataclass carry notes (`Help`, `Bounds`, `Pattern`, `Quantity`) as arguments of
+``typing.Annotated``. They serve four readers: `decode`, the JSON Schema, the commented file that
+``deploykit init`` writes, and the reference in ``docs/``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
+import json
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -21,18 +28,98 @@ from typing import (
 )
 
 from deploykit import quoting
-from deploykit.fields import Bounds, Pattern, Quantity
-from deploykit.model import Problem
+from deploykit.problem import Problem
 
 T = TypeVar("T")
 _BAD: Any = object()
-_LONGEST = 60
+_SHOWN = 60
 """Characters of a wrong value that a message quotes."""
 _NAMED = 20
 """Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 _LARGEST = 10**18
 """Larger than any count, size or time; str() raises ValueError for thousands of digits."""
+_LONGEST = 10**9
+"""Seconds, about 30 years; more would overflow dates."""
+_LARGEST_JSON = 64 * 2**20
+"""Bytes of a file written by a program."""
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
+_SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Help:
+    """The description of a field; `example` is a value as written in the job file."""
+
+    text: str
+    example: str | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and greatest value allowed, both included."""
+
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Text must fully match `regex`; `meaning` describes it in words."""
+
+    regex: str
+    meaning: str
+
+
+NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """An integer written with a unit: ``30m``, ``4GiB``.
+
+    `parse` turns the written text into the integer and raises ValueError; `regex` is for editors.
+    """
+
+    meaning: str
+    regex: str
+    parse: Callable[[str], int]
+
+
+def _seconds(text: str) -> int:
+    """``90s``, ``30m``, ``1h30m``, ``2d`` or Slurm's ``1-12:00:00`` in seconds."""
+    match = _CLOCK.fullmatch(text) or _SPAN.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total > _LONGEST:
+        raise ValueError(text)
+    return total
+
+
+def _bytes(text: str) -> int:
+    """``512MiB``, ``4GiB`` (powers of 1024) or ``4GB`` (powers of 1000) in bytes."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return int(number) * int((1024 if binary else 1000) ** power)
+
+
+DURATION = Quantity(
+    "a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00",
+    r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$|^(\d+-)?\d{1,2}:\d{2}:\d{2}$",
+    _seconds,
+)
+SIZE = Quantity("a size such as 512MiB or 4GiB", r"^\d+\s*[KkMmGgTt]?[Ii]?[Bb]$", _bytes)
+
+Duration = Annotated[int, DURATION]
+"""Seconds."""
+Size = Annotated[int, SIZE]
+"""Bytes."""
 
 
 class Plain(str):
@@ -41,11 +128,43 @@ class Plain(str):
     __slots__ = ()
 
 
+class Malformed(ValueError):
+    """A text that is not valid, or too large. `line` counts from 1; None where unknown."""
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        super().__init__(what)
+        self.line = line
+
+
 def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[Problem]]:
     """`data` as an instance of the dataclass `cls`, and the problems; None when there are any."""
     problems: list[Problem] = []
     value = _read(cls, data, path, problems)
     return (None if problems else cast(T, value)), problems
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file of at most 64 MiB. Raises OSError or Malformed."""
+    return from_json(read_file(path, _LARGEST_JSON))
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of a file of at most `most` bytes. Raises OSError or Malformed."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Malformed(f"is larger than {most >> 20} MiB")
+    return data
+
+
+def from_json(text: str | bytes) -> Any:
+    """JSON as plain data. Raises Malformed."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise Malformed("is nested too deeply") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
+        raise Malformed(f"is not valid JSON: {error}") from None
 
 
 def whole(text: str) -> int | None:
@@ -58,8 +177,20 @@ def whole(text: str) -> int | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """``did you mean 'nodes'?``, or None where no known word is similar."""
+    import difflib  # not needed where nothing is wrong
+
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else None
+
+
+def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
+    """A problem for each unknown key, with the nearest known one."""
+    names = list(known)
+    for key in keys[:_NAMED]:
+        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
+        yield Problem(_join(path, str(key)), "unknown key", hint)
+    if len(keys) > _NAMED:
+        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 
 
 @functools.cache
@@ -138,16 +269,6 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         if required and name not in values:
             problems.append(Problem(_join(path, name), "is required", _example(cls, name)))
     return _BAD if len(problems) > before else cls(**values)
-
-
-def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each unknown key, with the nearest known one."""
-    names = list(known)
-    for key in keys[:_NAMED]:
-        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
-        yield Problem(_join(path, str(key)), "unknown key", hint)
-    if len(keys) > _NAMED:
-        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 
 
 def _example(cls: Any, name: str) -> str | None:
@@ -251,7 +372,7 @@ def _shown(data: object) -> str:
     if isinstance(data, int) and abs(data) > _LARGEST:
         return "a number with too many digits"
     text = repr(str(data)) if isinstance(data, str) else repr(data)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _join(path: str, key: str) -> str:

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import parsing
-from deploykit.decode import whole
+from deploykit.decode import from_json, whole
 
 STOPPED = 75
 """Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
@@ -57,7 +56,7 @@ def _data(path: Path) -> dict[str, Any]:
     """The content of a record; empty where it is not a JSON object."""
     try:
         with path.open("rb") as file:
-            data = parsing.json(file.read(_LONGEST))
+            data = from_json(file.read(_LONGEST))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import contract, parsing
-from deploykit.decode import Plain, decode, did_you_mean, unknown_keys
+from deploykit.decode import Malformed, Plain, decode, did_you_mean, unknown_keys
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
 
@@ -89,7 +89,7 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """A job file as plain data, and the line of each key. Raises NotFound or JobFileError."""
     try:
         text = parsing.text_of(path)
-    except (OSError, parsing.Malformed) as error:
+    except (OSError, Malformed) as error:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(
             f"cannot read the job file {path}: {what}",
@@ -99,7 +99,7 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if path.suffix == ".toml":
             return parsing.toml(text), {}
         tree, lines, problems = parsing.yaml(text)
-    except parsing.Malformed as error:
+    except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
     if not isinstance(tree, dict):
         problems.append(Problem("", "expected keys with values, such as `name: digits`"))
@@ -128,7 +128,7 @@ def _override_value(text: str, value: str) -> Any:
         return Plain(value)
     try:
         return parsing.yaml(value)[0]
-    except parsing.Malformed as error:
+    except Malformed as error:
         hint = "write lists as [a, b], and quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.fields import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(

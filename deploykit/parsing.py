@@ -1,4 +1,4 @@
-"""Untrusted YAML, TOML and JSON as plain data, in bounded time and memory.
+"""Untrusted YAML and TOML as plain data, in bounded time and memory.
 
 Any text gives data or Malformed: nesting, sizes and the expansion of aliases are limited before
 they can crash the interpreter (libyaml composes nodes by recursion in C).
@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploykit.decode import Plain
+from deploykit.decode import Malformed, Plain, read_file
 from deploykit.model import Problem
 
 _LARGEST = 2**20
 """Bytes of a file written by a person."""
 _LARGEST_TOML = _LARGEST // 4
 """tomllib needs 500 times the memory of a text made of headers."""
-_LARGEST_JSON = 64 * 2**20
-"""Bytes of a file written by a program."""
 _DEEPEST = 50
 _HEAVIEST = 4 * _LARGEST
 """Characters of all values, where each alias counts as much as its value."""
@@ -35,14 +33,6 @@ _MOST_PARTS = 20
 """Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
 
 
-class Malformed(ValueError):
-    """A text that is not valid, or too large. `line` counts from 1; None where unknown."""
-
-    def __init__(self, what: str, line: int | None = None) -> None:
-        super().__init__(what)
-        self.line = line
-
-
 def is_null(text: str) -> bool:
     """Whether an unquoted scalar of YAML is null."""
     return text in _NULLS
@@ -50,35 +40,10 @@ def is_null(text: str) -> bool:
 
 def text_of(path: Path) -> str:
     """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
-    with path.open("rb") as file:
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise Malformed(f"is larger than {_LARGEST >> 20} MiB")
     try:
-        return data.decode()
+        return read_file(path, _LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
-
-
-def json_of(path: Path) -> Any:
-    """The JSON in a file of at most 64 MiB. Raises OSError or Malformed."""
-    with path.open("rb") as file:
-        data = file.read(_LARGEST_JSON + 1)
-    if len(data) > _LARGEST_JSON:
-        raise Malformed(f"is larger than {_LARGEST_JSON >> 20} MiB")
-    return json(data)
-
-
-def json(text: str | bytes) -> Any:
-    """JSON as data. Raises Malformed."""
-    from json import loads
-
-    try:
-        return loads(text)
-    except RecursionError:
-        raise Malformed("is nested too deeply") from None
-    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
-        raise Malformed(f"is not valid JSON: {error}") from None
 
 
 def toml(text: str) -> dict[str, Any]:

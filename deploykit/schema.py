@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.decode import hints, split
-from deploykit.fields import Bounds, Help, Pattern, Quantity
+from deploykit.decode import Bounds, Help, Pattern, Quantity, hints, split
 from deploykit.model import JobSpec
 
 _WIDTH = 96

@@ -23,8 +23,7 @@ import words
 from deploykit import backend, cli, contract, errors, schema, source_tree
 from deploykit.backends.sagemaker import oracle, request
 from deploykit.commands import diagnose, doctor, wait
-from deploykit.decode import hints, split
-from deploykit.fields import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity
+from deploykit.decode import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity, hints, split
 from deploykit.infra.answers import Answers
 from deploykit.model import JobSpec, State
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 from deploykit import contract
+from deploykit.decode import Help
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import SubmitRefused
-from deploykit.fields import Help
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 SUMMARY = "writes the command to a file, and starts nothing"

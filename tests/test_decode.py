@@ -8,8 +8,17 @@ from typing import Annotated, Literal
 
 import pytest
 
-from deploykit.decode import Plain, decode, did_you_mean, whole
-from deploykit.fields import Bounds, Duration, Help, Pattern, Size
+from deploykit.decode import (
+    Bounds,
+    Duration,
+    Help,
+    Pattern,
+    Plain,
+    Size,
+    decode,
+    did_you_mean,
+    whole,
+)
 
 
 @dataclass(frozen=True)

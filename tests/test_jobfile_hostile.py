@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploykit import backend, jobfile, lifecycle, parsing
+from deploykit.decode import Malformed, from_json
 from deploykit.errors import DeploykitError, JobFileError
 
 ROOT = Path(__file__).parent.parent
@@ -254,8 +255,8 @@ def test_any_override_is_a_job_or_an_error_of_ours(folder, overrides):
 @anyhow
 @given(data=ANYTHING)
 def test_any_bytes_as_json_are_data_or_malformed(data):
-    with contextlib.suppress(parsing.Malformed):
-        assert repr(parsing.json(data)) == repr(json.loads(data))  # NaN is unlike itself
+    with contextlib.suppress(Malformed):
+        assert repr(from_json(data)) == repr(json.loads(data))  # NaN is unlike itself
 
 
 def test_the_good_files_are_good(folder):

@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploykit import backend, jobfile, lifecycle, schema
-from deploykit.decode import hints, split
+from deploykit.decode import DURATION, hints, split
 from deploykit.errors import JobFileError
-from deploykit.fields import DURATION
 from deploykit.model import JobSpec
 from tests.docs_runner import blocks
 

@@ -12,9 +12,8 @@ from deploykit.advise import gpus, measured_model, workload
 from deploykit.advise.gpus import Gpu
 from deploykit.advise.model_shape import Model, gpt, gpt_of_size
 from deploykit.advise.workload import Cluster, Training
-from deploykit.decode import Plain, decode, did_you_mean
+from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode, did_you_mean
 from deploykit.errors import UsageError
-from deploykit.fields import Bounds, Help, Pattern, Quantity, Size
 from deploykit.model import Problem
 
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import parsing, paths, shell
+from deploykit import paths, shell
 from deploykit.advise.model_shape import Layer, Model, Tensor
+from deploykit.decode import from_json
 from deploykit.errors import UsageError
 
 _TIMEOUT = 300
@@ -29,7 +30,7 @@ def measure(function: str, *, heads: int | None) -> Model:
             hint=f"{stderr}\n{sys.executable} imports it, and requires torch",
         )
     try:
-        return from_counts(parsing.json(done.out.strip().splitlines()[-1]), heads=heads)
+        return from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
     except (LookupError, TypeError, ValueError):
         raise UsageError(
             f"--model {function} printed something when Python exited", hint="make it print nothing"

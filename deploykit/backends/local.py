@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from deploykit import bundle as bundles
 from deploykit import contract, exit_records, logfiles, paths, render
+from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
-from deploykit.fields import NOT_EMPTY, Help
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from deploykit import quoting
 from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.commands import output
-from deploykit.decode import hints, split
+from deploykit.decode import Help, hints, split
 from deploykit.errors import UsageError
-from deploykit.fields import Help
 
 _GIB = 1024**3
 _COLUMNS = (

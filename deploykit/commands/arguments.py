@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from deploykit import backend as backends
+from deploykit.decode import DURATION
 from deploykit.errors import UsageError
-from deploykit.fields import DURATION
 
 
 def job_file(parser: argparse.ArgumentParser) -> None:

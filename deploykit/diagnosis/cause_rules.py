@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import parsing
+from deploykit.decode import Malformed
 from deploykit.diagnosis import log_prefixes, placeholders
 from deploykit.diagnosis.pattern_index import SHORTEST, LinePattern, PatternIndex, is_plain
 from deploykit.errors import NotFound, UsageError
@@ -132,7 +133,7 @@ def _read(path: Path) -> RuleSet:
         tree = parsing.toml(parsing.text_of(path))
     except OSError as error:
         raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
-    except parsing.Malformed as error:
+    except Malformed as error:
         raise UsageError(f"malformed rules {path}: {error}") from error
     harmless = [
         HarmlessRule(_patterns(entry, "match", path), int(entry.get("spans", 0)))

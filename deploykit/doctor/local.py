@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import parsing, paths, quoting, shell
-from deploykit.decode import decode
+from deploykit import paths, quoting, shell
+from deploykit.decode import decode, from_json, read_json
 from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import BackendUnavailable, NotFound
 from deploykit.model import JobSpec
@@ -109,7 +109,7 @@ def inspect(python: str | None) -> LocalMachine:
 def _probed(output: str, python: str) -> dict[str, Any]:
     """The last line of the probe's output; a sitecustomize may print before it."""
     try:
-        return dict(parsing.json(output.splitlines()[-1]))
+        return dict(from_json(output.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
         raise BackendUnavailable(
             f"{python} failed: it exited with 0 but printed no facts", hint="correct local.python"
@@ -128,7 +128,7 @@ def load(folder: Path) -> LocalMachine:
     path = folder / FILE
     hint = "create it with `deploykit doctor --backend local --save FOLDER`"
     try:
-        machine, problems = decode(LocalMachine, parsing.json_of(path))
+        machine, problems = decode(LocalMachine, read_json(path))
     except (OSError, ValueError) as error:
         raise NotFound(f"no facts in {path}", hint=hint) from error
     if machine is None:

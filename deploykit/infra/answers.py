@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from deploykit.backends.sagemaker.sections import BUCKET, REGION
-from deploykit.fields import Bounds, Help, Pattern
+from deploykit.decode import Bounds, Help, Pattern
 
 NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "lowercase letters, digits and hyphens, at most 40")
 ZONE = Pattern(REGION.regex + "[a-z]", "an availability zone such as us-east-1a")

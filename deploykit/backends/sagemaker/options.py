@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from deploykit.backends.sagemaker import sections
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
-from deploykit.fields import Bounds, Duration, Help
+from deploykit.decode import Bounds, Duration, Help
 from deploykit.model import CHANNEL
 
 Distribution = Literal[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from deploykit.fields import Bounds, Help, Pattern
+from deploykit.decode import Bounds, Help, Pattern
 
 ROLE = Pattern(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+",

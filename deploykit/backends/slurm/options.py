@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from deploykit import paths
-from deploykit.fields import NOT_EMPTY, Bounds, Help, Pattern
+from deploykit.decode import NOT_EMPTY, Bounds, Help, Pattern
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "the id of a run")

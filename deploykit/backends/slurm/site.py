@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit import parsing, paths
+from deploykit import paths
 from deploykit.backends.slurm import commands
-from deploykit.decode import decode, whole
+from deploykit.decode import decode, read_json, whole
 from deploykit.errors import BackendUnavailable, NotFound
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
@@ -141,7 +141,7 @@ def load(name: str) -> Site:
     path = path_of(name)
     hint = "run `deploykit backends slurm --probe` on the cluster, and copy the profile here"
     try:
-        data = parsing.json_of(path)
+        data = read_json(path)
     except (OSError, ValueError) as error:
         raise NotFound(f"{path} is not a site profile, or cannot be read", hint=hint) from error
     site, problems = decode(Site, data)

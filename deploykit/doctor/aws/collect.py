@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit import parsing
+from deploykit.decode import read_json
 from deploykit.doctor.aws.inventory import Answers
 from deploykit.doctor.aws.requirements import Requirements
 from deploykit.errors import NotFound
@@ -64,7 +64,7 @@ def save(answers: Answers, folder: Path) -> None:
 
 def _json(path: Path) -> Any:
     try:
-        answer = parsing.json_of(path)
+        answer = read_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(f"{path} is not a JSON answer of AWS: {reason}") from error

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploykit import parsing
+from deploykit.decode import from_json
 
 Answers = Mapping[str, Any]
 Network = ipaddress.IPv4Network
@@ -251,7 +251,7 @@ def quota(answers: Answers, name: str) -> Quota | None:
 
 def document(policy: Any) -> Mapping[str, Any]:
     """A policy document, which some commands return as text and others as JSON."""
-    return dict(parsing.json(policy)) if isinstance(policy, str) else dict(policy or {})
+    return dict(from_json(policy)) if isinstance(policy, str) else dict(policy or {})
 
 
 def _successful(answers: Answers, name: str) -> Any:
