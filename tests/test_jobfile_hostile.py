@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploykit import backend, jobfile, lifecycle, parsing
+from deploykit import backend, jobfile, lifecycle
 from deploykit.decode import Malformed, from_json
 from deploykit.errors import DeploykitError, JobFileError
 
@@ -133,7 +133,7 @@ def test_aliases_that_are_few_stand_for_their_values(tmp_path):
 def test_libyaml_reads_job_files():
     import yaml
 
-    assert parsing.yaml("a: 1")[0] == {"a": "1"}
+    assert jobfile.yaml("a: 1")[0] == {"a": "1"}
     assert yaml.CSafeLoader
 
 

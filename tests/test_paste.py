@@ -187,7 +187,7 @@ def test_a_hint_on_a_list_is_yaml(value, tmp_path):
         return
     _, (problem, *_) = decode(Entrypoint, {"args": value})
     text = problem.hint.removeprefix("write ")
-    assert jobfile.parsing.yaml(text)[0] == [value]
+    assert jobfile.yaml(text)[0] == [value]
 
 
 @nasty
@@ -310,7 +310,7 @@ def test_a_command_is_parsed_back(words):
 def test_yaml_is_parsed_back(text):
     for loader in (yaml.SafeLoader, yaml.CSafeLoader):
         assert yaml.load(f"[{quoting.data(text)}]", loader) == [text]
-    assert jobfile.parsing.yaml(f"a: [{quoting.yaml(text)}]")[0] == {"a": [text]}
+    assert jobfile.yaml(f"a: [{quoting.yaml(text)}]")[0] == {"a": [text]}
 
 
 @given(st.text(st.sampled_from('${}%"\\\n\b\fx\U0001f600')))
