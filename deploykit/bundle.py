@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from deploykit import contract, paths, revision
+from deploykit import backend, paths, revision
 from deploykit.errors import JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
@@ -44,7 +44,7 @@ def scan(source: Path, limit: int) -> Bundle:
     problems += _too_large(entries, limit)
     if problems:
         raise JobFileError(f"the source folder {source}", problems)
-    for path, content in contract.node_plane().items():
+    for path, content in backend.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
     return _read(source, entries, rules)
@@ -79,7 +79,7 @@ def _listing(entries: list[Entry]) -> Entry:
     """
     listed = {entry.path: entry.target or [entry.mode, entry.size] for entry in entries}
     content = json.dumps(listed, sort_keys=True).encode()
-    return Entry(contract.FILES, size=len(content), content=content)
+    return Entry(backend.FILES, size=len(content), content=content)
 
 
 def _holds(archive: Path, digest: str) -> bool:

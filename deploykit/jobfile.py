@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
@@ -91,7 +91,7 @@ def load(
         problems += more
     if job is not None:
         job = _absolute(job, path.absolute().parent)
-        problems += [*_check(job), *contract.check(job)]
+        problems += [*_check(job), *backend.check_variables(job)]
     if problems or job is None:
         raise JobFileError(str(path), located(problems, lines))
     return JobFile(path, job, sections, lines)

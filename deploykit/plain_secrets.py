@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploykit import contract, secret_scan
+from deploykit import backend, secret_scan
 from deploykit.model import JobSpec, Problem
 
 _NAME = re.compile(
@@ -30,7 +30,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNO
 def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
     """A warning for each plain secret of the job and of its sections, which never quotes it."""
     for name, value in job.env.items():
-        if not contract.is_secret(value) and (what := _in_variable(name, value)):
+        if not backend.is_secret(value) and (what := _in_variable(name, value)):
             yield _warning(
                 f"env.{name}",
                 what,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import contract, lifecycle, paths
+from deploykit import backend, lifecycle, paths
 from deploykit.backends.slurm.options import Options
 from deploykit.errors import JobFileError
 from deploykit.model import JobSpec, Problem
@@ -51,5 +51,5 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
         if getattr(options, name) is not None:
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
     for name, value in job.env.items():
-        if contract.is_secret(value):
+        if backend.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import sagemaker_oracle
 import words
 
-from deploykit import backend, cli, contract, errors, schema, source_tree
+from deploykit import backend, cli, errors, schema, source_tree
 from deploykit.backends.sagemaker import oracle, request
 from deploykit.commands import diagnose, doctor, wait
 from deploykit.decode import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity, hints, split
@@ -277,7 +277,7 @@ def exit_codes() -> str:
 
 def node() -> str:
     intro = words.NODE.format(
-        files=names(contract.NODE_PLANE),
+        files=names(backend.NODE_PLANE),
         launchers=", ".join(
             f"`{next(iter(variables.values()))}`"
             for variables in cluster.NODES.values()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.decode import Help
-from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import SubmitRefused
+from deploykit.finding import Finding, Fix
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 SUMMARY = "writes the command to a file, and starts nothing"
@@ -43,7 +43,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     """The text that `submit` will send. Pure: no network, no writes, no programs."""
-    text = f"{options.prefix}{shlex.join(contract.program(job))}\n"
+    text = f"{options.prefix}{shlex.join(backend.program(job))}\n"
     return Plan("print", "paper", run, text, "sh", job, options, bundle)
 
 
@@ -81,7 +81,7 @@ def cancel(handle: Handle) -> None:
 
 def examine(job: JobSpec, options: Options, **_: Path | None) -> Iterator[Finding]:
     """A capability: with this function, `deploykit doctor --backend print` works."""
-    width = len(options.prefix + shlex.join(contract.program(job)))
+    width = len(options.prefix + shlex.join(backend.program(job)))
     if width > 80:  # noqa: PLR2004 - columns of a line
         fix = Fix("pass fewer arguments, or set a shorter prefix")
         yield Finding("too_wide", "warning", "the line is too wide", (f"{width} columns",), fix)

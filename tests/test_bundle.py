@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import bundle, contract, paths, revision
+from deploykit import backend, bundle, paths, revision
 from deploykit.errors import JobFileError, TryAgain
 
 LIMIT = 10**6
@@ -32,7 +32,7 @@ def tree(folder, files):
 
 def names(folder, limit=LIMIT):
     scanned = bundle.scan(folder, limit)
-    return {e.path for e in scanned.entries if not e.path.startswith(f"{contract.FOLDER}/")}
+    return {e.path for e in scanned.entries if not e.path.startswith(f"{backend.FOLDER}/")}
 
 
 def scan_problems(folder, limit=LIMIT):
@@ -109,9 +109,9 @@ def test_unpacks_what_was_packed(tmp_path):
     assert (tmp_path / "out/deep/er/x").read_text() == "y"
     assert (tmp_path / "out/empty").read_text() == ""
     assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"
-    assert {contract.FILES, *contract.node_plane()} == {
+    assert {backend.FILES, *backend.node_plane()} == {
         path.relative_to(tmp_path / "out").as_posix()
-        for path in (tmp_path / "out" / contract.FOLDER).rglob("*")
+        for path in (tmp_path / "out" / backend.FOLDER).rglob("*")
         if path.is_file()
     }
 

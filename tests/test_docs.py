@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, contract
+from deploykit import backend, cli
 from deploykit.model import JobSpec, State
 from tests.docs_runner import blocks, fits, play
 
@@ -75,15 +75,15 @@ def test_the_states_are_explained(generator):
 
 
 def test_the_variables_on_the_node_are_those_of_the_code(generator):
-    files = [ROOT / name.replace(contract.FOLDER, "entrypoints") for name in contract.node_plane()]
-    files += [ROOT / "deploykit/contract.py", ROOT / "deploykit/backends/sagemaker/request.py"]
+    files = [ROOT / name.replace(backend.FOLDER, "entrypoints") for name in backend.node_plane()]
+    files += [ROOT / "deploykit/backend.py", ROOT / "deploykit/backends/sagemaker/request.py"]
     code = "".join(
         path.read_text(encoding="utf-8") for path in [*files, *ROOT.glob("templates/*.j2")]
     )
     described = {*generator.words.VARIABLES, *generator.words.INTERNAL}
     ours = {name.replace("<NAME>", "") for name in described if name.startswith("DEPLOYKIT_")}
     assert set(re.findall(r"\bDEPLOYKIT_[A-Z_]+", code)) == ours
-    assert set(contract._RESERVED) - {"GROUP_RANK"} == {
+    assert set(backend._RESERVED) - {"GROUP_RANK"} == {
         name for name in described if not name.startswith("DEPLOYKIT_")
     }
     assert "\nGRACE = 30.0\n" in code  # the number that the page gives

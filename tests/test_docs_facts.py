@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import backend, cli, contract
+from deploykit import backend, cli
 from deploykit.backends.sagemaker import catalog
 from deploykit.commands import diagnose, doctor
 from deploykit.model import JobSpec
@@ -48,7 +48,7 @@ def facts():
     restarts = section("slurm").__dataclass_fields__["restarts"].default_factory()
     return [
         ("how-to/local.md", r"They have (\d+) seconds", constant("GRACE")),
-        ("how-to/network.md", r"for at most (\d+) seconds", contract.PREFLIGHT),
+        ("how-to/network.md", r"for at most (\d+) seconds", backend.PREFLIGHT),
         ("how-to/diagnose.md", r"and with (\d+) when", diagnose.CAUSE_FOUND),
         ("how-to/doctor.md", r"\| error \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         ("how-to/doctor.md", r"\| (?:unseen|unchecked) \| .* \| (\d+) \|", doctor.FAULT_FOUND),

@@ -20,7 +20,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploykit import contract, lifecycle, paths
+from deploykit import backend, lifecycle, paths
 from deploykit.errors import JobFileError
 from tests.slurm.plans import rendered_by_submitit
 
@@ -222,7 +222,7 @@ def _run_script(bench, plan, shell):
 
 def _same_environment(plan, environ):
     for name, value in plan.job.env.items():
-        if contract.is_secret(value):
+        if backend.is_secret(value):
             assert json.loads(environ["DEPLOYKIT_SECRETS"])[name] == value
             assert name not in environ
         else:
@@ -233,8 +233,8 @@ def _same_environment(plan, environ):
 
 def _local(bench, plan):
     words, environ = _run_script(bench, plan, "sh")
-    assert words[-len(contract.command(plan.job)) :] == contract.command(plan.job)
-    assert words[:2] == [contract.LAUNCH, "--emulated-nodes"]
+    assert words[-len(backend.command(plan.job)) :] == backend.command(plan.job)
+    assert words[:2] == [backend.LAUNCH, "--emulated-nodes"]
     _same_environment(plan, environ)
 
 
@@ -242,7 +242,7 @@ def _slurm(bench, plan):
     words, environ = _run_script(bench, plan, "bash")
     if words[-3:-1] == ["bash", "-c"]:  # the way round srun's own meaning of a lone colon
         words = shlex.split(words[-1])
-    assert words[words.index(contract.LAUNCH) + 1 :] == contract.command(plan.job)
+    assert words[words.index(backend.LAUNCH) + 1 :] == backend.command(plan.job)
     _same_environment(plan, environ)
     assert plan.text == rendered_by_submitit(plan)
     directives = _directives(plan.text)
@@ -274,10 +274,10 @@ def _sagemaker(bench, plan):
         int(m[1]) for m in (re.fullmatch(r"deploykit_argv_(\d+)", k) for k in pieces) if m
     )
     text = "".join(json.loads(pieces[f"deploykit_argv_{number}"]) for number in numbers)
-    assert json.loads(text) == contract.command(plan.job)
+    assert json.loads(text) == backend.command(plan.job)
     environ = request["Environment"]
     for name, value in plan.job.env.items():
-        if not contract.is_secret(value):
+        if not backend.is_secret(value):
             assert environ[name] == value
 
 
@@ -297,8 +297,8 @@ def test_the_recorder_records(bench, monkeypatch):
     job |= {"resources": {"time_limit": "5m"}, "env": {"A": "`id`"}}
     job |= {"local": {"python": "python3"}, "slurm": {"python": "python3"}}
     path.write_text(yaml.safe_dump(job))
-    for backend, shell in (("local", "sh"), ("slurm", "bash")):
-        plan = lifecycle.prepare(path, [], backend, "one").plan
+    for name, shell in (("local", "sh"), ("slurm", "bash")):
+        plan = lifecycle.prepare(path, [], name, "one").plan
         words, environ = _run_script(bench, plan, shell)
         assert words[-2:] == ["$(touch pwned)", ""]
         assert environ["A"] == "`id`"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import contract
+from deploykit import backend
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
@@ -44,7 +44,7 @@ def test_most_functions_are_short():
 
 def test_the_node_plane_is_complete_and_imports_nothing_else():
     """Its files import each other, the standard library, torch and boto3; none is left out."""
-    files = contract.node_plane()
+    files = backend.node_plane()
     package = ROOT / "entrypoints" / "deploykit_node"
     assert len(files) == 1 + len(list(package.rglob("*.py")))
     for name, content in files.items():
@@ -57,7 +57,7 @@ def test_the_node_plane_is_complete_and_imports_nothing_else():
                 others = {"deploykit_node", "boto3", "botocore", "torch"}
                 assert top in sys.stdlib_module_names | others, (name, module)
                 if top == "deploykit_node":
-                    path = f"{contract.FOLDER}/{module.replace('.', '/')}"
+                    path = f"{backend.FOLDER}/{module.replace('.', '/')}"
                     assert {f"{path}.py", f"{path}/__init__.py"} & set(files), (name, module)
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from deploykit import bundle, contract, lifecycle, paths
+from deploykit import backend, bundle, lifecycle, paths
 from deploykit.model import JobSpec, Plan
 from tests.test_bundle import KEY_BODY, tree
 
@@ -53,7 +53,7 @@ def content(folder):
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if name.startswith((".git/", f"{contract.FOLDER}/")) or name == ".git":
+        if name.startswith((".git/", f"{backend.FOLDER}/")) or name == ".git":
             continue
         if path.is_symlink():
             found[name] = path.readlink()

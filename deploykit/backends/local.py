@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from deploykit import backend, exit_records, logfiles, paths, render
 from deploykit import bundle as bundles
-from deploykit import contract, exit_records, logfiles, paths, render
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 if TYPE_CHECKING:
-    from deploykit.doctor.finding import Finding
+    from deploykit.finding import Finding
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
-PREFLIGHT = contract.PREFLIGHT
+PREFLIGHT = backend.PREFLIGHT
 
 _START = 10
 """Seconds in which a started shell must claim its run."""
@@ -49,7 +49,7 @@ class Options:
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract's
     """Refuse addresses as locations, and warn about limits that are not enforced."""
-    for path, location in contract.locations(job).items():
+    for path, location in backend.locations(job).items():
         if "://" in location:
             yield Problem(
                 path,
@@ -70,11 +70,11 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         "local.sh.j2",
         run=run,
         folder=folder,
-        environment=contract.in_folder(job, "local", run, folder),
+        environment=backend.in_folder(job, "local", run, folder),
         nodes=job.resources.nodes,
         python=options.python or sys.executable,
-        launch=contract.LAUNCH,
-        command=contract.command(job),
+        launch=backend.LAUNCH,
+        command=backend.command(job),
         seconds=job.resources.time_limit,
     )
     return Plan("local", os.uname().nodename, run, text, "sh", job, options, bundle, output)
@@ -86,7 +86,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     Raises BackendUnavailable where its shell does not start.
     """
     bundles.unpack(bundles.store(plan.bundle), folder / "source")
-    for name in contract.FOLDERS:
+    for name in backend.FOLDERS:
         paths.private_folder(folder / name)
     with (
         open(folder / "alive", "w", encoding="utf-8", opener=paths.private_opener) as alive,

@@ -11,11 +11,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, lifecycle
+from deploykit import backend, finding, lifecycle
 from deploykit.commands import arguments, output
-from deploykit.doctor import finding, snippets
-from deploykit.doctor.finding import Finding
+from deploykit.doctor import snippets
 from deploykit.errors import UsageError
+from deploykit.finding import Finding
 from deploykit.jobfile import JobFile
 
 FAULT_FOUND = 80

@@ -15,8 +15,8 @@ from typing import Any
 
 from deploykit import paths, quoting, shell
 from deploykit.decode import decode, from_json, read_json
-from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.finding import Finding, Fix
 from deploykit.model import JobSpec
 
 FILE = "machine.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deploykit import paths, quoting, render
-from deploykit.doctor.finding import Fix
+from deploykit.finding import Fix
 
 CLI, CLOUDFORMATION, TERRAFORM = "aws-cli", "cloudformation", "terraform"
 LANGUAGES = (CLI, CLOUDFORMATION, TERRAFORM)

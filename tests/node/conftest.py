@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import contract, paths
+from deploykit import backend, paths
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
@@ -74,7 +74,7 @@ class Bundle:
         self.source = root / 'a "bundle" it\'s'
         self.run_dir = root / "run folder"
         self.run_dir.mkdir()
-        for name, content in contract.node_plane().items():
+        for name, content in backend.node_plane().items():
             path = self.source / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from deploykit import contract
+from deploykit import backend
 
 FILES = {
-    name: ast.parse(text, feature_version=(3, 10)) for name, text in contract.node_plane().items()
+    name: ast.parse(text, feature_version=(3, 10)) for name, text in backend.node_plane().items()
 }
-PACKAGE = f"{contract.FOLDER}/deploykit_node"
+PACKAGE = f"{backend.FOLDER}/deploykit_node"
 ALLOWED = {
     f"{PACKAGE}/secret_refs.py": {"boto3", "botocore"},
     f"{PACKAGE}/preflight/group_member.py": {"torch"},
@@ -35,7 +35,7 @@ def imported(tree):
 def file_of(module):
     """The node plane's file that holds a module, or a name in it; None for other packages."""
     while module.startswith("deploykit_node"):
-        path = f"{contract.FOLDER}/{module.replace('.', '/')}"
+        path = f"{backend.FOLDER}/{module.replace('.', '/')}"
         for name in (f"{path}.py", f"{path}/__init__.py"):
             if name in FILES:
                 return name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploykit import contract, paths
+from deploykit import backend, paths
 from tests.node import netns
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ class Nodes:
             )
         lab.ready()
 
-    def run(self, *, without=(), env=None, budget=contract.PREFLIGHT) -> Report:
+    def run(self, *, without=(), env=None, budget=backend.PREFLIGHT) -> Report:
         numbers = range(1, len(self.names) + 1)
         hosts = ",".join(self._subnet.format(number) for number in numbers)
         started = [
@@ -104,7 +104,7 @@ def stopped(report):
     """Every node stopped, in time by its own clock, for the one reason that node 0 gives."""
     assert set(report.codes) == {78}, report.logs
     assert len(report.seconds) == len(report.codes)
-    assert max(report.seconds) < contract.PREFLIGHT, report.logs
+    assert max(report.seconds) < backend.PREFLIGHT, report.logs
     assert len(report.failures) == 1, report.logs[0]
     return report.failures[0]
 

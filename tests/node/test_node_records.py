@@ -10,7 +10,7 @@ from typing import get_type_hints
 
 import pytest
 
-from deploykit import contract, exit_records
+from deploykit import backend, exit_records
 from deploykit_node import exit_records as node_records
 from deploykit_node import records
 from deploykit_node.cluster import Cluster, Rank
@@ -67,7 +67,7 @@ def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
 
 
 def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():
-    assert records.FOLDER in contract.FOLDERS
+    assert records.FOLDER in backend.FOLDERS
     assert node_records.STOPPED == exit_records.STOPPED
 
 

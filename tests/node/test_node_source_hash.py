@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from deploykit import backend, paths
 from deploykit import bundle as bundles
-from deploykit import contract, paths
 
 LIMIT = 10**7
 SAYS = "import os; print('ran', 'DEPLOYKIT_BUNDLE' in os.environ)\n"
@@ -56,7 +56,7 @@ def rewrite(path, text):
 
 
 def relist(source, change):
-    listing = source / contract.FILES
+    listing = source / backend.FILES
     listed = json.loads(listing.read_text())
     change(listed)
     listing.write_text(json.dumps(listed, sort_keys=True))
@@ -86,10 +86,10 @@ TAMPERED = {
     "off the list": (hide_train, "SHA-256 is"),
     "list of devices": (lambda s: relist(s, lambda it: it.update({"/dev/zero": 1})), "/dev/zero"),
     "a name that forges a line": (forge_a_line, r"'a\n[rank 3] ran'"),
-    "no list": (lambda s: (s / contract.FILES).unlink(), "files.json cannot be used"),
-    "list of numbers": (lambda s: (s / contract.FILES).write_text("[1]"), "cannot be used"),
-    "bytes as a list": (lambda s: (s / contract.FILES).write_bytes(b"\xff\0"), "cannot be used"),
-    "deep list": (lambda s: (s / contract.FILES).write_text("[" * 10**5), "cannot be used"),
+    "no list": (lambda s: (s / backend.FILES).unlink(), "files.json cannot be used"),
+    "list of numbers": (lambda s: (s / backend.FILES).write_text("[1]"), "cannot be used"),
+    "bytes as a list": (lambda s: (s / backend.FILES).write_bytes(b"\xff\0"), "cannot be used"),
+    "deep list": (lambda s: (s / backend.FILES).write_text("[" * 10**5), "cannot be used"),
 }
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deploykit import backend, lifecycle
 from deploykit import bundle as bundles
-from deploykit import contract, lifecycle
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker import service_model
@@ -211,7 +211,7 @@ def test_planning_imports_no_sdk():
 
 
 def test_the_node_plane_reads_what_the_request_sends():
-    sources = b"".join(contract.node_plane().values())
+    sources = b"".join(backend.node_plane().values())
     assert rendering.ARGUMENT.encode() in sources
     assert b"DEPLOYKIT_ENV" in sources
 

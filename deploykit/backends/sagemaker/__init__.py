@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.backends.sagemaker import oracle, request, service_model
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
 from deploykit.backends.sagemaker.options import Options, environment_region
@@ -17,12 +17,12 @@ from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
 
 if TYPE_CHECKING:
-    from deploykit.doctor.finding import Finding
+    from deploykit.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()
 MODULES = ("boto3",)
-PREFLIGHT = contract.PREFLIGHT
+PREFLIGHT = backend.PREFLIGHT
 _ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
 """As long as a run id and a hash can be: a request that is valid with these is valid with any."""
 

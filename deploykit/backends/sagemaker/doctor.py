@@ -12,8 +12,8 @@ from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import aws
 from deploykit.doctor.aws import collect, inventory
-from deploykit.doctor.finding import Finding, Fix
 from deploykit.errors import NotFound, NotPermitted
+from deploykit.finding import Finding, Fix
 from deploykit.model import JobSpec
 
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

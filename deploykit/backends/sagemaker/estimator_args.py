@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from deploykit.backend import LAUNCH
 from deploykit.backends.sagemaker import catalog, channels, request
 from deploykit.backends.sagemaker.options import Options, region
-from deploykit.contract import LAUNCH
 from deploykit.model import JobSpec
 
 

@@ -15,7 +15,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.backends.sagemaker import catalog, channels
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.options import region as region_of
@@ -108,7 +108,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     AWS's launcher overwrites some network variables, so ``DEPLOYKIT_ENV`` carries a second copy of
     them that the node plane restores last. ``DEPLOYKIT_BUNDLE`` is the hash of the planned source.
     """
-    variables = contract.environment(
+    variables = backend.environment(
         job,
         backend="sagemaker",
         run=run,
@@ -120,7 +120,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     restored = {
         name: value
         for name, value in job.env.items()
-        if _OVERWRITTEN.fullmatch(name) and not contract.is_secret(value)
+        if _OVERWRITTEN.fullmatch(name) and not backend.is_secret(value)
     }
     if restored:
         variables["DEPLOYKIT_ENV"] = json.dumps(dict(sorted(restored.items())))
@@ -129,7 +129,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
 
 def user_hyperparameters(job: JobSpec) -> dict[str, Any]:
     """The hyperparameters that a user of the SDK would pass to the estimator."""
-    return {**argument_vector(contract.command(job)), PROCESSES: job.resources.processes}
+    return {**argument_vector(backend.command(job)), PROCESSES: job.resources.processes}
 
 
 def argument_vector(argv: list[str]) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> d
     source = _CODE_CHANNEL if options.source_is_a_channel else code(options, bundle)
     return {
         **user_hyperparameters(job),
-        "sagemaker_program": contract.LAUNCH,
+        "sagemaker_program": backend.LAUNCH,
         "sagemaker_submit_directory": source,
         "sagemaker_job_name": run,
         "sagemaker_region": region_of(options),

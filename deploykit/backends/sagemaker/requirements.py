@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.backends.sagemaker.options import Options
 from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
 from deploykit.model import JobSpec
@@ -38,7 +38,7 @@ def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str
     """The buckets that the job writes, and those that it only reads."""
     by_key = {
         key: location.split("/")[2]
-        for key, location in contract.locations(job).items()
+        for key, location in backend.locations(job).items()
         if "://" in location
     }
     written = {options.bucket}
@@ -47,7 +47,7 @@ def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str
 
 
 def _secret_services(job: JobSpec) -> tuple[str, ...]:
-    services = (value.split(":")[1] for value in job.env.values() if contract.is_secret(value))
+    services = (value.split(":")[1] for value in job.env.values() if backend.is_secret(value))
     return tuple(sorted(set(services)))
 
 

@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.backends.slurm.checks import check as check
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.script import plan as plan
 from deploykit.model import Handle, JobSpec, LogLine, Plan, Profile, Status
 
 if TYPE_CHECKING:
-    from deploykit.doctor.finding import Finding
+    from deploykit.finding import Finding
 
 SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 MODULES = ("submitit",)
-PREFLIGHT = contract.PREFLIGHT
+PREFLIGHT = backend.PREFLIGHT
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from deploykit import contract, paths, quoting
+from deploykit import backend, paths, quoting
 from deploykit.backends.slurm import run_record
 from deploykit.backends.slurm.options import Options
 from deploykit.errors import NotFound
@@ -113,7 +113,7 @@ def _check_home(options: Options) -> Iterator[Problem]:
 
 
 def _check_locations(job: JobSpec) -> Iterator[Problem]:
-    for path, location in contract.locations(job).items():
+    for path, location in backend.locations(job).items():
         if "://" in location:
             yield Problem(
                 path,
@@ -202,7 +202,7 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
         if "," in mount or mount.count(":") > 1 or not mount.startswith("/"):
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
-    for path, location in {"": str(options.home), **contract.locations(job)}.items():
+    for path, location in {"": str(options.home), **backend.locations(job)}.items():
         if re.search("[,:]", location) and "://" not in location:
             message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
             yield Problem(path, message, "choose another folder")

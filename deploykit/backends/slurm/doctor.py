@@ -10,7 +10,7 @@ from deploykit import paths
 from deploykit.backends.slurm import site, site_checks, site_findings
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
-from deploykit.doctor.finding import Finding
+from deploykit.finding import Finding
 from deploykit.model import JobSpec, Profile
 
 _FACTS = "site.json"

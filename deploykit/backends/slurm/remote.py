@@ -15,8 +15,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploykit import backend, paths
 from deploykit import bundle as bundles
-from deploykit import contract, paths
 from deploykit.backends.slurm import ssh
 from deploykit.backends.slurm.options import SITE_DEFAULTS
 from deploykit.backends.slurm.run_record import RemoteFolder
@@ -54,7 +54,7 @@ def deliver(plan: Plan, remote: RemoteFolder) -> None:
     home = plan.options.home
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
     folder = _relative(remote, home)
-    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in contract.FOLDERS)
+    folders = " ".join(shlex.quote(f"{folder}/{name}") for name in backend.FOLDERS)
     # the name proves nothing: the hash is that of the uncompressed archive
     same = f'[ "$(gzip -dc {archive} | {_SHA256})" = {plan.bundle.hash} ]'
     good = f"[ -O {archive} ] && gzip -tq {archive} && {same}"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploykit import contract, paths, render
+from deploykit import backend, paths, render
 from deploykit.backends.slurm import run_record
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.model import Bundle, JobSpec, Plan
@@ -220,7 +220,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
 
 def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict[str, str]:
     """The contract's variables, and those that the launchers need to restart the job."""
-    environment = contract.in_folder(job, "slurm", run, folder)
+    environment = backend.in_folder(job, "slurm", run, folder)
     if may_restart(options):
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
@@ -242,7 +242,7 @@ def _srun(job: JobSpec, options: Options, folder: Path) -> list[str]:
 
 def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     """``FOLDER:INSIDE`` for the folders of the run, the job file and the `slurm` section."""
-    mounts = [str(folder), *contract.locations(job).values(), *container.mounts]
+    mounts = [str(folder), *backend.locations(job).values(), *container.mounts]
     return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in mounts))
 
 
@@ -250,7 +250,7 @@ def _launcher(job: JobSpec, options: Options, folder: Path) -> list[str]:
     """The argument vector that srun starts on each node."""
     container = options.container
     python = options.python or ("python3" if container or options.host else sys.executable)
-    words = [python, contract.LAUNCH, *contract.command(job)]
+    words = [python, backend.LAUNCH, *backend.command(job)]
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []
         binds = f"--bind={','.join(_mounts(job, container, folder))}"

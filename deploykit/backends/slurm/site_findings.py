@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit.backends.slurm.site import Partition, Site
-from deploykit.doctor.finding import Finding, Fix
+from deploykit.finding import Finding, Fix
 from deploykit.model import Problem
 
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "glusterfs", "wekafs", "panfs", "9p")

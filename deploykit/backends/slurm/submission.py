@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from deploykit import backend, paths
 from deploykit import bundle as bundles
-from deploykit import contract, paths
 from deploykit.backends.slurm import commands, refusals, run_record
 from deploykit.backends.slurm.options import SITE_DEFAULTS
 from deploykit.backends.slurm.run_record import RemoteFolder
@@ -53,7 +53,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     if host is None:
         _check_prerequisites(plan)
         bundles.unpack(bundles.store(plan.bundle), folder / "source")
-        for name in (*contract.FOLDERS, "sbatch"):
+        for name in (*backend.FOLDERS, "sbatch"):
             paths.private_folder(folder / name)
         paths.touch(folder / _PORT_FILE)
     else:

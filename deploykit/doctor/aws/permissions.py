@@ -10,7 +10,7 @@ from deploykit.doctor import snippets
 from deploykit.doctor.aws import collect
 from deploykit.doctor.aws.inventory import Inventory, error_code
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.doctor.finding import Finding, Fix
+from deploykit.finding import Finding, Fix
 
 _ACCOUNT = ("get-caller-identity", "get-role", "role-policies", "list-service-quotas")
 _NETWORK = (*collect.OF_VPC, "describe-prefix-lists")

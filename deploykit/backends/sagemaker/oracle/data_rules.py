@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from deploykit import contract
+from deploykit import backend
 from deploykit.backends.sagemaker import channels
 from deploykit.backends.sagemaker.oracle.oracle_rule import Case, OracleRule, Verdict
 from deploykit.backends.sagemaker.oracle.sources import API, GUIDE
@@ -33,7 +33,7 @@ def _not_in_s3(case: Case) -> list[str]:
     }
     return [
         path
-        for path, location in contract.locations(case.job).items()
+        for path, location in backend.locations(case.job).items()
         if re.fullmatch(S3.regex, location) is None and path not in replaced
     ]
 
@@ -66,7 +66,7 @@ def _unknown_groups(case: Case) -> list[str]:
 
 def _secrets(case: Case) -> dict[str, str]:
     """Variable -> secret reference."""
-    return {name: value for name, value in case.job.env.items() if contract.is_secret(value)}
+    return {name: value for name, value in case.job.env.items() if backend.is_secret(value)}
 
 
 DATA = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from deploykit.backend import command
 from deploykit.backends.sagemaker.oracle.oracle_rule import Case, OracleRule, Verdict
 from deploykit.backends.sagemaker.oracle.sources import API, GUIDE, SDK
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.backends.sagemaker.sections import REGION
-from deploykit.contract import command
 
 _REGIONS = "https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"
 _SPOT = f"{GUIDE}/model-managed-spot-training.html"
