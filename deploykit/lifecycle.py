@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, plain_secrets, runs
+from deploykit import backend, bundle, jobfile, paths, runs, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -50,7 +50,7 @@ def sections(path: Path) -> list[str]:
 
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
-    secrets = plain_secrets.check(file.job, {name: file.sections[name]})
+    secrets = secret_scan.check(file.job, {name: file.sections[name]})
     return file.raise_on([*problems(file, name), *secrets])
 
 

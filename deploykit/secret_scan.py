@@ -1,18 +1,25 @@
-"""Search bytes for private keys and access tokens, at about the speed of hashing.
+"""Find private keys and access tokens: in files, at about the speed of hashing, and in job files.
 
 One pass finds the few occurrences of the literals of `secret_rules`; a pattern is tried only there.
-The secret itself is not kept, only its kind, its offset and the beginning that its kind has.
+The secret itself is not kept, only its kind, its offset and the beginning that its kind has. In a
+job file the name of a variable counts too, since all of it would appear in the plan.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from deploykit import backend
+from deploykit.model import JobSpec, Problem
 from deploykit.secret_rules import KEY_LITERALS, PLACEHOLDERS, TOKEN_RULES, TokenRule
+
+KEY = "a private key"
 
 _REACH = 4096
 """Bytes that a pattern may examine from its literal on."""
@@ -31,8 +38,21 @@ _LEAST_BODY = 48
 _MOST_WORDS = 16
 """Words between a header and the body, such as the fields of RFC 1421 and OpenPGP."""
 _MOST_TOKENS = 100
-
-KEY = "a private key"
+_NAME = re.compile(
+    r"(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$",
+    re.IGNORECASE,
+)
+"""Variables whose value is always a secret."""
+_TOKEN_NAME = re.compile(r"(?:^|_)(?:TOKEN|CREDENTIALS?)$", re.IGNORECASE)
+"""Variables whose value is a secret unless it is a path or a tokenizer's word, such as <pad>."""
+_MAYBE = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Variables whose value is a secret if it looks random."""
+_NO_SECRET = re.compile(
+    r"|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*", re.IGNORECASE
+)
+_TOKEN = re.compile(r"[\w.+/=~-]{8,}")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNORECASE)
 
 _Hits = Iterable[tuple[int, int]]
 
@@ -134,6 +154,25 @@ def secret(text: str) -> Secret | None:
     return scanner.secrets[0] if scanner.secrets else None
 
 
+def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """A warning for each plain secret of the job and of its sections, which never quotes it."""
+    for name, value in job.env.items():
+        if not backend.is_secret(value) and (what := _in_variable(name, value)):
+            yield _warning(
+                f"env.{name}",
+                what,
+                f"write secret:env:{name} and set {name} where you submit, or use a store: "
+                "secret:file:PATH, secret:ssm:NAME, secret:secretsmanager:NAME",
+            )
+    texts = [*_texts(dataclasses.replace(job, env={}), "")]
+    for section, options in sections.items():
+        texts += _texts(options, section)
+    for path, text in texts:
+        if what := _in_text(text):
+            hint = "pass it as a variable of `env`, such as TOKEN: secret:env:TOKEN"
+            yield _warning(path, what, hint)
+
+
 def _is_wide(start: bytes) -> bool:
     """Whether this may be UTF-16 or UTF-32: it has a byte order mark, or many zero bytes."""
     first = start[:512]
@@ -227,3 +266,41 @@ def _has_body(text: bytes) -> bool:
 def _words(text: bytes) -> Iterator[bytes]:
     body = re.split(rb"-{4,5} ?END", text, maxsplit=1)[0]
     return (word for word in _SEPARATORS.split(body) if word)
+
+
+def _warning(path: str, what: str, hint: str) -> Problem:
+    message = f"{what}; it would appear in the plan as plain text"
+    return Problem(path, message, hint, severity="warning")
+
+
+def _in_variable(name: str, value: str) -> str | None:
+    if what := _in_text(value):
+        return what
+    if _NO_SECRET.fullmatch(value):
+        return None
+    tokenlike = _TOKEN_NAME.search(name) and _TOKEN.fullmatch(value)
+    if _NAME.search(name) or tokenlike or (_MAYBE.search(name) and _RANDOM.fullmatch(value)):
+        return "is a secret by its name"
+    return None
+
+
+def _in_text(text: str) -> str | None:
+    if found := secret(text):
+        return f"looks like {found.name}"
+    return "contains an address with a password" if _URL.search(text) else None
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every text in a value, with its path in the job file."""
+    if isinstance(value, str):
+        yield path, value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            below = f"{path}.{field.name}" if path else field.name
+            yield from _texts(getattr(value, field.name), below)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{path}[{number}]")

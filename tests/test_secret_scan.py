@@ -15,7 +15,7 @@ import pytest
 from deploykit import bundle, secret_rules, secret_scan
 from deploykit.secret_scan import Scanner
 from tests.test_bundle import LIMIT, names, tree
-from tests.test_plain_secrets import HEX, RANDOM, SHAPES
+from tests.test_secret_scan_job import HEX, RANDOM, SHAPES
 
 
 def openssl(*argv, data=None):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import bundle, lifecycle, plain_secrets
+from deploykit import bundle, lifecycle, secret_scan
 from deploykit.commands import arguments, output
 from deploykit.errors import JobFileError
 from deploykit.jobfile import JobFile
@@ -43,7 +43,7 @@ def _check(file: JobFile, names: list[str]) -> list[Problem]:
     problems: list[Problem] = []
     for name in names:
         problems += lifecycle.problems(file, name)
-    problems += plain_secrets.check(file.job, file.sections)
+    problems += secret_scan.check(file.job, file.sections)
     try:
         problems += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
     except JobFileError as error:
