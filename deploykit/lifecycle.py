@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, runs, secret_scan
+from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
@@ -155,14 +155,12 @@ def _send(plan: Plan, folder: Path) -> None:
 
 def _record_source(plan: Plan, folder: Path) -> None:
     """Write the plan's text, and the source's changes since its commit, into the run folder."""
-    from deploykit import uncommitted  # not needed for a dry run
-
     paths.write(folder / f"plan.{plan.language}", plan.text)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
         archive = bundle.store(plan.bundle)
         try:
-            patch = uncommitted.patch(plan.bundle, archive)
+            patch = revision.patch(plan.bundle, archive)
         except DeploykitError as error:
             record["uncommitted"] = f"not recorded: {error}"
         else:
