@@ -1,4 +1,4 @@
-"""Quote values in text that a person pastes: a command, a YAML file, a Terraform file.
+"""Quote values in YAML and Terraform files that a person pastes; `shell.command` does in commands.
 
 The values come from job files, saved facts and other machines; quoting keeps them from becoming
 code. In templates, render.py does the same.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from pathlib import Path
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z]([\w./ -]*[\w./-])?", re.ASCII)
@@ -18,16 +16,6 @@ _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _ESCAPE = re.compile(r"\\u(d[89ab]..)\\u(d[c-f]..)|\\(.)")
 _SHORT = {"b": "\\u0008", "f": "\\u000c"}
 _FILL_IN = re.compile(r"(\$+|%+)\{")
-
-
-def command(*words: str | Path) -> str:
-    """A command line of sh for this argument vector."""
-    return shlex.join(map(str, words))
-
-
-def path(name: Path) -> str:
-    """A path that no program reads as an option."""
-    return f"./{name}" if str(name).startswith("-") else str(name)
 
 
 def yaml(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deploykit import paths, quoting
+from deploykit.shell import command
 
 
 def shell(template: str, **values: Any) -> str:
@@ -55,12 +56,12 @@ class _Quoted(str):
 
 def _words(argv: Sequence[str]) -> _Quoted:
     """An argument vector as shell words: ``{{ argv | words }}``."""
-    return _Quoted(quoting.command(*argv))
+    return _Quoted(command(*argv))
 
 
 def _quote(value: object) -> str:
     # str() of an undefined name raises: StrictUndefined
-    return value if isinstance(value, _Quoted) else quoting.command(str(value))
+    return value if isinstance(value, _Quoted) else command(str(value))
 
 
 def _json(value: object) -> str:

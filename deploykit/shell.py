@@ -1,9 +1,12 @@
-"""Run a program and read what it says. The only module that does, but for starting local jobs."""
+"""Run a program and read what it prints, or write its command line for a person to paste.
+
+No other module runs one, but for starting local jobs.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +57,8 @@ def raw(
     data: bytes | None = None,
 ) -> tuple[int, bytes, str]:
     """The same, with its output as bytes, and `data` as its standard input."""
-    import subprocess  # not needed for a dry run
+    import shutil  # neither is needed for a dry run
+    import subprocess
 
     if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
         raise BackendUnavailable(
@@ -82,6 +86,14 @@ def raw(
         finally:
             process.kill()  # no effect on one that has ended
     return code, bytes(out), err.decode(errors="replace")
+
+
+def command(*words: str | Path) -> str:
+    """A command line of sh for this argument vector; a path in it is never read as an option."""
+    return shlex.join(
+        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+        for word in words
+    )
 
 
 def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearray, bytearray]:

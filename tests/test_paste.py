@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import meta
 
-from deploykit import cli, jobfile, paths, quoting, render
+from deploykit import cli, jobfile, paths, quoting, render, shell
 from deploykit.backends.slurm import checks, ssh
 from deploykit.backends.slurm.options import Options
 from deploykit.decode import decode
@@ -303,7 +303,11 @@ def test_fixes_of_causes_hold_no_hostile_value(value):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
 def test_a_command_is_parsed_back(words):
-    assert shlex.split(quoting.command(*words)) == words
+    assert shlex.split(shell.command(*words)) == words
+
+
+def test_a_path_in_a_command_is_not_an_option():
+    assert shell.command("check", Path("-rf a"), "-f") == "check './-rf a' -f"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from deploykit import quoting
+from deploykit import shell
 from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.commands import output
@@ -94,7 +94,7 @@ def _print(advice: Advice, written: Path | None) -> None:
     if written:
         if other := job_file.difference(advice.model, advice.training):
             output.say(other)
-        check = quoting.command("deploykit", "check", quoting.path(written))
+        check = shell.command("deploykit", "check", written)
         output.say(f"wrote {written}; next: `{check}`")
 
 

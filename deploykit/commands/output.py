@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from typing import Any, TextIO
 
-from deploykit import quoting, terminal
+from deploykit import shell, terminal
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
@@ -155,7 +155,7 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
         ("sent", when(run)),
         ("folder", run.folder),
         ("output", run.output),
-        ("logs", quoting.command("deploykit", "logs", run.run) if run.handle else ""),
+        ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
         ("cause", diagnosis),
     ):
         if value:

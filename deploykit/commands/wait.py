@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import threading
 
-from deploykit import backend, lifecycle, quoting, runs
+from deploykit import backend, lifecycle, runs, shell
 from deploykit.commands import arguments, diagnose, output
 from deploykit.errors import DeploykitError
 from deploykit.model import State
@@ -43,7 +43,7 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     try:
         *_, last = lifecycle.wait(row.run, timeout)
     except KeyboardInterrupt:
-        stop = quoting.command("deploykit", "cancel", row.run)
+        stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")
         raise
     printer.join()

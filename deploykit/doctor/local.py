@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, quoting, shell
+from deploykit import paths, shell
 from deploykit.decode import decode, from_json, read_json
 from deploykit.errors import BackendUnavailable, NotFound
 from deploykit.finding import Finding, Fix
@@ -178,7 +178,7 @@ def _pytorch(machine: LocalMachine) -> Iterator[Finding]:
 
 
 def _pip(machine: LocalMachine, *words: str) -> str:
-    return f"{quoting.command(machine.python, '-m', 'pip', 'install', *words)}\n"
+    return f"{shell.command(machine.python, '-m', 'pip', 'install', *words)}\n"
 
 
 def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploykit import quoting, render
+from deploykit import render, shell
 from deploykit.infra.answers import Answers
 
 _VERSIONS = {"version": "3.16.1"}
@@ -37,7 +37,7 @@ def commands(answers: Answers) -> list[str]:
     if answers.cluster is not None:
         cluster = ("--cluster-name", answers.name, "--cluster-configuration", "cluster.yaml")
         argvs.append(("pcluster", "create-cluster", *region, *cluster))
-    return [quoting.command(*words) for words in argvs]
+    return [shell.command(*words) for words in argvs]
 
 
 def _partition(region: str) -> str:

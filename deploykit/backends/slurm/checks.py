@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from deploykit import backend, paths, quoting
+from deploykit import backend, paths, shell
 from deploykit.backends.slurm import run_record
 from deploykit.backends.slurm.options import Options
 from deploykit.errors import NotFound
@@ -108,7 +108,7 @@ def _check_home(options: Options) -> Iterator[Problem]:
             "slurm.folder",
             f"an absolute path on {options.host} is required, for runs and bundles",
             "for example the output of "
-            f"`{quoting.command('ssh', '--', options.host, _SHOW_STATE_FOLDER)}`",
+            f"`{shell.command('ssh', '--', options.host, _SHOW_STATE_FOLDER)}`",
         )
 
 

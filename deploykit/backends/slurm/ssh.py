@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit import paths, quoting, shell
+from deploykit import paths, shell
 from deploykit.errors import BackendUnavailable, CannotWrite
 
 _MARK = b"deploykit begins\n"
@@ -84,7 +84,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
         time.sleep(pause)
     raise BackendUnavailable(
         f"ssh {host}: {shown.strip() or 'the connection broke'}",
-        hint=f"try `{quoting.command('ssh', '--', host, 'true')}`, then the same command again",
+        hint=f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again",
     )
 
 

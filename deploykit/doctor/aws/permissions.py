@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deploykit import quoting
+from deploykit import shell
 from deploykit.doctor import snippets
 from deploykit.doctor.aws import collect
 from deploykit.doctor.aws.inventory import Inventory, error_code
@@ -81,6 +81,6 @@ def _not_saved(requirements: Requirements, missing: list[str]) -> Finding:
         tuple(f"{name}.json is missing" for name in missing[:3]),
         Fix(
             "save the answers on a machine with credentials",
-            cli=f"{quoting.command(*_SAVE, f'sagemaker.region={requirements.region}')}\n",
+            cli=f"{shell.command(*_SAVE, f'sagemaker.region={requirements.region}')}\n",
         ),
     )
