@@ -174,7 +174,7 @@ def names() -> Iterator[str]:
 def find(name: str) -> Backend:
     """Import the backend `name`. Raises UsageError, with the nearest name, when there is none."""
     if name in _BUILT_IN:
-        return cast(Backend, importlib.import_module(f"{_GROUP}.{name}"))
+        return cast(Backend, importlib.import_module(f"deploykit.backends.{name}"))
     for point in _installed():
         if point.name == name:
             return cast(Backend, point.load())

@@ -1,4 +1,8 @@
-"""The command line: run a verb, and turn what it raises into a message and an exit code."""
+"""The command line: run a verb, and turn what it raises into a message and an exit code.
+
+A verb is a module of `commands`. Its `add_arguments` declares its own arguments; those that several
+verbs have are declared here, and a verb names them in `SHARED`.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,10 @@ def _run(argv: list[str]) -> int:
     try:
         _require_known(argv[:1])
         args = parser(argv[:1]).parse_args(argv)
-        return int(_module(args.verb).run(args))
+        verb = _module(args.verb)
+        if "backend" in _shared(verb):
+            _require_backend(args.backend)
+        return int(verb.run(args))
     except (BrokenPipeError, OutputLost):
         raise
     except DeploykitError as error:
@@ -99,6 +106,8 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        for argument in _shared(module):
+            _ADD[argument](sub)
         module.add_arguments(sub)
         if name != "completion":
             sub.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -113,6 +122,52 @@ def _require_known(chosen: list[str]) -> None:
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
+
+
+def _require_backend(name: str | None) -> None:
+    """Raise UsageError, with all names, where --backend is missing."""
+    if name is None:
+        from deploykit import backend
+
+        raise UsageError("--backend is required", hint=f"one of {', '.join(backend.names())}")
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    from pathlib import Path  # not needed for --help
+
+    parser.add_argument(
+        "job",
+        nargs="?",
+        type=Path,
+        default=Path("job.yaml"),
+        metavar="FILE",
+        help="job file, YAML or TOML (default: job.yaml)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
+    )
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    names = "local, slurm, sagemaker, or another of `deploykit backends`"
+    parser.add_argument("--backend", metavar="B", help=names)
+
+
+def _add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    text = "run id, or its unique beginning or end (default: the newest run)"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=text)
+
+
+_ADD = {"job": _add_job, "backend": _add_backend, "strict": _add_strict, "run": _add_run}
+"""What declares each shared argument, by its name in `SHARED`."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,6 +201,10 @@ def _report_lost(error: Exception) -> int:
 
 def _module(verb: str) -> Any:
     return importlib.import_module(f"deploykit.commands.{verb}")
+
+
+def _shared(module: Any) -> tuple[str, ...]:
+    return getattr(module, "SHARED", ())
 
 
 def _report(error: DeploykitError, *, as_json: bool) -> None:

@@ -225,6 +225,7 @@ def verb_parsers() -> Mapping[str, argparse.ArgumentParser]:
 
 def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
     actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
+    actions.sort(key=lambda action: bool(action.option_strings))  # as --help: options last
     yield f"## deploykit {name}"
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
     yield re.sub(r"^(bash|zsh): +(.*)$", r"* \1: `\2`", sub.description or "", flags=re.MULTILINE)

@@ -53,6 +53,7 @@ def test_version(capsys):
         (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
         ([], "the following arguments are required", "see `deploykit --help`"),
         (["submit"], "--backend is required", "one of local, slurm, sagemaker"),
+        (["attach", "one"], "--backend is required", "one of local, slurm, sagemaker"),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),

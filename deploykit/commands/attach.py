@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle
-from deploykit.commands import arguments, output
+from deploykit.commands import output
+
+SHARED = ("backend",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN, --backend and --target."""
+    """Declare RUN and --target."""
     parser.add_argument("run", metavar="RUN", help="the whole run id, which names the job there")
-    arguments.backend(parser)
     parser.add_argument(
         "--target",
         metavar="T",
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Add the run to the registry, and print it."""
-    row = lifecycle.attach(args.run, arguments.chosen(args), args.target)
+    row = lifecycle.attach(args.run, args.backend, args.target)
     if args.json:
         output.emit(output.run_data(row))
     else:

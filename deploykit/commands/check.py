@@ -8,19 +8,19 @@ from __future__ import annotations
 import argparse
 
 from deploykit import bundle, lifecycle, secret_scan
-from deploykit.commands import arguments, output
+from deploykit.commands import output
 from deploykit.errors import JobFileError
 from deploykit.jobfile import JobFile
 from deploykit.model import Problem
 
+SHARED = ("job", "strict")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the job file, --backend and --strict."""
-    arguments.job_file(parser)
+    """Declare --backend."""
     parser.add_argument(
         "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
     )
-    arguments.strict(parser)
 
 
 def run(args: argparse.Namespace) -> int:

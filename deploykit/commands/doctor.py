@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend, finding, lifecycle
-from deploykit.commands import arguments, output
+from deploykit.commands import output
 from deploykit.doctor import snippets
 from deploykit.errors import UsageError
 from deploykit.finding import Finding
@@ -21,11 +21,11 @@ from deploykit.jobfile import JobFile
 FAULT_FOUND = 80
 """As for `diagnose`: the command worked, and found that the job would not."""
 _WIDTH = 100
+SHARED = ("job",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the job file, the backends, and what to do with the facts and fixes."""
-    arguments.job_file(parser)
+    """Declare the backends, and what to do with the facts and fixes."""
     parser.add_argument(
         "--backend", action="append", metavar="B", help="check this target (repeatable)", default=[]
     )

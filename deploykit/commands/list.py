@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle, runs
-from deploykit.commands import arguments, output
+from deploykit.commands import output
 from deploykit.runs import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --limit."""
     parser.add_argument(
-        "--limit", type=arguments.count, default=20, metavar="N", help="at most N (default 20)"
+        "--limit", type=_count, default=20, metavar="N", help="at most N (default 20)"
     )
 
 
@@ -30,6 +30,13 @@ def run(args: argparse.Namespace) -> int:
         [[row.run, row.backend, row.state, _minute(row), row.reason] for row in rows],
     )
     return 0
+
+
+def _count(text: str) -> int:
+    """A whole number of at least 1. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _minute(row: Run) -> str:

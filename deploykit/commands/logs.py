@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from deploykit import backend, lifecycle, runs
-from deploykit.commands import arguments, diagnose, output
+from deploykit.commands import diagnose, output
+from deploykit.decode import DURATION
 from deploykit.errors import NotFound, UsageError
 from deploykit.model import Handle, LogLine
 from deploykit.runs import Run
@@ -16,11 +17,11 @@ from deploykit.runs import Run
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
+SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the run, and what to select of its lines."""
-    arguments.one_run(parser)
+    """Declare what to select of the run's lines."""
     parser.add_argument(
         "-f", "--follow", action="store_true", help="continue until the run has ended"
     )
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--since",
-        type=arguments.moment,
+        type=_moment,
         metavar="WHEN",
         help="only lines since then: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
     )
@@ -72,6 +73,23 @@ def run(args: argparse.Namespace) -> int:
         lines = _first_error(lines)
     _print(row, _or_note(lines, _none_message(args)), args)
     return 0
+
+
+def _moment(text: str) -> datetime:
+    """A time in UTC: a duration before now (10m, 2h) or a date (2026-11-21T01:46).
+
+    Raises ArgumentTypeError.
+    """
+    try:
+        return datetime.now(UTC) - timedelta(seconds=DURATION.parse(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text!r} is not a time such as 10m (ago) or 2026-11-21T01:46"
+        raise argparse.ArgumentTypeError(message) from None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def _refuse_unknown_task(handle: Handle, task: int) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle
-from deploykit.commands import arguments, output
+from deploykit.commands import output
 from deploykit.lifecycle import Prepared
+
+SHARED = ("job", "backend", "strict")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the job file, the backend and the options of a submit."""
-    arguments.job_file(parser)
-    arguments.backend(parser)
-    arguments.strict(parser)
+    """Declare the options of a submit."""
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, exit with its exit code"
@@ -31,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
-    name = arguments.chosen(args)
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
-    prepared = lifecycle.prepare(args.job, [*args.set, *switches], name, args.run)
+    overrides = [*args.set, *switches]
+    prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)

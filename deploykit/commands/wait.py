@@ -9,17 +9,17 @@ import argparse
 import threading
 
 from deploykit import backend, lifecycle, runs, shell
-from deploykit.commands import arguments, diagnose, output
+from deploykit.commands import diagnose, output
 from deploykit.errors import DeploykitError
 from deploykit.model import State
 from deploykit.runs import Run
 
 _TIMED_OUT = 124
+SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the run and --timeout."""
-    arguments.one_run(parser)
+    """Declare --timeout."""
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="stop waiting after this time"
     )
