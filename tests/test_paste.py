@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from jinja2 import meta
 
 from deploykit import cli, jobfile, paths, quoting, render, shell
-from deploykit.backends.slurm import checks, ssh
-from deploykit.backends.slurm.options import Options
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options, ssh
 from deploykit.decode import decode
 from deploykit.diagnosis import cause_rules, placeholders
 from deploykit.doctor import local, snippets
@@ -232,7 +232,7 @@ def test_the_ssh_hint_is_one_host(value, tmp_path, monkeypatch):
 @nasty
 def test_the_hint_on_a_folder_there_is_one_host(value, tmp_path):
     job = JobSpec("one", Entrypoint("train.py"), Resources(600))
-    hints = [p.hint for p in checks.check(job, Options(host=value)) if p.path == "slurm.folder"]
+    hints = [p.hint for p in slurm.check(job, Options(host=value)) if p.path == "slurm.folder"]
     command = hints[0].removeprefix("for example the output of `").removesuffix("`")
     assert run(command, tmp_path) == [["ssh", "--", value, "echo ~/.local/state/deploykit"]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit import cli
-from deploykit.backends.slurm import site_findings
+from deploykit.backends.slurm import doctor
 from deploykit.doctor import local
 from deploykit.doctor.local import LocalMachine
 from deploykit.model import Entrypoint, JobSpec, Resources
@@ -124,10 +124,10 @@ filer:/home /home nfs4 rw 0 0
     ],
 )
 def test_the_file_system_of_a_folder(path, kind):
-    assert site_findings.filesystem_of(path, MOUNTS) == kind
+    assert doctor.filesystem_of(path, MOUNTS) == kind
 
 
 def test_a_folder_that_the_nodes_may_not_see():
-    assert site_findings.RunsFolder("/home/ada", "nfs4", single_host=False).shared
-    assert site_findings.RunsFolder("/home/ada", "ext4", single_host=True).shared
-    assert not site_findings.RunsFolder("/home/ada", "ext4", single_host=False).shared
+    assert doctor.RunsFolder("/home/ada", "nfs4", single_host=False).shared
+    assert doctor.RunsFolder("/home/ada", "ext4", single_host=True).shared
+    assert not doctor.RunsFolder("/home/ada", "ext4", single_host=False).shared

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends.sagemaker import doctor, monitor
+from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
-from deploykit.backends.slurm import site, site_checks, site_findings
+from deploykit.backends.slurm import site, site_checks
 from deploykit.decode import decode
 from deploykit.doctor import aws, local
 from deploykit.doctor.aws import collect, inventory
@@ -337,7 +338,7 @@ def test_a_saved_site_is_judged_or_refused(tmp_path_factory, content):
     if isinstance(found, site.Site):
         options = slurm_options.Options()
         problems = list(site_checks.problems(JOB, options, found))
-        list(site_findings.findings(found, found.partition(None), problems, None))
+        list(slurm_doctor.findings(found, found.partition(None), problems, None))
 
 
 @given(tree=unlike(INFRA))

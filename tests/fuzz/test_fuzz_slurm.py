@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import strategies as st
 
-from deploykit.backends.slurm import arrays, commands, queue_position, site, states
+from deploykit.backends.slurm import arrays, complaints, queue_position, site, states
 from deploykit.model import Status
 from deploykit_node import cluster
 from deploykit_node.requeue import slurm_job
@@ -107,7 +107,7 @@ def test_a_blank_state_is_empty():
 def test_a_site_is_parsed_or_refused(config, partitions, nodes, now):
     result = outcome(site.parse, config, partitions, nodes, "", now)
     if isinstance(result, site.Site):
-        site.describe(result.node_groups)
+        assert all(group.description for group in result.node_groups)
 
 
 @given(text=TEXT | soup(":", "-", "1", "00") | spoiled("1-12:00:00"))
@@ -123,7 +123,7 @@ def test_gpus_are_counted_or_refused(text):
 
 @given(text=TEXT | spoiled("sbatch: error: Batch job submission failed: no\n"))
 def test_a_complaint_becomes_a_sentence(text):
-    assert commands.complaint(text)
+    assert complaints.in_one_line(text)
 
 
 @given(text=soup("n", "[", "]", "-", ",", "1", "07", "999") | spoiled("n[1-3,07],x"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from deploykit import bundle as bundles
 from deploykit.backends import slurm
-from deploykit.backends.slurm import refusals
+from deploykit.backends.slurm import complaints
 from deploykit.errors import SubmitRefused
 from deploykit.model import Entrypoint, JobSpec
 from tests.slurm.random_jobs import OPTIONS, RESOURCES
@@ -83,7 +83,7 @@ def test_the_controller_records_what_was_meant_or_check_refuses_the_job(
     argv = ["sbatch", "--hold", "--parsable", script]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
-        assert type(refusals.error_for(done.stderr)) is SubmitRefused, done.stderr
+        assert type(complaints.error_for(done.stderr)) is SubmitRefused, done.stderr
         counts["refused by Slurm"] += 1
         script.unlink()
         return

@@ -1,4 +1,4 @@
-"""`monitor.status` and `monitor.find`, with canned answers of Slurm's commands."""
+"""`monitor.status`, with canned answers of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from deploykit.backends.slurm import commands, monitor, run_record
-from deploykit.errors import BackendUnavailable
+from deploykit.backends.slurm import client, monitor
 from deploykit.model import Handle, State, Status
 from deploykit.shell import Result
 from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
@@ -30,7 +29,7 @@ def answers(monkeypatch):
             return answer if isinstance(answer, Result) else Result(0, answer, "")
 
     table = Answers()
-    monkeypatch.setattr(commands, "run", table.run)
+    monkeypatch.setattr(client, "run", table.run)
     return table
 
 
@@ -108,19 +107,17 @@ def test_a_job_without_any_record_has_failed(answers, tmp_path):
 
 
 def test_on_another_cluster_the_status_is_unknown(answers, tmp_path):
-    run_record.record_cluster(tmp_path, "here")
+    (tmp_path / "cluster").write_text("here\n")
     answers["scontrol"] = "ClusterName             = there\n"
     run = handle(34, "run-a", tmp_path)
     status = monitor.status([run])[run]
     assert status.state is State.UNKNOWN
     assert "'here', and this is 'there'" in status.reason
-    with pytest.raises(BackendUnavailable, match="'there'"):
-        monitor.find("run-a", tmp_path, "localhost")
 
 
 def test_on_another_cluster_the_status_of_an_array_is_unknown(answers, tmp_path):
-    run_record.record_cluster(tmp_path, "here")
-    run_record.record_array_size(tmp_path, 2)
+    (tmp_path / "cluster").write_text("here\n")
+    (tmp_path / "array").write_text("2\n")
     answers["scontrol"] = "ClusterName             = there\n"
     run = handle(34, "run-a", tmp_path)
     assert monitor.status([run])[run].state is State.UNKNOWN
@@ -136,21 +133,3 @@ def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
     status = monitor.status([run])[run]
     assert status.state is State.UNKNOWN
     assert "Unable to contact" in status.reason
-    with pytest.raises(BackendUnavailable):
-        monitor.find("run-a", tmp_path, "localhost")
-
-
-def test_find_prefers_the_job_that_claimed_the_run(answers, tmp_path):
-    answers["squeue"] = "".join(
-        f"{number}|RUNNING|N/A|N/A|1|main|9|None|{name}|{folder}/source\n"
-        for number, name, folder in [
-            (9, "run-b", tmp_path),
-            (10, "run-a", "/another/folder"),
-            (12, "run-a", tmp_path),
-            (101, "run-a", tmp_path),
-        ]
-    )
-    assert monitor.find("run-a", tmp_path, "localhost").id == "12"
-    (tmp_path / "claim").symlink_to("101")
-    assert monitor.find("run-a", tmp_path, "localhost").id == "101"
-    assert monitor.find("run-x", tmp_path / "other", "localhost") is None

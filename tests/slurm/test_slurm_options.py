@@ -1,116 +1,134 @@
-"""Options of the `slurm` section on a real cluster."""
+"""What `check` refuses in a job for Slurm, and the path of each problem."""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, monitor
+from deploykit.backends.slurm import Options
 from deploykit.backends.slurm.options import Container
-from deploykit.errors import SubmitRefused
-from deploykit.model import State
-from tests.slurm.slurm_helpers import ended, folder_of, output, wait_for
-
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
-
-HELLO = "import os; print('hello', os.environ.get('FROM_MODULE', ''), flush=True)"
-LOADER = '() { if [ "$1 $2" = "load tools/1" ]; then export FROM_MODULE=tools; else false; fi; }'
-APPTAINER = """#!/bin/sh
-echo "$@" > {record}
-while [ "$1" != python3 ]; do shift; done
-shift
-exec {python} "$@"
-"""
+from tests.slurm.plans import JOB, PYTHON, directives, job, script
 
 
-def final(handle):
-    """The final state and reason."""
-    status = ended(handle)
-    return status.state, status.reason
+def problems(job=JOB, options=None):
+    return {problem.path: problem for problem in slurm.check(job, options or Options())}
 
 
-def log(handle):
-    return [line.text for line in slurm.logs(handle, follow=False)]
+@pytest.mark.parametrize("value", ["a\nb", "a\r", "\x00", "\x1b", "\x85", "gpu\n#SBATCH --hold"])
+@pytest.mark.parametrize(
+    "name",
+    ["partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "python"],
+)
+def test_values_that_would_break_out_of_their_line(name, value):
+    problem_by_path = problems(options=Options(**{name: value}))
+    assert "#SBATCH line" in problem_by_path[f"slurm.{name}"].message
+    problem_by_path = problems(options=Options(extra={"comment": value}))
+    assert "#SBATCH line" in problem_by_path["slurm.extra.comment"].message
 
 
-def test_a_run_waits_for_its_dependency(cluster, make_plan, send):
-    first = send(make_plan(HELLO, run="first", options=Options(extra={"hold": ""})))
-    options = Options(after={"first": "succeeded"})
-    second = send(make_plan(HELLO, run="second", options=options))
-    reason = wait_for(lambda: slurm.status([second])[second].reason)
-    assert reason == "waiting for the job that it depends on"
-    output("scontrol", "release", first.id)
-    assert ended(second).state is State.SUCCEEDED
-    assert slurm.status([first])[first].state is State.SUCCEEDED
+def test_empty_values_are_refused():
+    problem_by_path = problems(options=Options(partition="", python=" ", exclude=","))
+    assert set(problem_by_path) == {"slurm.partition", "slurm.python", "slurm.exclude"}
 
 
-def test_a_run_whose_dependency_failed_is_cancelled(cluster, make_plan, send):
-    send(make_plan("raise SystemExit(3)", run="first"))
-    options = Options(after={"first": "succeeded"})
-    second = send(make_plan(HELLO, run="second", options=options))
-    third = send(make_plan(HELLO, run="third", options=Options(after={"first": "failed"})))
-    never = "the job that it depends on did not end as required, so it can never start"
-    assert final(second) == (State.CANCELLED, never)
-    assert final(third) == (State.SUCCEEDED, "")
+@pytest.mark.parametrize("name", ["job-name", "outp", "time", "part", "no-requeue", "wrap", "nod"])
+def test_extra_cannot_set_an_option_of_deploykit(name):
+    problem_by_path = problems(options=Options(extra={name: "x"}))
+    assert "cannot be set in slurm.extra" in problem_by_path[f"slurm.extra.{name}"].message
 
 
-def test_the_position_in_the_queue(cluster, make_plan, send):
-    """The first job takes all nodes; the others are pending in the order of their ids."""
-    alone = Options(exclusive=True)
-    send(make_plan("import time; time.sleep(900)", run="all", nodes=4, options=alone))
-    waiting = [send(make_plan(HELLO, run=f"n{n}", nodes=n, options=alone)) for n in (1, 2)]
-
-    def reasons_with_start_times():
-        monitor._pending.cache_clear()
-        status_by_handle = slurm.status(waiting)
-        reasons = [status_by_handle[handle].reason for handle in waiting]
-        return reasons if all("expected" in reason for reason in reasons) else None
-
-    first, second = wait_for(reasons_with_start_times)
-    assert first.startswith("waiting for 1 node of partition main; no jobs ahead; expected to")
-    assert second.startswith("waiting for 2 nodes of partition main; 1 job ahead; expected to")
+@pytest.mark.parametrize(
+    "name", ["nice", "mem-per-cpu", "time-min", "gres", "no-kill", "dependency"]
+)
+def test_extra_accepts_every_other_option(home, name):
+    options = Options(extra={name: "x"}, python=PYTHON)
+    assert problems(options=options) == {}
+    assert directives(script(options=options))[name] == "x"
 
 
-@pytest.mark.parametrize(("name", "code"), [("tools/1", 0), ("tools/2", 78)])
-def test_modules(cluster, make_plan, send, monkeypatch, name, code):
-    """`module` is a shell function, which the job inherits through the environment."""
-    monkeypatch.setenv("BASH_FUNC_module%%", LOADER)
-    handle = send(make_plan(HELLO, options=Options(modules=(name,))))
-    assert ended(handle).exit_code == code
-    expected = "hello tools" if code == 0 else "slurm.modules cannot be loaded"
-    assert expected in " ".join(log(handle))
-
-
-def test_apptainer_gets_its_arguments(cluster, make_plan, send, tmp_path, monkeypatch):
-    """A stand-in for apptainer records its arguments and runs the program without a container."""
-    programs, record = tmp_path / "bin", tmp_path / "record"
-    programs.mkdir()
-    (programs / "apptainer").write_text(APPTAINER.format(record=record, python=sys.executable))
-    (programs / "apptainer").chmod(0o755)
-    container = Container("image.sif", "apptainer", ("/tmp:/scratch",))
-    handle = send(
-        make_plan(HELLO, options=Options(container=container, setup=(f"PATH='{programs}':$PATH",)))
-    )
-    assert final(handle) == (State.SUCCEEDED, "")
-    folder = folder_of("one-1", tmp_path)
-    assert record.read_text().startswith(
-        f"exec --bind={folder}:{folder},/tmp:/scratch --pwd={folder}/source image.sif python3 "
+@pytest.mark.parametrize("name", ["comment", "comm", "begin", "mem-per-cpu"])
+def test_an_option_that_requires_a_value(name):
+    assert (
+        "requires a value"
+        in problems(options=Options(extra={name: ""}))[f"slurm.extra.{name}"].message
     )
 
 
-def test_without_pyxis_the_job_fails_with_the_error_of_srun(cluster, make_plan, send):
-    handle = send(make_plan(HELLO, options=Options(container=Container("ubuntu"))))
-    assert ended(handle).state is State.FAILED
-    assert "unrecognized option '--container-image" in " ".join(log(handle))
+@pytest.mark.parametrize("name", ["contiguous", "hold", "nice", "of-a-plugin"])
+def test_an_option_without_a_value(name):
+    assert problems(options=Options(extra={name: ""})) == {}
 
 
-def test_mail_and_licences_reach_the_controller(cluster, make_plan, send):
-    options = Options(mail_type="END,FAIL", mail_user="ada", extra={"hold": ""})
-    handle = send(make_plan(HELLO, options=options))
-    record = output("scontrol", "--oneliner", "show", "job", handle.id)
-    assert "MailUser=ada MailType=END,FAIL" in record
-    with pytest.raises(SubmitRefused) as caught:
-        send(make_plan(HELLO, run="two", options=Options(licenses="matlab:2")))
-    assert "slurm.licenses" in caught.value.hint
+def test_gres_is_reserved_where_it_requests_the_gpus():
+    options = Options(gres_style="gres", extra={"gres": "nvme:1"})
+    assert problems(options=options) == {}
+    problem_by_path = problems(job(resources={"gpus_per_node": 1}), options)
+    assert problem_by_path["slurm.extra.gres"].hint == "use `resources.gpus_per_node`"
+
+
+@pytest.mark.parametrize("path", ["output", "checkpoints", "data.train"])
+def test_object_storage_is_refused(path):
+    location = "s3://bucket/x"
+    changes = {"data": {"train": location}} if path == "data.train" else {path: location}
+    problem = problems(job(**changes))[path]
+    assert location in problem.message
+    assert f"--set {path}=FOLDER" in problem.hint
+
+
+def test_notice_and_memory_out_of_range():
+    problem_by_path = problems(
+        job(resources={"time_limit": 60, "memory": 1000}), Options(signal_seconds=60)
+    )
+    assert set(problem_by_path) == {"slurm.signal_seconds", "resources.memory"}
+
+
+@pytest.mark.parametrize("name", ["per%cent", "back\\slash", "line\nend"])
+def test_a_state_folder_that_slurm_does_not_accept(monkeypatch, name):
+    monkeypatch.setenv("DEPLOYKIT_HOME", f"/shared/{name}")
+    assert "set DEPLOYKIT_HOME" in problems()[""].hint
+
+
+def test_variables_that_bash_sets_itself():
+    assert set(problems(job(env={"UID": "5", "RANDOM": "5", "OMP_NUM_THREADS": "1"}))) == {
+        "env.UID",
+        "env.RANDOM",
+    }
+
+
+@pytest.mark.parametrize("mount", ["relative", "/a,b", "/a:/b:ro", ""])
+def test_malformed_mounts(mount):
+    problem_by_path = problems(options=Options(container=Container("x.sif", mounts=(mount,))))
+    assert "slurm.container.mounts[0]" in problem_by_path
+
+
+def test_a_folder_that_cannot_be_mounted():
+    problem_by_path = problems(job(output="/a,b"), Options(container=Container("-x.sif")))
+    assert set(problem_by_path) == {"output", "slurm.container.image"}
+
+
+def test_a_dependency_must_have_been_submitted(home, tmp_path, monkeypatch):
+    """The plan contains the id of its job."""
+    monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path))
+    options = Options(python=PYTHON, after={"prepare-1": "succeeded", "clean-1": "ended"})
+    assert set(problems(options=options)) == {"slurm.after.prepare-1", "slurm.after.clean-1"}
+    for run, number in (("prepare-1", "41"), ("clean-1", "42")):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "job").write_text(f"{number}\n")
+    assert problems(options=options) == {}
+    flags = directives(script(options=options))
+    assert flags["dependency"] == "afterok:41,afterany:42"
+    assert flags["kill-on-invalid-dep"] == "yes"
+
+
+def test_at_once_requires_an_array():
+    assert set(problems(options=Options(at_once=2))) == {"slurm.at_once"}
+
+
+def test_a_host_requires_a_folder():
+    assert set(problems(options=Options(host="-login1"))) == {"slurm.host", "slurm.folder"}
+    assert set(problems(options=Options(folder="/shared"))) == {"slurm.folder"}
+
+
+def test_hyphens_and_carriage_returns(home):
+    problem_by_path = problems(options=Options(python="-x", setup=("module load x\r",)))
+    assert set(problem_by_path) == {"slurm.python", "slurm.setup[0]"}

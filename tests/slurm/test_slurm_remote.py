@@ -8,7 +8,7 @@ import pytest
 
 from deploykit import logfiles
 from deploykit.backends.slurm import remote
-from deploykit.backends.slurm.run_record import RemoteFolder
+from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.errors import BackendUnavailable
 
 SSH = '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n'

@@ -1,10 +1,10 @@
-"""`states`, `queue_position` and `commands.environment`, with texts recorded from Slurm 22.05."""
+"""`states` and `queue_position`, with texts recorded from Slurm 22.05."""
 
 from __future__ import annotations
 
 import pytest
 
-from deploykit.backends.slurm import commands, queue_position, states
+from deploykit.backends.slurm import queue_position, states
 from deploykit.model import State, Status
 from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
@@ -38,13 +38,6 @@ def test_commands():
     assert states.scontrol_argv(["4"]) == ["scontrol", "--oneliner", "show", "job", "4"]
     assert states.scontrol_argv(["4", "5"]) == ["scontrol", "--oneliner", "show", "job"]
     assert "--jobs=4,5" in states.sacct_argv(["4", "5"])
-
-
-def test_the_environment_has_no_filters_of_the_user():
-    environment = commands.environment(
-        {"SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "SLURM_CONF": "/x"}
-    )
-    assert environment == {"SLURM_CONF": "/x", "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
 
 
 @pytest.mark.parametrize(

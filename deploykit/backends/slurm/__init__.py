@@ -1,7 +1,7 @@
 """The Slurm backend: one batch job, with one launcher on each node.
 
-`check` and `plan` need no Slurm. The other functions of the contract import their modules when
-called, so that a dry run does not pay for them.
+`check` and `plan` need no Slurm. The functions that watch a job or examine the cluster import their
+modules when called, so that a dry run does not pay for them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import backend
-from deploykit.backends.slurm.checks import check as check
+from deploykit.backends.slurm.client import find as find
+from deploykit.backends.slurm.client import submit as submit
+from deploykit.backends.slurm.client import tasks as tasks
 from deploykit.backends.slurm.options import Options as Options
+from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Profile, Status
+from deploykit.model import Handle, JobSpec, LogLine, Profile, Status
 
 if TYPE_CHECKING:
     from deploykit.finding import Finding
@@ -23,20 +26,6 @@ SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 MODULES = ("submitit",)
 PREFLIGHT = backend.PREFLIGHT
-
-
-def submit(plan: Plan, folder: Path) -> Handle:
-    """Submit the plan: see `submission.submit`."""
-    from deploykit.backends.slurm import submission
-
-    return submission.submit(plan, folder)
-
-
-def find(run: str, folder: Path, target: str) -> Handle | None:
-    """Find the run's job: see `monitor.find`."""
-    from deploykit.backends.slurm import monitor
-
-    return monitor.find(run, folder, target)
 
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
@@ -60,13 +49,6 @@ def cancel(handle: Handle) -> None:
     monitor.cancel(handle)
 
 
-def tasks(handle: Handle) -> int | None:
-    """The length of the run's job array; None where the run is not an array."""
-    from deploykit.backends.slurm import run_record
-
-    return run_record.array_size(Path(handle.folder))
-
-
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -78,6 +60,6 @@ def examine(
 
 def probe(target: str | None) -> Profile:
     """Query the cluster of this machine or of a login node, and write its site profile."""
-    from deploykit.backends.slurm import doctor
+    from deploykit.backends.slurm import site
 
-    return doctor.probe(target)
+    return site.probe(target)

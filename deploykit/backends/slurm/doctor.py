@@ -1,19 +1,37 @@
-"""What a Slurm cluster has and allows: collected for `doctor`, and for `backends slurm --probe`."""
+"""What doctor reports about a Slurm cluster: collected, and judged from its site profile."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit import paths
-from deploykit.backends.slurm import site, site_checks, site_findings
+from deploykit.backends.slurm import site as sites
+from deploykit.backends.slurm import site_checks
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
-from deploykit.finding import Finding
-from deploykit.model import JobSpec, Profile
+from deploykit.finding import Finding, Fix
+from deploykit.model import JobSpec, Problem
 
 _FACTS = "site.json"
+_SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "glusterfs", "wekafs", "panfs", "9p")
+
+
+@dataclass(frozen=True)
+class RunsFolder:
+    """The folder of all runs and the type of its file system."""
+
+    path: str
+    filesystem: str
+    single_host: bool
+    """Whether all nodes of the cluster run on this host."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether every node can read the folder."""
+        return self.single_host or self.filesystem.startswith(_SHARED)
 
 
 def examine(
@@ -21,25 +39,100 @@ def examine(
 ) -> Iterator[Finding]:
     """Findings about the cluster of this machine, or about a saved profile of one."""
     if saved:
-        profile, runs = site.load(str(saved / _FACTS)), None
+        site, runs = sites.load(str(saved / _FACTS)), None
     else:
-        profile, runs = site.read(), site_findings.runs_folder(paths.state(), site.hosts())
+        site, runs = sites.read(), runs_folder(paths.state(), sites.hosts())
     if save:
-        site.save(profile, save / _FACTS)
-    problems = site_checks.problems(job, options, profile)
-    yield from site_findings.findings(profile, profile.partition(options.partition), problems, runs)
+        sites.save(site, save / _FACTS)
+    problems = site_checks.problems(job, options, site)
+    yield from findings(site, site.partition(options.partition), problems, runs)
 
 
-def probe(host: str | None) -> Profile:
-    """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
-    profile = site.read(host)
-    lines = [f"{profile.cluster}, Slurm {profile.version}"]
-    lines += [_line(profile, partition) for partition in profile.partitions]
-    return Profile(site.save(profile), dataclasses.asdict(profile), tuple(lines))
+def runs_folder(path: Path, hosts: Iterable[str]) -> RunsFolder:
+    """Look up the file system of `path`, for a cluster whose nodes run on `hosts`."""
+    this_host = os.uname().nodename.split(".")[0]
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    return RunsFolder(str(path), filesystem_of(path, mounts), set(hosts) <= {this_host})
 
 
-def _line(profile: Site, partition: Partition) -> str:
-    """One partition, its time limit and its nodes."""
-    mark = " (default)" if partition.default else ""
-    nodes = site.describe(profile.nodes(partition.name))
-    return f"{partition.name}{mark}: {partition.time_limit}; {nodes}"
+def filesystem_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`: that of the longest mount point above it.
+
+    `mounts` is the text of /proc/self/mounts.
+    """
+    real = os.path.realpath(path)
+    longest = ("", "")
+    for line in mounts.splitlines():
+        _, point, filesystem, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(longest[0]):
+            longest = (point, filesystem)
+    return longest[1]
+
+
+def findings(
+    site: Site, partition: Partition | None, problems: Iterable[Problem], folder: RunsFolder | None
+) -> Iterator[Finding]:
+    """Turn the backend's own `problems` into findings, and add what the site itself implies. Pure.
+
+    `partition` is None if the cluster has no such partition, `folder` if the profile was saved.
+    """
+    for problem in problems:
+        yield _rejected(site, partition, problem)
+    if folder is not None and not folder.shared:
+        yield _not_shared(folder)
+    yield from _notes(site, partition)
+
+
+def _rejected(site: Site, partition: Partition | None, problem: Problem) -> Finding:
+    return Finding(
+        "site_rejects" if problem.severity == "error" else "site_waits",
+        problem.severity,
+        f"{problem.path}: {problem.message}",
+        tuple(_evidence(site, partition)),
+        Fix(problem.hint or "change it in the job file"),
+    )
+
+
+def _evidence(site: Site, partition: Partition | None) -> Iterator[str]:
+    if partition is None:
+        yield f"partitions of {site.cluster}: {', '.join(one.name for one in site.partitions)}"
+        return
+    yield f"partition {partition.name}: {partition.time_limit}"
+    yield from (group.description for group in site.nodes(partition.name))
+
+
+def _not_shared(folder: RunsFolder) -> Finding:
+    return Finding(
+        "folder_local",
+        "warning",
+        "the nodes may not be able to read the folder of the runs: it is on a local disk of this "
+        "host",
+        (f"{folder.path}: {folder.filesystem}",),
+        Fix(
+            "choose a folder that every node can read",
+            cli="export DEPLOYKIT_HOME=/a/shared/folder\n",
+        ),
+    )
+
+
+def _notes(site: Site, partition: Partition | None) -> Iterator[Finding]:
+    preempts = not site.preemption.startswith("preempt/none")
+    if preempts and partition is not None and partition.preemption not in {"OFF", ""}:
+        yield Finding(
+            "preemption",
+            "note",
+            f"jobs in partition {partition.name} may be preempted ({partition.preemption})",
+            (site.preemption,),
+            Fix("set `checkpoints` to a folder, and resume from it"),
+        )
+    if not site.accounting:
+        yield Finding(
+            "no_accounting",
+            "note",
+            "the cluster has no accounting database: sacct returns nothing; deploykit does not "
+            "need it",
+            ("AccountingStorageType: none",),
+            Fix("nothing to do"),
+        )

@@ -1,4 +1,4 @@
-"""Find, query, follow and cancel jobs that were submitted."""
+"""Query, follow and cancel jobs that were submitted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit import exit_records, logfiles
-from deploykit.backends.slurm import arrays, commands, queue_position, remote, run_record, states
+from deploykit.backends.slurm import arrays, client, complaints, queue_position, remote, states
 from deploykit.backends.slurm.queue_position import PendingJob
-from deploykit.backends.slurm.run_record import RemoteFolder
+from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
-from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
 from deploykit.model import Handle, LogLine, State, Status
 
@@ -30,37 +29,6 @@ _NO_RECORD, _EXIT_RECORD = "no record", "exit record"
 """Native states of a job that Slurm no longer knows, without and with an exit record."""
 
 
-def find(run: str, folder: Path, target: str) -> Handle | None:
-    """Find the run's job: the one that started first, else the one with the lowest id.
-
-    Returns None where no job was queued, which includes a job that Slurm no longer knows and that
-    never started. Raises BackendUnavailable when this cannot be determined.
-    """
-    remote_folder = run_record.remote_folder(folder)
-    if remote_folder is None and target != commands.LOCALHOST:
-        if not folder.exists():
-            raise BackendUnavailable(f"{folder}, which recorded the login node, was deleted")
-        return None  # the submit was interrupted before anything was copied
-    if (problem := _wrong_cluster(folder)) is not None:
-        raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
-    if remote_folder is None:
-        job = run_record.claimed_by(folder) or run_record.job_id(folder)
-        job = job or _find_by_name(run, None, str(folder))
-    else:
-        job = remote.find_job(remote_folder)
-        job = job or _find_by_name(run, remote_folder.host, remote_folder.folder)
-    return None if job is None else Handle("slurm", target, job, run, str(folder))
-
-
-def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
-    """The lowest id of the jobs with the run's name and folder, as squeue lists them."""
-    rows = states.parse_squeue(commands.output(states.squeue_argv(run), host))
-    ids = (row.id for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
-    numbers = [whole(job.partition("_")[0]) for job in ids]
-    first = min((number for number in numbers if number is not None), default=None)
-    return None if first is None else str(first)
-
-
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     """Query the status of many runs.
 
@@ -68,7 +36,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     once a minute another squeue where a job is pending. Where Slurm does not answer, the status is
     UNKNOWN with the reason.
     """
-    sizes = {handle: run_record.array_size(Path(handle.folder)) for handle in handles}
+    sizes = {handle: client.tasks(handle) for handle in handles}
     tasks_by_array = {handle: arrays.task_handles(handle, n) for handle, n in sizes.items() if n}
     runs_by_host: dict[str | None, list[Handle]] = defaultdict(list)
     for handle in handles:
@@ -84,7 +52,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
     if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
-        problem = _wrong_cluster(Path(array.folder))
+        problem = client.wrong_cluster(Path(array.folder), _host(array))
         if problem is not None:
             return Status(State.UNKNOWN, "", problem)
     return arrays.combined_status(statuses)
@@ -97,7 +65,7 @@ def _status_on(
     try:
         rows = _add_queue_positions(_rows({job.id: job for job in jobs}, host), host)
         if host is not None:
-            pairs = ((run, run_record.remote_folder(Path(run.folder))) for run in runs)
+            pairs = ((run, remote.recorded_folder(Path(run.folder))) for run in runs)
             remote.fetch_exit_records(host, [(run, folder) for run, folder in pairs if folder])
         problem = None
     except BackendUnavailable as error:
@@ -107,7 +75,7 @@ def _status_on(
 
 def _host(handle: Handle) -> str | None:
     """The login node that commands run on; None for this machine."""
-    return None if handle.target == commands.LOCALHOST else handle.target
+    return None if handle.target == client.LOCALHOST else handle.target
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -139,7 +107,7 @@ def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bo
 
 
 def _remote_folder(handle: Handle) -> RemoteFolder:
-    remote_folder = run_record.remote_folder(Path(handle.folder))
+    remote_folder = remote.recorded_folder(Path(handle.folder))
     if remote_folder is None:
         raise BackendUnavailable(f"{handle.folder} has no record of the run's folder on its host")
     return remote_folder
@@ -150,10 +118,10 @@ def cancel(handle: Handle) -> None:
 
     A job that Slurm no longer knows is no error. Raises NotPermitted or TryAgain.
     """
-    result = commands.run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
-    if result.code == 0 or commands.names_unknown_job(result.err):
+    result = client.run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
+    if result.code == 0 or complaints.names_unknown_job(result.err):
         return
-    complaint = commands.complaint(result.err)
+    complaint = complaints.in_one_line(result.err)
     if "denied" in result.err or "not permitted" in result.err:
         raise NotPermitted(f"permission denied by Slurm to cancel {handle}: {complaint}")
     raise TryAgain(f"scancel: {complaint}", hint="try again")
@@ -171,16 +139,16 @@ def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Ro
 
 
 def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_squeue(commands.output(states.squeue_argv(), host))
+    return states.parse_squeue(client.output(states.squeue_argv(), host))
 
 
 def _scontrol(ids: Sequence[str], host: str | None) -> Iterable[Row]:
-    return states.parse_scontrol(commands.output(states.scontrol_argv(ids), host))
+    return states.parse_scontrol(client.output(states.scontrol_argv(ids), host))
 
 
 def _sacct(ids: Sequence[str], host: str | None) -> Iterable[Row]:
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
-        return states.parse_sacct(commands.output(states.sacct_argv(ids), host))
+        return states.parse_sacct(client.output(states.sacct_argv(ids), host))
     return ()
 
 
@@ -201,7 +169,7 @@ def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Ro
 @functools.lru_cache(1)
 def _pending(_period: int, host: str | None, _conf: str | None) -> list[PendingJob]:
     """The pending jobs of all users; the arguments are the key of the cache."""
-    output = commands.output(queue_position.pending_argv(), host)
+    output = client.output(queue_position.pending_argv(), host)
     return list(queue_position.parse_pending(output))
 
 
@@ -209,6 +177,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     """The status of a job from `row`, or without one from its exit records."""
     folder = Path(job.folder)
     if row is None:
+        problem = problem or client.wrong_cluster(folder, _host(job))
         current = _recorded_status(folder, problem)
     else:
         current = _with_exit_record(folder, states.status(row))
@@ -245,8 +214,7 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
 
 
 def _recorded_status(folder: Path, problem: str | None) -> Status:
-    """The status of a job that Slurm has no record of, or is not reachable for (`problem`)."""
-    problem = problem or _wrong_cluster(folder)
+    """The status of a job that Slurm has no record of, or that it cannot be asked about."""
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)
     end = _last_exit_record(folder)
@@ -265,21 +233,6 @@ def _last_exit_record(folder: Path) -> exit_records.ExitRecord | None:
     ends = exit_records.read(folder)
     last = max((end.attempt for end in ends), default=0)
     return next((end for end in ends if end.attempt == last), None)
-
-
-def _wrong_cluster(folder: Path) -> str | None:
-    """A sentence if commands talk to another cluster than the run's, or to none; else None."""
-    expected = run_record.cluster(folder)
-    if expected is None:
-        return None
-    remote_folder = run_record.remote_folder(folder)
-    try:
-        actual = commands.cluster_name(remote_folder.host if remote_folder else None)
-    except BackendUnavailable as error:
-        return str(error)
-    if expected == actual:
-        return None
-    return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
 
 
 def _ended(handle: Handle) -> Callable[[], bool]:

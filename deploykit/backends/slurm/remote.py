@@ -9,23 +9,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import logging
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deploykit import backend, paths
 from deploykit import bundle as bundles
 from deploykit.backends.slurm import ssh
-from deploykit.backends.slurm.options import SITE_DEFAULTS
-from deploykit.backends.slurm.run_record import RemoteFolder
 from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
 LOGS = ("logs/*.log", "tasks/*/logs/*.log")
 """Patterns of log files in a run's folder; the second matches those of a job array."""
+_RECORD = "remote.json"
 _SCRIPT = "plan.sh"
 _MAX_LOG = 1 << 23
 """Bytes of one log that one call fetches."""
@@ -46,12 +47,31 @@ _ENTER = (
 """Creates and enters deploykit's folder on the login node, which is private to its user."""
 
 
-def deliver(plan: Plan, remote: RemoteFolder) -> None:
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A run's folder on a login node."""
+
+    host: str
+    folder: str
+
+
+def recorded_folder(folder: Path) -> RemoteFolder | None:
+    """The run's folder on its login node; None where the run has no host or was never submitted."""
+    try:
+        return RemoteFolder(**json.loads((folder / _RECORD).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def deliver(plan: Plan, local: Path) -> RemoteFolder:
     """Copy the bundle, unless it is there already, unpack it for the run, and copy the script.
 
-    Raises BackendUnavailable, CannotWrite, NotPermitted or TryAgain when a step fails.
+    Where to is recorded first in `local`, the run's folder on this machine, for a submit that is
+    interrupted. Raises BackendUnavailable, CannotWrite, NotPermitted or TryAgain when a step fails.
     """
     home = plan.options.home
+    remote = RemoteFolder(plan.options.host, str(plan.options.run_folder(plan.run)))
+    paths.write(local / _RECORD, json.dumps(asdict(remote)) + "\n")
     archive = f"bundles/{plan.bundle.hash}.tar.gz"
     folder = _relative(remote, home)
     folders = " ".join(shlex.quote(f"{folder}/{name}") for name in backend.FOLDERS)
@@ -70,17 +90,17 @@ def deliver(plan: Plan, remote: RemoteFolder) -> None:
         f"touch {folder}/rendezvous.json {folder}/sending; [ -d {folder}/source ] || {{ {fresh}; }}"
     )
     _upload(remote.host, home, f"{folder}/{_SCRIPT}", plan.text.encode(), then)
+    return remote
 
 
-def sbatch(plan: Plan, remote: RemoteFolder) -> tuple[int, bytes, str]:
+def sbatch(remote: RemoteFolder, kept: Iterable[str]) -> tuple[int, bytes, str]:
     """Submit the script there; a repeated call returns the answer of the first that succeeded.
 
-    Returns the exit code, standard output and standard error. Raises BackendUnavailable when the
-    connection fails, in which case the job may be queued.
+    Of the variables that give sbatch options, only `kept` stay set. Returns the exit code, standard
+    output and standard error. Raises BackendUnavailable when the connection fails, in which case
+    the job may be queued.
     """
-    open_options = [name for name in SITE_DEFAULTS if f"#SBATCH --{name}=" not in plan.text]
-    kept = "|".join(f"SBATCH_{name.upper()}" for name in open_options)
-    names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{kept}'"
+    names = f"env | sed -n 's/^\\(SBATCH_[A-Z_]*\\)=.*/\\1/p' | grep -vxE '{'|'.join(kept)}'"
     # the job inherits the umask of sbatch, which must be the user's own
     fresh = f"(umask 077; : > job.new); sbatch {_SCRIPT} > job.new && mv job.new job || exit 1"
     once = f"[ -s job ] || {{ {fresh}; }}; cat job"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend, paths, render
-from deploykit.backends.slurm import run_record
+from deploykit.backends.slurm import client
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.model import Bundle, JobSpec, Plan
 
@@ -161,7 +161,7 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
 def _dependencies(options: Options) -> dict[str, Any]:
     """Without ``--kill-on-invalid-dep``, a job whose dependency cannot be met stays pending."""
     jobs = [
-        f"{_DEPENDENCIES[how]}:{run_record.job_id(paths.run_folder(run))}"
+        f"{_DEPENDENCIES[how]}:{client.job_id(paths.run_folder(run))}"
         for run, how in options.after.items()
     ]
     return {"dependency": ",".join(jobs), "kill-on-invalid-dep": "yes"} if jobs else {}

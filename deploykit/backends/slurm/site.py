@@ -10,16 +10,17 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from deploykit import paths
-from deploykit.backends.slurm import commands
+from deploykit.backends.slurm import client
 from deploykit.decode import decode, read_json, whole
 from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.model import Profile
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
 _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NONE", "(null)", "N/A", "ALL", ""})
@@ -40,6 +41,12 @@ class NodeGroup:
     gpus: int
     """GPUs of each node."""
     features: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``."""
+        each = f"{self.cpus} CPUs, {self.memory} MiB, {self.gpus} GPUs"
+        return f"{self.usable} of {self.count} nodes usable, each {each}"
 
 
 @dataclass(frozen=True)
@@ -101,16 +108,31 @@ class Site:
         return [group for group in self.node_groups if partition in group.partitions]
 
 
+def probe(host: str | None) -> Profile:
+    """Query the cluster, from `host` over ssh where it is given, and store its site profile."""
+    site = read(host)
+    lines = [f"{site.cluster}, Slurm {site.version}"]
+    lines += [_line(site, partition) for partition in site.partitions]
+    return Profile(save(site), dataclasses.asdict(site), tuple(lines))
+
+
+def _line(site: Site, partition: Partition) -> str:
+    """One partition, its time limit and its nodes."""
+    mark = " (default)" if partition.default else ""
+    nodes = "; ".join(group.description for group in site.nodes(partition.name))
+    return f"{partition.name}{mark}: {partition.time_limit}; {nodes}"
+
+
 def read(host: str | None = None) -> Site:
     """Query the cluster that commands on this machine, or on the login node `host`, talk to.
 
     Raises BackendUnavailable when it does not answer.
     """
-    config = commands.output(["scontrol", "show", "config"], host)
-    partitions = commands.output(["scontrol", "show", "partition", "--oneliner"], host)
-    nodes = commands.output(["scontrol", "show", "node", "--oneliner"], host)
+    config = client.output(["scontrol", "show", "config"], host)
+    partitions = client.output(["scontrol", "show", "partition", "--oneliner"], host)
+    nodes = client.output(["scontrol", "show", "node", "--oneliner"], host)
     try:
-        srun_help = commands.output(["srun", "--help"], host)
+        srun_help = client.output(["srun", "--help"], host)
     except BackendUnavailable:
         srun_help = ""
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -119,7 +141,7 @@ def read(host: str | None = None) -> Site:
 
 def hosts() -> set[str]:
     """The host names of the nodes. Raises BackendUnavailable when the cluster does not answer."""
-    nodes = commands.output(["scontrol", "show", "node", "--oneliner"])
+    nodes = client.output(["scontrol", "show", "node", "--oneliner"])
     return {_fields(line).get("NodeHostName", "").split(".")[0] for line in _lines(nodes)}
 
 
@@ -268,12 +290,3 @@ def gpus(gres: str) -> int:
     """The number of GPUs in a node's ``Gres``: ``gpu:a100:4(S:0-1),nvme:1`` has 4."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d{1,9})(?=[(,]|$)", gres)
     return sum(map(int, counts))
-
-
-def describe(groups: Sequence[NodeGroup]) -> str:
-    """``3 of 4 nodes usable, each 8 CPUs, 8000 MiB, 2 GPUs``, for each group."""
-    return "; ".join(
-        f"{group.usable} of {group.count} nodes usable, each {group.cpus} CPUs, "
-        f"{group.memory} MiB, {group.gpus} GPUs"
-        for group in groups
-    )

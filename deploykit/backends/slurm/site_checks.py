@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import NodeGroup, Partition, Site
 from deploykit.decode import did_you_mean
 from deploykit.model import JobSpec, Problem
+
+if TYPE_CHECKING:
+    from deploykit.backends.slurm.options import Options  # whose `check` calls `problems`
 
 _MIB = 1024**2
 

@@ -53,7 +53,7 @@ _CLEAN_ENVIRONMENT = (
     "export TZ=UTC; unset $(env | sed -n "
     "'s/^\\(\\(SQUEUE\\|SACCT\\|SCONTROL\\)_[A-Z0-9_]*\\|SLURM_TIME_FORMAT\\)=.*/\\1/p'); "
 )
-"""Does on a login node what `commands.environment` does here."""
+"""Does on a login node what `client.query_environment` does here."""
 
 
 def run_slurm(host: str, argv: Sequence[str]) -> shell.Result:

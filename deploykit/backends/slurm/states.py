@@ -309,7 +309,7 @@ def _exit_code(text: str) -> int | None:
 
 
 def _time(text: str) -> datetime | None:
-    """A time of Slurm's, which `commands.environment` makes UTC; None for ``N/A`` and the like."""
+    """A time of Slurm's, made UTC by `client.query_environment`; None for ``N/A`` and the like."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:

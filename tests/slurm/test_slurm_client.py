@@ -1,4 +1,4 @@
-"""`submission`, with stand-ins for Slurm's commands."""
+"""`client`, with stand-ins for Slurm's commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, run_record, submission
+from deploykit.backends.slurm import Options, client
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 from tests.slurm.slurm_helpers import folder_of
 
@@ -33,7 +33,7 @@ def commands(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(submission, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda _: None))
 
     def install(err="", squeue=""):
         (tmp_path / "sbatch.py").write_text(SBATCH.format(record=f"{tmp_path}/record", err=err))
@@ -72,11 +72,11 @@ def test_a_submit_records_the_job_the_cluster_and_the_size_of_the_array(
     commands, make_plan, send, tmp_path
 ):
     commands()
-    send(make_plan("", options=Options(array=3)))
+    handle = send(make_plan("", options=Options(array=3)))
     folder = folder_of("one-1", tmp_path)
-    assert run_record.job_id(folder) == "4242"
-    assert run_record.cluster(folder) == "box"
-    assert run_record.array_size(folder) == 3
+    assert client.job_id(folder) == "4242"
+    assert client.tasks(handle) == 3
+    assert (folder / "cluster").read_text() == "box\n"
 
 
 def test_a_refused_job(commands, make_plan, send, capfd):
@@ -106,6 +106,33 @@ def test_a_controller_that_stays_silent_leaves_it_open(commands, make_plan, send
     assert "deploykit submit --run one-1" in caught.value.hint
 
 
+def test_find_prefers_the_job_that_claimed_the_run(commands, tmp_path):
+    rows = [
+        f"{number}|RUNNING|N/A|N/A|1|main|9|None|{name}|{folder}/source"
+        for number, name, folder in [
+            (9, "run-b", tmp_path),
+            (10, "run-a", "/another/folder"),
+            (12, "run-a", tmp_path),
+            (101, "run-a", tmp_path),
+        ]
+    ]
+    commands(squeue=f"printf '%s\\n' {shlex.join(rows)}")
+    assert client.find("run-a", tmp_path, "localhost").id == "12"
+    (tmp_path / "claim").symlink_to("101")
+    assert client.find("run-a", tmp_path, "localhost").id == "101"
+    assert client.find("run-x", tmp_path / "other", "localhost") is None
+
+
+def test_find_does_not_guess(commands, tmp_path):
+    """The run's cluster is another one, or Slurm does not answer."""
+    commands(squeue="exit 1")
+    with pytest.raises(BackendUnavailable, match="squeue: no reason given"):
+        client.find("run-a", tmp_path, "localhost")
+    (tmp_path / "cluster").write_text("prod\n")
+    with pytest.raises(BackendUnavailable, match="'prod', and this is 'box'"):
+        client.find("run-a", tmp_path, "localhost")
+
+
 def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
     plan = make_plan("")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -120,6 +147,13 @@ def test_a_second_import_does_not_replace_the_functions_of_the_backend(commands,
     assert all(callable(getattr(slurm, name)) for name in ("check", "plan", "submit", "status"))
 
 
+def test_queries_have_no_filters_of_the_user():
+    environment = client.query_environment(
+        {"SQUEUE_STATES": "PD", "SACCT_FORMAT": "x", "SLURM_CONF": "/x"}
+    )
+    assert environment == {"SLURM_CONF": "/x", "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
+
+
 def test_variables_of_launchers_and_other_jobs_are_unset():
     environ = {
         **dict.fromkeys(("SLURM_CONF", "DEPLOYKIT_HOME", "PATH", "NCCL_DEBUG", "SBATCH_ACCOUNT")),
@@ -127,7 +161,7 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
         **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
         "DEPLOYKIT_NODE_RANK": "",
     }
-    assert submission.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+    assert client.unwanted(environ, "#SBATCH --partition=gpu\n") == [
         *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
         *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
     ]

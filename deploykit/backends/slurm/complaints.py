@@ -1,9 +1,12 @@
-"""What a complaint of sbatch means, and what to do about it."""
+"""What Slurm's commands print when they fail: in one line, and as an error with a hint."""
 
 from __future__ import annotations
 
-from deploykit.backends.slurm import commands
+import re
+
 from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
+
+UNREACHABLE_HINT = "check that this is a login node of the cluster, and that the cluster is up"
 
 _HINTS = {
     "invalid partition": "set slurm.partition to one that `sinfo -s` lists",
@@ -37,13 +40,25 @@ _UNREACHABLE = (
 )
 _UNCERTAIN = ("socket timed out", "zero bytes were transmitted", "timed out", "connection reset")
 _BUSY = ("temporarily unable", "try again", "resource temporarily unavailable")
+_UNKNOWN_JOB = "Invalid job id specified"
+
+
+def in_one_line(err: str) -> str:
+    """The error text of a command in one line, without the command's name."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in err.strip().splitlines()]
+    return "; ".join(line.strip() for line in lines if line.strip()) or "no reason given"
+
+
+def names_unknown_job(err: str) -> bool:
+    """Whether a command failed because Slurm has no record of the job."""
+    return _UNKNOWN_JOB in err
 
 
 def error_for(text: str) -> DeploykitError:
     """The error for what sbatch printed: SubmitRefused, TryAgain or BackendUnavailable."""
-    complaint, lower = commands.complaint(text), text.lower()
+    complaint, lower = in_one_line(text), text.lower()
     if any(part in lower for part in _UNREACHABLE):
-        return BackendUnavailable(f"sbatch: {complaint}", hint=commands.UNREACHABLE_HINT)
+        return BackendUnavailable(f"sbatch: {complaint}", hint=UNREACHABLE_HINT)
     if any(part in lower for part in (*_UNCERTAIN, *_BUSY)):
         return TryAgain(f"sbatch: {complaint}", hint="the cluster is busy; submit again")
     hint = next((hint for part, hint in _HINTS.items() if part in lower), None)

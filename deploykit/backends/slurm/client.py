@@ -1,0 +1,328 @@
+"""A client of Slurm: runs its commands, submits plans with sbatch, and finds the jobs again.
+
+Commands run on this machine, or over ssh on a login node. What a submit and the jobs themselves
+leave in a run's folder on this machine:
+
+======================  ==========================================================
+``remote.json``         the login node and its folder, where the run has a host
+``array``               the number of tasks, where the run is a job array
+``cluster``             the name of the cluster that the job was submitted to
+``job``                 the id of the job
+``claim``               a link whose target is the id of the job that started first
+======================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import locale
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploykit import backend, paths
+from deploykit import bundle as bundles
+from deploykit.backends.slurm import complaints
+from deploykit.decode import whole
+from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from deploykit.model import Handle, Plan
+
+if TYPE_CHECKING:
+    from deploykit.backends.slurm.remote import RemoteFolder
+    from deploykit.shell import Result
+
+LOCALHOST = "localhost"
+"""The target of a run that is submitted from this machine."""
+
+_PORT_FILE = "rendezvous.json"
+"""Where node 0 publishes the port. Other nodes see changes at once if the file exists already."""
+
+_PAUSES = (2.0, 4.0, 8.0)
+"""Seconds before each query for a job that the controller may have queued."""
+
+_SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
+"""Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the script sets them."""
+
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
+_LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
+_RANKS = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+}
+
+
+class _SbatchFailed(Exception):
+    """sbatch failed; its text is what sbatch or ssh printed."""
+
+    def __init__(self, text: str, *, uncertain: bool) -> None:
+        super().__init__(text)
+        self.uncertain = uncertain
+        """Whether the job may be queued nevertheless."""
+
+
+def submit(plan: Plan, folder: Path) -> Handle:
+    """Unpack the source where the nodes see it, and queue exactly `plan.text`.
+
+    Raises SubmitRefused when Slurm refuses the job, BackendUnavailable when it cannot be reached,
+    and TryAgain when the job may be queued.
+    """
+    host = plan.options.host
+    remote_folder = None
+    if host is None:
+        _check_prerequisites(plan)
+        bundles.unpack(bundles.store(plan.bundle), folder / "source")
+        for name in (*backend.FOLDERS, "sbatch"):
+            paths.private_folder(folder / name)
+        paths.touch(folder / _PORT_FILE)
+    else:
+        from deploykit.backends.slurm import remote  # only runs with a host need it
+
+        remote_folder = remote.deliver(plan, folder)
+    if plan.options.array is not None:
+        paths.write(folder / "array", f"{plan.options.array}\n")
+    paths.write(folder / "cluster", cluster_name(host) + "\n")
+    try:
+        if remote_folder is None:
+            job = _sbatch(plan, folder / "sbatch")
+        else:
+            job = _sbatch_remotely(plan, remote_folder)
+    except _SbatchFailed as error:
+        if not error.uncertain:
+            raise complaints.error_for(str(error)) from error
+        job = _find_queued(plan, folder, str(error))
+    paths.write(folder / "job", job + "\n")
+    return Handle("slurm", plan.target, job, plan.run, str(folder))
+
+
+def _check_prerequisites(plan: Plan) -> None:
+    for program in ("sbatch", "squeue", "scontrol", "srun"):
+        if shutil.which(program) is None:
+            raise BackendUnavailable(
+                f"the program {program!r} is not on PATH",
+                hint="submit from a login node of the cluster, or set slurm.host",
+            )
+    # submitit opens its files in the locale's encoding
+    if not plan.text.isascii() and locale.getencoding().lower() != "utf-8":
+        raise SubmitRefused(
+            f"the script may contain characters that the encoding {locale.getencoding()} lacks",
+            hint="export LC_ALL=C.UTF-8",
+        )
+
+
+def _sbatch(plan: Plan, folder: Path) -> str:
+    """Queue the plan's text with submitit's executor, which keeps a copy in `folder`."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class PlannedScript(SlurmExecutor):
+        """submitit's executor, but the script that it sends is the plan's text."""
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            """The one hook: submitit runs what this returns, for the file that it has written.
+
+            It is the only place to change both the file and the environment of sbatch. submitit
+            has filled the file with an empty command; the plan's text replaces it.
+            """
+            paths.write(submission_file_path, plan.text)
+            argv = super()._make_submission_command(submission_file_path)
+            return [*clean_environment(plan.text), *argv]
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints errors and raises them
+            return str(PlannedScript(folder)._submit_command("").job_id)  # noqa: SLF001
+    except (FailedJobError, FailedSubmissionError) as error:
+        text = str(error)
+        raise _SbatchFailed(text, uncertain=complaints.is_uncertain(text)) from error
+
+
+def _sbatch_remotely(plan: Plan, folder: RemoteFolder) -> str:
+    """Queue the plan's text on the login node."""
+    from deploykit.backends.slurm import remote
+
+    try:
+        code, out, err = remote.sbatch(folder, _site_variables(plan.text))
+    except BackendUnavailable as error:
+        raise _SbatchFailed(str(error), uncertain=True) from error
+    job = remote.job_id(out)
+    if code == 0 and job is not None:
+        return job
+    complaint = "\n".join(line for line in err.splitlines() if line.startswith("sbatch: "))
+    # without a complaint of sbatch's, something else failed on the way
+    uncertain = not complaint or complaints.is_uncertain(complaint)
+    raise _SbatchFailed(complaint or err, uncertain=uncertain)
+
+
+def _find_queued(plan: Plan, folder: Path, text: str) -> str:
+    """The id of a job that the controller may have queued although sbatch failed with `text`.
+
+    Raises the error for `text` when the job is not queued, and TryAgain when Slurm does not answer.
+    """
+    answered = False
+    for pause in _PAUSES:
+        time.sleep(pause)
+        with contextlib.suppress(BackendUnavailable):
+            handle = find(plan.run, folder, plan.target)
+            if handle is not None:
+                return handle.id
+            answered = True
+            if plan.options.host is not None:
+                break  # sbatch on a login node held a lock until it had its answer
+    if answered:
+        raise complaints.error_for(text)
+    complaint = complaints.in_one_line(text)
+    raise TryAgain(
+        f"Slurm does not answer, so the job may or may not be queued: {complaint}",
+        hint=f"`deploykit submit --run {plan.run}` with the same job finds it or queues it once",
+    )
+
+
+def find(run: str, folder: Path, target: str) -> Handle | None:
+    """Find the run's job: the one that started first, else the one with the lowest id.
+
+    Returns None where no job was queued, which includes a job that Slurm no longer knows and that
+    never started. Raises BackendUnavailable when this cannot be determined.
+    """
+    from deploykit.backends.slurm import remote  # only a submit that was interrupted needs it
+
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None and target != LOCALHOST:
+        if not folder.exists():
+            raise BackendUnavailable(f"{folder}, which recorded the login node, was deleted")
+        return None  # the submit was interrupted before anything was copied
+    host = None if remote_folder is None else remote_folder.host
+    if (problem := wrong_cluster(folder, host)) is not None:
+        raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
+    if remote_folder is None:
+        job = claimed_by(folder) or job_id(folder) or _find_by_name(run, None, str(folder))
+    else:
+        job = remote.find_job(remote_folder) or _find_by_name(run, host, remote_folder.folder)
+    return None if job is None else Handle("slurm", target, job, run, str(folder))
+
+
+def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
+    """The lowest id of the jobs with the run's name and folder, as squeue lists them."""
+    from deploykit.backends.slurm import states
+
+    rows = states.parse_squeue(output(states.squeue_argv(run), host))
+    ids = (row.id for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
+    numbers = [whole(job.partition("_")[0]) for job in ids]
+    first = min((number for number in numbers if number is not None), default=None)
+    return None if first is None else str(first)
+
+
+def wrong_cluster(folder: Path, host: str | None) -> str | None:
+    """A sentence if commands talk to another cluster than the run's, or to none; else None."""
+    expected = _text(folder / "cluster")
+    if expected is None:
+        return None
+    try:
+        actual = cluster_name(host)
+    except BackendUnavailable as error:
+        return str(error)
+    if expected == actual:
+        return None
+    return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
+
+
+def tasks(handle: Handle) -> int | None:
+    """The length of the run's job array; None where the run is not an array."""
+    text = _text(Path(handle.folder, "array"))
+    return None if text is None else int(text)
+
+
+def job_id(folder: Path) -> str | None:
+    """The id that sbatch gave the job; None where no job was submitted from this machine."""
+    return _text(folder / "job")
+
+
+def claimed_by(folder: Path) -> str | None:
+    """The id of the job that started the run; None before any of its jobs has started."""
+    try:
+        claim = os.readlink(folder / "claim")  # noqa: PTH115 - the target is an id, not a path
+    except OSError:
+        return None
+    return claim if whole(claim) is not None else None
+
+
+def _text(path: Path) -> str | None:
+    """The text of a record without its line end; None where there is none."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def run(argv: Sequence[str], host: str | None = None) -> Result:
+    """Run a command of Slurm's here, or on the login node `host`, whatever its exit code.
+
+    Raises BackendUnavailable when the command is missing or the connection fails.
+    """
+    from deploykit import shell  # not needed for a dry run
+
+    if host is not None:
+        from deploykit.backends.slurm import ssh  # only runs with a host need it
+
+        return ssh.run_slurm(host, argv)
+    return shell.run(argv, env=query_environment(os.environ))
+
+
+def output(argv: Sequence[str], host: str | None = None) -> str:
+    """The standard output of a command; empty when the only job id in `argv` is unknown to Slurm.
+
+    Raises BackendUnavailable when the command fails for another reason.
+    """
+    result = run(argv, host)
+    if result.code == 0 or complaints.names_unknown_job(result.err):
+        return result.out
+    message = f"{argv[0]}: {complaints.in_one_line(result.err)}"
+    raise BackendUnavailable(message, hint=complaints.UNREACHABLE_HINT)
+
+
+def cluster_name(host: str | None = None) -> str:
+    """The name of the cluster that commands here, or on `host`, talk to.
+
+    Raises BackendUnavailable when the controller does not answer.
+    """
+    settings = output(["scontrol", "show", "config"], host)
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for Slurm's query commands: no filters or formats of the user's, times in UTC.
+
+    ``SLURM_BITSTR_LEN=0`` makes squeue print every task id of a job array:
+    https://slurm.schedmd.com/squeue.html#OPT_SLURM_BITSTR_LEN
+    """
+    overrides = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
+    kept = {name: value for name, value in environ.items() if not name.startswith(overrides)}
+    return {**kept, "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
+
+
+def clean_environment(text: str) -> list[str]:
+    """The words before sbatch that unset the `unwanted` variables, for the script `text`."""
+    return ["env", *(word for name in unwanted(os.environ, text) for word in ("-u", name))]
+
+
+def unwanted(environ: Iterable[str], text: str) -> list[str]:
+    """Names of variables that sbatch would pass on to the job, or prefer to the script's options.
+
+    A submit from inside another job, or from one of its ranks, inherits many.
+    """
+    kept = _KEPT.union(_site_variables(text))
+    return sorted(
+        name
+        for name in environ
+        if (name.startswith(_LAUNCHERS) or name in _RANKS) and name not in kept
+    )
+
+
+def _site_variables(text: str) -> list[str]:
+    """The variables that set what the script `text` leaves to the site's defaults."""
+    left = (name for name in _SITE_DEFAULTS if f"#SBATCH --{name}=" not in text)
+    return [f"SBATCH_{name.upper()}" for name in left]
