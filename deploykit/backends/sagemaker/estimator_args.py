@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploykit.backends.sagemaker import catalog, channels, request
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker import catalog, request
+from deploykit.backends.sagemaker.options import (
+    Options,
+    channel_location,
+    channel_names,
+    region,
+)
 from deploykit.contract import LAUNCH
 from deploykit.model import JobSpec
 
@@ -31,7 +36,7 @@ def estimator_arguments(job: JobSpec, options: Options, *, run: str, bundle: str
         "region": region(options),
         "bucket": options.bucket,
         "estimator": estimator,
-        "inputs": {name: _input(job, options, name) for name in channels.names(job, options)},
+        "inputs": {name: _input(job, options, name) for name in channel_names(job, options)},
         "run": run,
         "source_is_a_channel": options.source_is_a_channel,
     }
@@ -50,7 +55,7 @@ def _program(job: JobSpec, options: Options, bundle: str) -> dict[str, Any]:
         "container_entry_point": command.get("ContainerEntrypoint"),
         "container_arguments": command.get("ContainerArguments"),
         "entry_point": LAUNCH,
-        "source_dir": request.code(options, bundle),
+        "source_dir": options.code(bundle),
         "role": options.role,
         "framework_version": version,
         "py_version": python,
@@ -143,7 +148,7 @@ def _switches(options: Options) -> dict[str, Any]:
 
 def _input(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
     """Arguments of TrainingInput or FileSystemInput, without those that are not set."""
-    channel = channels.settings(options, name)
+    channel = options.channel(name)
     if channel.file_system_id is not None:
         arguments: dict[str, Any] = {
             "file_system_id": channel.file_system_id,
@@ -154,7 +159,7 @@ def _input(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
         }
     else:
         arguments = {
-            "s3_data": channels.location(job, options, name),
+            "s3_data": channel_location(job, options, name),
             "s3_data_type": channel.s3_data_type,
             "distribution": channel.s3_distribution,
             "input_mode": _unless(channel.input_mode, "File"),

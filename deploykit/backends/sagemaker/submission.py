@@ -11,7 +11,7 @@ from typing import Any
 
 from deploykit import bundle as bundles
 from deploykit import paths, shell
-from deploykit.backends.sagemaker import aws, estimator_args, monitor, request, sdk
+from deploykit.backends.sagemaker import aws, estimator_args, monitor, sdk
 from deploykit.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -83,7 +83,7 @@ def upload(plan: Plan) -> None:
     checksum = _checksum(archive)
     target = {
         "Bucket": plan.options.bucket,
-        "Key": request.code_key(plan.options, plan.bundle.hash),
+        "Key": plan.options.code_key(plan.bundle.hash),
         "ExpectedBucketOwner": plan.options.owner,
     }
     client = aws.client("s3", plan.target)

@@ -12,8 +12,15 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from deploykit import contract
-from deploykit.backends.sagemaker import catalog, channels
-from deploykit.backends.sagemaker.options import DATA_PARALLEL, MPIRUN, Options, region
+from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker.options import (
+    DATA_PARALLEL,
+    MPIRUN,
+    Options,
+    channel_location,
+    channel_names,
+    region,
+)
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.backends.sagemaker.sections import REGION, S3, Channel, InstanceGroup
 from deploykit.decode import did_you_mean
@@ -290,19 +297,19 @@ class Case:
         return [
             name
             for name in self._channels(lambda channel: channel.file_system_id is None)
-            if channels.location(self.job, self.options, name) is None
+            if channel_location(self.job, self.options, name) is None
         ]
 
     @property
     def channels_with_the_same_variable(self) -> list[str]:
         """Channels whose environment variables would have the same name."""
-        upper = [name.upper() for name in channels.names(self.job, self.options)]
+        upper = [name.upper() for name in channel_names(self.job, self.options)]
         return [name for name in self.options.channels if upper.count(name.upper()) > 1]
 
     @property
     def code_channel(self) -> bool:
         """Whether a channel has the name that the service may need for the source."""
-        return "code" in channels.names(self.job, self.options)
+        return "code" in channel_names(self.job, self.options)
 
     @property
     def pipes(self) -> list[str]:
