@@ -1,4 +1,6 @@
-"""Submit a plan: compare it with the SDK's request, upload the source, create the training job."""
+"""Plan and submit: render the request, compare it with the SDK's, upload the source, create the
+training job.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,51 @@ from typing import Any
 
 from deploykit import bundle as bundles
 from deploykit import paths, shell
-from deploykit.backends.sagemaker import aws, estimator_args, monitor, sdk
+from deploykit.backends.sagemaker import aws, estimator_args, monitor, request, sdk
+from deploykit.backends.sagemaker.options import Options, region
 from deploykit.errors import (
     BackendUnavailable,
     DeploykitError,
+    JobFileError,
     NotPermitted,
     SubmitRefused,
     Uncertain,
 )
-from deploykit.model import Handle, Plan
+from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
 
 _IMPORT_TIMEOUT = 300
 """Seconds. Importing the SDK takes tens of seconds from a slow disk without a file cache."""
 _LONGEST_VALUE = 200
 """Characters of a value, or of the SDK's output, that a message quotes."""
+
+
+_SETUP_PY = Problem(
+    "source",
+    "contains setup.py: the container would treat the source as a package to install, and refuse "
+    "to run it with torch_distributed",
+    "add setup.py to .deploykitignore, or choose another source folder",
+)
+
+
+def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
+    """Render the request. The job must have passed `check`, which is not repeated here.
+
+    Raises JobFileError if the container would install the source instead of running it.
+    """
+    if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
+        raise JobFileError("the job for SageMaker", [_SETUP_PY])
+    rendered = request.render(job, options, run=run, bundle=bundle.hash)
+    return Plan(
+        backend="sagemaker",
+        target=region(options) or "",
+        run=run,
+        text=json.dumps(rendered, indent=2) + "\n",
+        language="json",
+        job=job,
+        options=options,
+        bundle=bundle,
+        output=request.results(rendered),
+    )
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

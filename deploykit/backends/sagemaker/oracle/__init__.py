@@ -3,8 +3,8 @@ or the outcome cannot be known.
 
 The rules are data, in the TOML files of this folder; 01-launchers.toml documents every key. Each
 names the setting, the reason, the nearest setting that works and a source. The reference page is
-generated from them, with examples that the tests check against the real SDK. Pure: nothing is
-queried.
+generated from them, with examples that the tests check against the real SDK. `check` adds what the
+service's own description says of the request. Pure: nothing is queried.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from deploykit.backends.sagemaker import request, service_model
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.oracle.case import Case
 from deploykit.model import JobSpec, Problem
@@ -32,6 +33,8 @@ _SOURCES = {
     "src/sagemaker_pytorch_container/training.py",
 }
 """Beginnings of the sources that rules cite."""
+_ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
+"""As long as a run id and a hash can be: a request that is valid with these is valid with any."""
 
 
 class Verdict(enum.Enum):
@@ -90,6 +93,23 @@ class Consequence:
             return None
         source = self.rule.source
         return Problem(self.path, self.reason, self.nearest, severity=severity, source=source)
+
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Every problem of a job: the oracle's, then those of the request that would be sent.
+
+    Pure, except that the date decides which images still receive patches. Raises
+    BackendUnavailable if botocore is not installed.
+    """
+    errors = False
+    for consequence in consequences(job, options):
+        problem = consequence.problem()
+        if problem is not None:
+            errors |= problem.severity == "error"
+            yield problem
+    if not errors:
+        rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+        yield from service_model.problems(rendered)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
