@@ -9,12 +9,12 @@ import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
+    aws,
     catalog,
     estimator_args,
     oracle,
     request,
     sdk,
-    service_model,
 )
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.backends.sagemaker.submission import differences
@@ -226,7 +226,7 @@ def test_an_accepted_job_is_valid_for_every_run(jobs):
     """`plan` does not repeat `check`, which validates a request with a placeholder as run id."""
     for number, pair in enumerate(jobs):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        assert service_model.problems(rendered) == []
+        assert aws.request_problems(rendered) == []
 
 
 def test_every_choice_was_used(samples):

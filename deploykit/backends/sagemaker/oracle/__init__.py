@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from deploykit.backends.sagemaker import request, service_model
+from deploykit.backends.sagemaker import aws, request
 from deploykit.backends.sagemaker.options import Options
 from deploykit.backends.sagemaker.oracle.case import Case
 from deploykit.model import JobSpec, Problem
@@ -109,7 +109,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             yield problem
     if not errors:
         rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
-        yield from service_model.problems(rendered)
+        yield from aws.request_problems(rendered)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
