@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import estimator_args, oracle
+from deploykit.backends.sagemaker import oracle, sdk
 from deploykit.backends.sagemaker.oracle import Verdict
 from tests.sagemaker.sdk_requests import sdk_requests
 
@@ -160,7 +160,7 @@ def estimator_arguments(*changes, replaced=None):
     job, options, problems = docs.job(*changes)
     if problems:
         job, options, problems = docs.job()
-    arguments = estimator_args.estimator_arguments(job, options, run="digits-1", bundle=HASH)
+    arguments = sdk.estimator_arguments(job, options, run="digits-1", bundle=HASH)
     arguments["estimator"] |= replaced or {}
     return arguments
 
