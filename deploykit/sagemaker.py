@@ -31,14 +31,14 @@ def estimator(
     Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
     installed.
     """
-    from deploykit.backends.sagemaker import estimator_args, sdk, submission
+    from deploykit.backends.sagemaker import sdk, submission
 
-    if not sdk.available():
+    if not submission.sdk_available():
         raise BackendUnavailable(
             "the SageMaker SDK 2.x is not installed", hint="pip install 'deploykit[sagemaker]'"
         )
     plan = lifecycle.prepare(Path(job), overrides, "sagemaker", run).plan
-    arguments = estimator_args.estimator_arguments(
+    arguments = sdk.estimator_arguments(
         plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
     )
     return sdk.estimator(arguments, sdk.session(arguments), lambda: submission.upload(plan))

@@ -191,7 +191,7 @@ def infra() -> str:
 def oracle_page() -> str:
     headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
     parts = [words.ORACLE]
-    for heading, rules in oracle.RULES.items():
+    for heading, rules in oracle.rules().items():
         parts += [f"## {heading}", table(headings, sagemaker_oracle.rows(rules, words.TODAY))]
     patches = table(["PyTorch", "patches until", "chosen by"], sagemaker_oracle.patches())
     parts += ["## Images and their patches", words.PATCHES, patches, words.ORACLE_END]

@@ -1,8 +1,8 @@
 """The examples of the SageMaker oracle, and the tables of its reference page.
 
 `sagemaker-oracle/*.yaml` maps the id of each rule to examples. An example is a change to `PLAIN`, a
-job that runs as asked. `tests/sagemaker/test_oracle.py` checks every one against deploykit and
-against the real SDK.
+job that runs as asked. `tests/sagemaker/test_sagemaker_oracle.py` checks every one against
+deploykit and against the real SDK.
 """
 
 # ruff: noqa: INP001

@@ -27,6 +27,9 @@ def test_the_wheel_contains_what_ships(wheel):
     for folder, pattern in (("templates", "*.j2"), ("entrypoints", "*.py")):
         for path in (ROOT / folder).rglob(pattern):
             assert f"deploykit/{path.relative_to(ROOT).as_posix()}" in inside
+    rules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "deploykit").rglob("*.toml")]
+    assert len(rules) > 20
+    assert set(rules) <= inside
     assert "deploykit/cli.py" in inside
     assert not any(name.startswith(("tests/", "infra/", "entrypoints/")) for name in inside)
 

@@ -25,7 +25,7 @@ MODULES = {
     "states": ("deploykit/backends/slurm/states.py", "tests/slurm/test_slurm_states.py"),
     "request": (
         "deploykit/backends/sagemaker/request.py",
-        "tests/sagemaker/test_sagemaker_plan.py tests/sagemaker/test_sagemaker_differential.py",
+        "tests/sagemaker/test_sagemaker_request.py tests/sagemaker/test_sagemaker_sdk.py",
     ),
     "ranking": (
         "deploykit/diagnosis/ranking.py",

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploykit.backends.sagemaker import sdk
+from deploykit.backends.sagemaker import submission
 
-_CHILD = Path(__file__).with_name("sdk_requests_child.py")
+ROOT = Path(__file__).parents[2]
 
 
 def sdk_requests(folder, jobs, images=()):
@@ -17,8 +17,8 @@ def sdk_requests(folder, jobs, images=()):
     question, answer = folder / "questions.json", folder / "answers.json"
     question.write_text(json.dumps({"jobs": jobs, "images": images}))
     subprocess.run(
-        [sys.executable, "-P", _CHILD, sdk.__file__, question, answer],
-        env=sdk.child_environment(folder),
+        [sys.executable, "-P", "-m", "tests.sagemaker.sdk_requests_child", question, answer],
+        env={**submission.child_environment(folder), "PYTHONPATH": str(ROOT)},
         cwd=folder,
         check=True,
         capture_output=True,

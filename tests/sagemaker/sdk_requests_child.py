@@ -1,24 +1,24 @@
 """Write what the installed SageMaker SDK would send for each job of a list.
 
-``python -P sdk_requests_child.py SDK.PY QUESTIONS.JSON ANSWERS.JSON``; SDK.PY is deploykit's file.
+``python -P -m tests.sagemaker.sdk_requests_child QUESTIONS.JSON ANSWERS.JSON``
 """
 
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
+from deploykit.backends.sagemaker import sdk
 
-def main(module, questions, answers):
-    sdk = runpy.run_path(module)
-    sdk["disable_network"]()
+
+def main(questions, answers):
+    sdk.disable_network()
     _share_clients()
     _share_descriptions()
     asked = json.loads(Path(questions).read_text())
     result = {
-        "requests": [_request(sdk, arguments) for arguments in asked["jobs"]],
+        "requests": [_request(arguments) for arguments in asked["jobs"]],
         "images": [_image(*arguments) for arguments in asked["images"]],
     }
     Path(answers).write_text(json.dumps(result))
@@ -55,10 +55,10 @@ def _share_descriptions():
     JSONFileLoader.load_file = load_file
 
 
-def _request(sdk, arguments):
+def _request(arguments):
     try:
-        return sdk["intercepted_request"](arguments)
-    except sdk["REFUSALS"] as error:
+        return sdk.intercepted_request(arguments)
+    except sdk.REFUSALS as error:
         return {"refused": str(error)}
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deploykit import sagemaker
-from deploykit.backends.sagemaker import sdk
+from deploykit.backends.sagemaker import submission
 from deploykit.errors import BackendUnavailable, JobFileError
 from tests.aws_server import sent_requests
 
@@ -86,6 +86,6 @@ def test_every_problem_of_the_job_is_reported(notebook):
 
 
 def test_a_missing_sdk_is_reported(notebook, monkeypatch):
-    monkeypatch.setattr(sdk, "available", lambda: False)
+    monkeypatch.setattr(submission, "sdk_available", lambda: False)
     with pytest.raises(BackendUnavailable, match="not installed"):
         sagemaker.estimator()

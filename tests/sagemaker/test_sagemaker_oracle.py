@@ -6,12 +6,14 @@ import datetime as dt
 import importlib.util
 import re
 import sys
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import estimator_args, oracle
+from deploykit.backends.sagemaker import oracle, sdk
 from deploykit.backends.sagemaker.oracle import Verdict
 from tests.sagemaker.sdk_requests import sdk_requests
 
@@ -32,7 +34,7 @@ def load_examples():
 
 
 docs = load_examples()
-RULES = {rule.id: rule for rules in oracle.RULES.values() for rule in rules}
+RULES = {rule.id: rule for rules in oracle.rules().values() for rule in rules}
 EXAMPLES = {
     f"{name}-{number}": (name, example)
     for name, examples in docs.examples().items()
@@ -106,7 +108,51 @@ def test_every_rule_has_an_example_and_a_source():
 
 
 def test_ids_are_unique():
-    assert len(RULES) == sum(map(len, oracle.RULES.values()))
+    assert len(RULES) == sum(map(len, oracle.rules().values()))
+
+
+def test_every_condition_is_a_fact(vary):
+    """Also those that a job reaches only if the conditions before them hold."""
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-gpu-py313"
+    case = oracle.Case(*vary(image_uri=image, framework_version=None), TODAY)
+    conditions = [one for rule in RULES.values() for one in rule.when or ()]
+    for condition in conditions:
+        attrgetter(condition.removeprefix("not "))(case)
+    assert len(conditions) > 100
+
+
+def test_a_rule_with_conditions_has_at_least_one():
+    assert () not in [rule.when and tuple(rule.when) for rule in RULES.values()]
+
+
+SHIPPED = sorted(Path(oracle.__file__).parent.glob("*.toml"))
+TYPOS = {
+    "key": ("quiet = true", "quite = true", TypeError),
+    "key of the file": ("[[rule]]", "[[rules]]", TypeError),
+    "missing key": ("reason = ", "# reason = ", TypeError),
+    "verdict": ("as asked", "as aksed", ValueError),
+    "source": ("{launcher}", "{lancher}", KeyError),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong", "error"), TYPOS.values(), ids=TYPOS)
+def test_a_typo_in_the_rules_is_an_error(right, wrong, error):
+    text = SHIPPED[0].read_text(encoding="utf-8").partition("heading =")
+    with pytest.raises(error):
+        oracle.read("".join(text[1:]).replace(right, wrong))
+
+
+@pytest.mark.parametrize("wrong", ["mpirum", "not mpirum", "options.spott"])
+def test_an_unknown_condition_is_an_error(vary, wrong):
+    with pytest.raises(AttributeError):
+        oracle.Case(*vary(), TODAY).items([wrong])
+
+
+@pytest.mark.parametrize("wrong", ["{case.rank}", "{options.spott}", "{items}"])
+def test_an_unknown_placeholder_is_an_error(vary, wrong):
+    rule = replace(RULES["torchrun"], reason=wrong)
+    with pytest.raises((AttributeError, KeyError)):
+        list(rule.apply(oracle.Case(*vary(), TODAY)))
 
 
 def estimator_arguments(*changes, replaced=None):
@@ -114,7 +160,7 @@ def estimator_arguments(*changes, replaced=None):
     job, options, problems = docs.job(*changes)
     if problems:
         job, options, problems = docs.job()
-    arguments = estimator_args.estimator_arguments(job, options, run="digits-1", bundle=HASH)
+    arguments = sdk.estimator_arguments(job, options, run="digits-1", bundle=HASH)
     arguments["estimator"] |= replaced or {}
     return arguments
 

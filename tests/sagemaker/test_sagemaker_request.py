@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from deploykit import backend, lifecycle
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import aws as clients
 from deploykit.backends.sagemaker import request as rendering
-from deploykit.backends.sagemaker import service_model
 from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.errors import JobFileError
@@ -164,7 +164,7 @@ def test_a_job_with_errors_is_not_planned(project, monkeypatch, setting):
 def test_check_and_plan_agree_for_the_longest_run_id(planned):
     """`check` validates a request with placeholders; one for any run must be as valid."""
     for run in ("a", "r" * 63):
-        assert service_model.problems(json.loads(planned(run).text)) == []
+        assert clients.request_problems(json.loads(planned(run).text)) == []
 
 
 def test_the_nearest_instance_type_is_suggested(vary):

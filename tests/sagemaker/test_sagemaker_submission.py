@@ -19,7 +19,7 @@ from botocore.stub import Stubber
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
-from deploykit.backends.sagemaker import sdk, submission
+from deploykit.backends.sagemaker import submission
 from deploykit.errors import (
     BackendUnavailable,
     NotPermitted,
@@ -107,7 +107,7 @@ def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
 
 
 def test_a_missing_sdk_matters_only_if_it_is_required(aws, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(sdk, "available", lambda: False)
+    monkeypatch.setattr(submission, "sdk_available", lambda: False)
     with pytest.raises(BackendUnavailable, match="not installed"):
         sagemaker.submit(planned(sender="sdk"), tmp_path)
     sagemaker.submit(planned(sender="auto"), tmp_path)

@@ -1,4 +1,4 @@
-"""The `sagemaker:` section of the job file."""
+"""The `sagemaker:` section of the job file, and what follows from it and from `data`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from deploykit.backends.sagemaker import sections
+from deploykit.backends.sagemaker import catalog, sections
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.decode import Bounds, Duration, Help
-from deploykit.model import CHANNEL
+from deploykit.model import CHANNEL, JobSpec
 
 Distribution = Literal[
     "torch_distributed",
@@ -257,9 +257,29 @@ class Options:
         return self.instance_type or ""
 
     @property
+    def image_type(self) -> str:
+        """Instance type that decides on the image: the first one with GPUs, as in the SDK."""
+        if self.instance_type is not None:
+            return self.instance_type
+        types = [group.instance_type for group in self.instance_groups]
+        return next(filter(catalog.has_gpu, types), types[0])
+
+    @property
     def by_torchrun(self) -> bool:
         """Whether torchrun starts the ranks in the container."""
         return self.distribution in {"torch_distributed", "smdistributed.modelparallel"}
+
+    def code(self, bundle: str) -> str:
+        """S3 location of the source, named by its hash so that it is uploaded only once."""
+        return f"s3://{self.bucket}/{self.code_key(bundle)}"
+
+    def code_key(self, bundle: str) -> str:
+        """Key of the source in the bucket."""
+        return f"{self.prefix}/bundles/{bundle}/sourcedir.tar.gz"
+
+    def channel(self, name: str) -> Channel:
+        """How a channel of `data` or of `channels` is read."""
+        return self.channels.get(name, Channel())
 
 
 def region(options: Options) -> str | None:
@@ -270,3 +290,13 @@ def region(options: Options) -> str | None:
 def environment_region() -> str | None:
     """Region of the environment: AWS_REGION, else AWS_DEFAULT_REGION, else None."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None
+
+
+def channel_names(job: JobSpec, options: Options) -> list[str]:
+    """All input channels: those of `data`, then those of `channels` alone."""
+    return [*job.data, *(name for name in options.channels if name not in job.data)]
+
+
+def channel_location(job: JobSpec, options: Options, name: str) -> str | None:
+    """The S3 location of a channel; None if the job file names none."""
+    return options.channel(name).s3 or job.data.get(name)

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deploykit import backend
-from deploykit.backends.sagemaker import catalog, channels
-from deploykit.backends.sagemaker.options import Options
+from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker.options import Options, channel_location, channel_names
 from deploykit.backends.sagemaker.options import region as region_of
+from deploykit.backends.sagemaker.sections import Channel
 from deploykit.model import JobSpec
 
 OUTPUT = "/opt/ml/output/data"
@@ -66,25 +67,15 @@ def render(job: JobSpec, options: Options, *, run: str, bundle: str) -> dict[str
         },
         "Environment": environment(job, options, run, bundle),
     }
-    inputs = list(channels.render(job, options))
+    inputs = [_channel(job, options, name) for name in channel_names(job, options)]
     if options.source_is_a_channel:
-        inputs.append(channels.s3("code", code(options, bundle)))
+        inputs.append(_s3_channel("code", options.code(bundle)))
     if inputs:
         request["InputDataConfig"] = inputs
     request["OutputDataConfig"] = _output(job, options)
     if job.checkpoints is not None:
         request["CheckpointConfig"] = {"S3Uri": job.checkpoints, "LocalPath": CHECKPOINTS}
     return request | _extras(job, options)
-
-
-def code(options: Options, bundle: str) -> str:
-    """S3 location of the source, named by its content so that it is uploaded only once."""
-    return f"s3://{options.bucket}/{code_key(options, bundle)}"
-
-
-def code_key(options: Options, bundle: str) -> str:
-    """Key of the source in the bucket."""
-    return f"{options.prefix}/bundles/{bundle}/sourcedir.tar.gz"
 
 
 def output(job: JobSpec, options: Options) -> str:
@@ -114,7 +105,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
         run=run,
         output=OUTPUT,
         checkpoints=CHECKPOINTS,
-        data={name: f"{_DATA}/{name}" for name in channels.names(job, options)},
+        data={name: f"{_DATA}/{name}" for name in channel_names(job, options)},
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
     restored = {
@@ -160,7 +151,7 @@ def _chunks(text: str) -> Iterator[str]:
 
 
 def _hyperparameters(job: JobSpec, options: Options, run: str, bundle: str) -> dict[str, Any]:
-    source = _CODE_CHANNEL if options.source_is_a_channel else code(options, bundle)
+    source = _CODE_CHANNEL if options.source_is_a_channel else options.code(bundle)
     return {
         **user_hyperparameters(job),
         "sagemaker_program": backend.LAUNCH,
@@ -246,19 +237,10 @@ def _image(options: Options) -> str:
     if options.image_uri is not None:
         return options.image_uri
     region, version = region_of(options) or "", options.framework_version or ""
-    kind = _image_type(options)
     if options.distribution == "smdistributed.modelparallel":
-        return catalog.smp_image_for(region, version, kind)
+        return catalog.smp_image_for(region, version, options.image_type)
     python = options.py_version or catalog.VERSIONS[version]
-    return catalog.image_for(region, version, python, kind)
-
-
-def _image_type(options: Options) -> str:
-    """The instance type that decides on the image: the first one with GPUs, as in the SDK."""
-    if options.instance_type is not None:
-        return options.instance_type
-    types = [group.instance_type for group in options.instance_groups]
-    return next(filter(catalog.has_gpu, types), types[0])
+    return catalog.image_for(region, version, python, options.image_type)
 
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -281,6 +263,68 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
         "TrainingPlanArn": options.training_plan,
     }
     return resources | {name: value for name, value in chosen.items() if value is not None}
+
+
+def _channel(job: JobSpec, options: Options, name: str) -> dict[str, Any]:
+    """The entry of an input channel.
+
+    Each key: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
+    """
+    channel = options.channel(name)
+    if channel.file_system_id is not None:
+        return _file_system(name, channel)
+    return _with_settings(_s3_channel(name, channel_location(job, options, name) or ""), channel)
+
+
+def _s3_channel(name: str, prefix: str) -> dict[str, Any]:
+    """The entry of a channel that copies all objects below `prefix` to every node."""
+    source = {
+        "S3DataType": "S3Prefix",
+        "S3Uri": prefix,
+        "S3DataDistributionType": "FullyReplicated",
+    }
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def _with_settings(entry: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    source = entry["DataSource"]["S3DataSource"]
+    source["S3DataType"] = channel.s3_data_type
+    source["S3DataDistributionType"] = channel.s3_distribution
+    if channel.attribute_names:
+        source["AttributeNames"] = list(channel.attribute_names)
+    if channel.instance_groups:
+        source["InstanceGroupNames"] = list(channel.instance_groups)
+    return entry | _non_defaults(channel)
+
+
+def _non_defaults(channel: Channel) -> dict[str, Any]:
+    """Fields that the SDK sends only if they differ from the default."""
+    fields: dict[str, Any] = {}
+    if channel.input_mode != "File":
+        fields["InputMode"] = channel.input_mode
+    if channel.content_type is not None:
+        fields["ContentType"] = channel.content_type
+    if channel.compression != "None":
+        fields["CompressionType"] = channel.compression
+    if channel.record_wrapping != "None":
+        fields["RecordWrapperType"] = channel.record_wrapping
+    if channel.shuffle_seed is not None:
+        fields["ShuffleConfig"] = {"Seed": channel.shuffle_seed}
+    return fields
+
+
+def _file_system(name: str, channel: Channel) -> dict[str, Any]:
+    source = {
+        "FileSystemId": channel.file_system_id,
+        "FileSystemType": channel.file_system_type,
+        "DirectoryPath": channel.directory_path,
+        "FileSystemAccessMode": channel.file_system_access,
+    }
+    entry: dict[str, Any] = {
+        "ChannelName": name,
+        "DataSource": {"FileSystemDataSource": source},
+    }
+    return entry if channel.content_type is None else {**entry, "ContentType": channel.content_type}
 
 
 def _output(job: JobSpec, options: Options) -> dict[str, str]:

@@ -1,30 +1,74 @@
-"""Submit a plan: compare it with the SDK's request, upload the source, create the training job."""
+"""Plan and submit: render the request, compare it with the SDK's, upload the source, create the
+training job.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import deploykit
 from deploykit import bundle as bundles
 from deploykit import paths, shell
-from deploykit.backends.sagemaker import aws, estimator_args, monitor, request, sdk
+from deploykit.backends.sagemaker import aws, monitor, request
+from deploykit.backends.sagemaker.options import Options, region
 from deploykit.errors import (
     BackendUnavailable,
     DeploykitError,
+    JobFileError,
     NotPermitted,
     SubmitRefused,
     Uncertain,
 )
-from deploykit.model import Handle, Plan
+from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
 
+_CHILD = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+import deploykit
+del sys.path[0]
+from deploykit.backends.sagemaker import sdk
+sdk.main(*sys.argv[2:])
+"""
+"""Runs `sdk.py` of this deploykit, wherever it lies; nothing else is imported from there."""
 _IMPORT_TIMEOUT = 300
 """Seconds. Importing the SDK takes tens of seconds from a slow disk without a file cache."""
 _LONGEST_VALUE = 200
 """Characters of a value, or of the SDK's output, that a message quotes."""
+_SETUP_PY = Problem(
+    "source",
+    "contains setup.py: the container would treat the source as a package to install, and refuse "
+    "to run it with torch_distributed",
+    "add setup.py to .deploykitignore, or choose another source folder",
+)
+
+
+def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
+    """Render the request. The job must have passed `check`, which is not repeated here.
+
+    Raises JobFileError if the container would install the source instead of running it.
+    """
+    if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
+        raise JobFileError("the job for SageMaker", [_SETUP_PY])
+    rendered = request.render(job, options, run=run, bundle=bundle.hash)
+    return Plan(
+        backend="sagemaker",
+        target=region(options) or "",
+        run=run,
+        text=json.dumps(rendered, indent=2) + "\n",
+        language="json",
+        job=job,
+        options=options,
+        bundle=bundle,
+        output=request.results(rendered),
+    )
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
@@ -69,6 +113,98 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
         )
 
 
+def compare_with_sdk(plan: Plan, folder: Path) -> None:
+    """Raise SubmitRefused if the SDK would send anything but `plan.text`.
+
+    Does nothing with `sender: boto3`, or with `sender: auto` and no SDK. Raises BackendUnavailable
+    if the SDK is required but not installed, or fails.
+    """
+    if plan.options.sender == "boto3":
+        return
+    if not sdk_available():
+        if plan.options.sender == "sdk":
+            raise BackendUnavailable(
+                "the SageMaker SDK 2.x is not installed, and sagemaker.sender requires it",
+                hint="pip install 'deploykit[sagemaker]', or sender: auto",
+            )
+        return
+    different = list(differences(json.loads(plan.text), _sdk_request(plan, folder)))
+    if different:
+        raise SubmitRefused(
+            "the SageMaker SDK would send a different request: " + "; ".join(different),
+            hint="please report this; sagemaker.sender: boto3 sends the plan without comparing",
+        )
+
+
+def sdk_available() -> bool:
+    """Whether a version of the SDK with estimators is installed. Does not import it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sagemaker").split(".")[0] == "2"
+    except PackageNotFoundError:
+        return False
+
+
+def _sdk_request(plan: Plan, folder: Path) -> Any:
+    """The request that the SDK's estimator would send for this plan."""
+    home = paths.private_folder(folder / "sdk")
+    question, answer = home / "job.json", home / "request.json"
+    paths.write(question, _question(plan))
+    answer.unlink(missing_ok=True)
+    root = Path(deploykit.__file__).parent.parent
+    argv = [sys.executable, "-P", "-c", _CHILD, str(root), str(question), str(answer)]
+    ran = shell.run(argv, cwd=home, env=child_environment(home), timeout=_IMPORT_TIMEOUT)
+    if ran.code != 0 or not answer.exists():
+        raise BackendUnavailable(
+            f"the SageMaker SDK failed: {(ran.err or ran.out).strip()[-_LONGEST_VALUE:]}",
+            hint="repair its installation, or set sagemaker.sender: boto3",
+        )
+    result = json.loads(answer.read_text())
+    if "refused" in result:
+        raise SubmitRefused(f"the SageMaker SDK refuses this job: {result['refused']}")
+    return result["request"]
+
+
+def _question(plan: Plan) -> str:
+    """What the child reads. It does not see the region of this process's environment."""
+    options = replace(plan.options, region=plan.target)
+    asked = {"job": asdict(plan.job), "options": asdict(options)}
+    return json.dumps({**asked, "run": plan.run, "bundle": plan.bundle.hash})
+
+
+def child_environment(folder: Path) -> dict[str, str]:
+    """The child's environment: no settings of AWS or the SDK, and `folder` as every home folder."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "SAGEMAKER_", "SM_", "XDG_", "MLFLOW_"))
+    }
+    return {
+        **kept,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(folder),
+        "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
+        "XDG_CONFIG_DIRS": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+    }
+
+
+def differences(planned: Any, sdk_request: Any, path: str = "") -> Iterator[str]:
+    """Each field that differs between two requests, with both values."""
+    if isinstance(planned, dict) and isinstance(sdk_request, dict):
+        for name in dict.fromkeys([*planned, *sdk_request]):
+            field = f"{path}.{name}" if path else name
+            yield from differences(planned.get(name), sdk_request.get(name), field)
+    elif planned != sdk_request:
+        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sdk_request)}"
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
 def upload(plan: Plan) -> None:
     """Put the source archive into the bucket, unless S3 has it with the same checksum.
 
@@ -83,7 +219,7 @@ def upload(plan: Plan) -> None:
     checksum = _checksum(archive)
     target = {
         "Bucket": plan.options.bucket,
-        "Key": request.code_key(plan.options, plan.bundle.hash),
+        "Key": plan.options.code_key(plan.bundle.hash),
         "ExpectedBucketOwner": plan.options.owner,
     }
     client = aws.client("s3", plan.target)
@@ -129,63 +265,3 @@ def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> N
             hint="allow your user or role s3:PutObject there; if the bucket belongs to another "
             "account that you trust, set sagemaker.bucket_owner",
         ) from error
-
-
-def compare_with_sdk(plan: Plan, folder: Path) -> None:
-    """Raise SubmitRefused if the SDK would send anything but `plan.text`.
-
-    Does nothing with `sender: boto3`, or with `sender: auto` and no SDK. Raises BackendUnavailable
-    if the SDK is required but not installed, or fails.
-    """
-    if plan.options.sender == "boto3":
-        return
-    if not sdk.available():
-        if plan.options.sender == "sdk":
-            raise BackendUnavailable(
-                "the SageMaker SDK 2.x is not installed, and sagemaker.sender requires it",
-                hint="pip install 'deploykit[sagemaker]', or sender: auto",
-            )
-        return
-    different = list(differences(json.loads(plan.text), _sdk_request(plan, folder)))
-    if different:
-        raise SubmitRefused(
-            "the SageMaker SDK would send a different request: " + "; ".join(different),
-            hint="please report this; sagemaker.sender: boto3 sends the plan without comparing",
-        )
-
-
-def _sdk_request(plan: Plan, folder: Path) -> Any:
-    """The request that the SDK's estimator would send for this plan."""
-    home = paths.private_folder(folder / "sdk")
-    question, answer = home / "arguments.json", home / "request.json"
-    arguments = estimator_args.estimator_arguments(
-        plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
-    )
-    paths.write(question, json.dumps(arguments))
-    answer.unlink(missing_ok=True)
-    argv, env = sdk.command(question, answer), sdk.child_environment(home)
-    ran = shell.run(argv, cwd=home, env=env, timeout=_IMPORT_TIMEOUT)
-    if ran.code != 0 or not answer.exists():
-        raise BackendUnavailable(
-            f"the SageMaker SDK failed: {(ran.err or ran.out).strip()[-_LONGEST_VALUE:]}",
-            hint="repair its installation, or set sagemaker.sender: boto3",
-        )
-    result = json.loads(answer.read_text())
-    if "refused" in result:
-        raise SubmitRefused(f"the SageMaker SDK refuses this job: {result['refused']}")
-    return result["request"]
-
-
-def differences(planned: Any, sdk_request: Any, path: str = "") -> Iterator[str]:
-    """Each field that differs between two requests, with both values."""
-    if isinstance(planned, dict) and isinstance(sdk_request, dict):
-        for name in dict.fromkeys([*planned, *sdk_request]):
-            field = f"{path}.{name}" if path else name
-            yield from differences(planned.get(name), sdk_request.get(name), field)
-    elif planned != sdk_request:
-        yield f"{path}: planned {_shortened(planned)}, the SDK {_shortened(sdk_request)}"
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."

@@ -1,53 +1,145 @@
 """The oracle: what SageMaker does with a job. It runs as asked, runs as something else, is refused,
 or the outcome cannot be known.
 
-Each rule names the setting, the reason, the nearest setting that works and a source. The reference
-page is generated from the rules, with examples that the tests check against the real SDK. Pure:
-nothing is queried.
+The rules are data, in the TOML files of this folder; 01-launchers.toml documents every key. Each
+names the setting, the reason, the nearest setting that works and a source. The reference page is
+generated from them, with examples that the tests check against the real SDK. `check` adds what the
+service's own description says of the request. Pure: nothing is queried.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import enum
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
+from deploykit.backends.sagemaker import aws, request
 from deploykit.backends.sagemaker.options import Options
-from deploykit.backends.sagemaker.oracle import (
-    data_rules,
-    distribution_rules,
-    resource_rules,
-    service_rules,
-)
-from deploykit.backends.sagemaker.oracle.oracle_rule import (
-    Case,
-    Consequence,
-    OracleRule,
-    Verdict,
-)
-from deploykit.model import JobSpec
+from deploykit.backends.sagemaker.oracle.case import Case
+from deploykit.model import JobSpec, Problem
 
-RULES: dict[str, tuple[OracleRule, ...]] = {
-    "What starts the ranks": distribution_rules.LAUNCHERS,
-    "The data parallel library": distribution_rules.DATA_PARALLEL,
-    "The model parallel library": distribution_rules.MODEL_PARALLEL,
-    "Images": resource_rules.IMAGES,
-    "Instances": resource_rules.INSTANCES,
-    "Time, cost and network": service_rules.SERVICE,
-    "Data and secrets": data_rules.DATA,
+_SOURCES = {
+    "sdk": "https://github.com/aws/sagemaker-python-sdk/blob/v2.257.7/src/sagemaker",
+    "api": "https://docs.aws.amazon.com/sagemaker/latest/APIReference",
+    "guide": "https://docs.aws.amazon.com/sagemaker/latest/dg",
+    "toolkit": "https://github.com/aws/sagemaker-training-toolkit/tree/master/"
+    "src/sagemaker_training",
+    "launcher": "https://github.com/aws/sagemaker-pytorch-training-toolkit/blob/master/"
+    "src/sagemaker_pytorch_container/training.py",
 }
-"""All rules, under the headings of the reference."""
+"""Beginnings of the sources that rules cite."""
+_ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
+"""As long as a run id and a hash can be: a request that is valid with these is valid with any."""
+
+
+class Verdict(enum.Enum):
+    """What SageMaker does with a setting."""
+
+    ASKED = "runs as asked"
+    OTHER = "runs as something else"
+    REFUSED = "refused"
+    UNKNOWN = "cannot know"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleRule:
+    """One fact about SageMaker. Its fields are the keys of ``[[rule]]``."""
+
+    id: str
+    path: str
+    verdict: Verdict
+    when: Sequence[str] | None = None
+    """None: the rule never applies, and is there for the reference only."""
+    reason: str
+    nearest: str | None = None
+    source: str
+    quiet: bool = False
+
+    @property
+    def severity(self) -> Literal["error", "warning"] | None:
+        """Severity of the problem that `check` reports; None if it reports none."""
+        if self.verdict is Verdict.REFUSED:
+            return "error"
+        return None if self.quiet else "warning"
+
+    def apply(self, case: Case) -> Iterator[Consequence]:
+        """One consequence for each item that the rule applies to."""
+        items = [] if self.when is None else case.items(self.when)
+        for item in items:
+            values = {"case": case, "job": case.job, "options": case.options, "item": item}
+            nearest = self.nearest and self.nearest.format(**values)
+            path, reason = self.path.format(**values), self.reason.format(**values)
+            yield Consequence(self, path, reason, nearest)
+
+
+@dataclass(frozen=True)
+class Consequence:
+    """A rule that applies to a job, with its texts filled in."""
+
+    rule: OracleRule
+    path: str
+    reason: str
+    nearest: str | None
+
+    def problem(self) -> Problem | None:
+        """The problem that `check` reports; None if the job simply runs as asked."""
+        severity = self.rule.severity
+        if severity is None:
+            return None
+        source = self.rule.source
+        return Problem(self.path, self.reason, self.nearest, severity=severity, source=source)
+
+
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Every problem of a job: the oracle's, then those of the request that would be sent.
+
+    Pure, except that the date decides which images still receive patches. Raises
+    BackendUnavailable if botocore is not installed.
+    """
+    errors = False
+    for consequence in consequences(job, options):
+        problem = consequence.problem()
+        if problem is not None:
+            errors |= problem.severity == "error"
+            yield problem
+    if not errors:
+        rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+        yield from aws.request_problems(rendered)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
-    """The consequences of every rule that applies, in the order of `RULES`.
+    """The consequences of every rule that applies, in the order of `rules`.
 
     `today` decides which images still receive patches; the default is today's date in UTC.
     """
     case = Case(job, options, today or dt.datetime.now(tz=dt.UTC).date())
-    result: list[Consequence] = []
-    for rules in RULES.values():
-        for rule in rules:
-            result += rule.apply(case)
-    return result
+    return [one for group in rules().values() for rule in group for one in rule.apply(case)]
 
 
-__all__ = ["RULES", "Case", "Consequence", "OracleRule", "Verdict", "consequences"]
+@cache
+def rules() -> Mapping[str, tuple[OracleRule, ...]]:
+    """All rules, under the headings of the reference."""
+    files = sorted(Path(__file__).parent.glob("*.toml"))
+    return dict(read(path.read_text(encoding="utf-8")) for path in files)
+
+
+def read(text: str) -> tuple[str, tuple[OracleRule, ...]]:
+    """The heading and the rules of a file.
+
+    Raises TypeError for an unknown or missing key, ValueError for an unknown verdict, and KeyError
+    for an unknown beginning of a source.
+    """
+    return _group(**tomllib.loads(text))
+
+
+def _group(*, heading: str, rule: list[dict[str, Any]]) -> tuple[str, tuple[OracleRule, ...]]:
+    return heading, tuple(_rule(**table) for table in rule)
+
+
+def _rule(*, verdict: str, source: str, **texts: Any) -> OracleRule:
+    return OracleRule(verdict=Verdict(verdict), source=source.format(**_SOURCES), **texts)

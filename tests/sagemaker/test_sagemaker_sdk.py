@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
+    aws,
     catalog,
-    estimator_args,
     oracle,
     request,
     sdk,
-    service_model,
+    submission,
 )
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
-from deploykit.backends.sagemaker.submission import differences
+from deploykit.model import JobSpec
 from tests.sagemaker.sagemaker_jobs import vary
 from tests.sagemaker.sdk_requests import sdk_requests
 
@@ -187,7 +188,7 @@ def every_image():
 @pytest.fixture(scope="module")
 def answers(jobs, every_image, tmp_path_factory):
     arguments = [
-        estimator_args.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
+        sdk.estimator_arguments(*pair, run=f"digits-{number}", bundle=HASH)
         for number, pair in enumerate(jobs)
     ]
     return sdk_requests(tmp_path_factory.mktemp("sdk"), arguments, every_image)
@@ -201,7 +202,7 @@ def leaves(value):
 
 
 def test_the_sdk_is_installed():
-    assert sdk.available()
+    assert submission.sdk_available()
 
 
 def test_requests_are_equal(jobs, answers, record_property):
@@ -210,11 +211,18 @@ def test_requests_are_equal(jobs, answers, record_property):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
         fields += leaves(rendered)
         if rendered != from_sdk:
-            different[number] = list(differences(rendered, from_sdk))
+            different[number] = list(submission.differences(rendered, from_sdk))
     record_property("jobs", len(jobs))
     record_property("fields", fields)
     assert different == {}
     assert len({json.dumps(request, sort_keys=True) for request in answers["requests"]}) == COUNT
+
+
+def test_the_child_gets_the_same_job_and_options(jobs):
+    for job, options in jobs:
+        plain = json.loads(json.dumps([asdict(job), asdict(options)]))
+        assert sdk.restored(JobSpec, plain[0]) == job
+        assert sdk.restored(sagemaker.Options, plain[1]) == options
 
 
 def test_check_accepts_all_jobs(jobs):
@@ -226,7 +234,7 @@ def test_an_accepted_job_is_valid_for_every_run(jobs):
     """`plan` does not repeat `check`, which validates a request with a placeholder as run id."""
     for number, pair in enumerate(jobs):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        assert service_model.problems(rendered) == []
+        assert aws.request_problems(rendered) == []
 
 
 def test_every_choice_was_used(samples):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from deploykit.backends.sagemaker.service_model import violations
+from deploykit.backends.sagemaker.aws import violations
 
 
 @pytest.fixture
