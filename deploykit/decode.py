@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import types
@@ -58,6 +57,8 @@ def whole(text: str) -> int | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """``did you mean 'nodes'?``, or None where no known word is similar."""
+    import difflib
+
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else None
 

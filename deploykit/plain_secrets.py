@@ -10,21 +10,18 @@ from typing import Any
 from deploykit import contract, secret_scan
 from deploykit.model import JobSpec, Problem
 
-_NAME = re.compile(
-    r"(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$",
-    re.IGNORECASE,
+_NAME = (
+    r"(?i)(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$"
 )
 """Variables whose value is always a secret."""
-_TOKEN_NAME = re.compile(r"(?:^|_)(?:TOKEN|CREDENTIALS?)$", re.IGNORECASE)
+_LIKELY_NAME = r"(?i)(?:^|_)(?:TOKEN|CREDENTIALS?)$"
 """Variables whose value is a secret unless it is a path or a tokenizer's word, such as <pad>."""
-_MAYBE = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_MAYBE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH"
 """Variables whose value is a secret if it looks random."""
-_NO_SECRET = re.compile(
-    r"|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*", re.IGNORECASE
-)
-_TOKEN = re.compile(r"[\w.+/=~-]{8,}")
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNORECASE)
+_HARMLESS = r"(?i)|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*"
+_ONE_WORD = r"[\w.+/=~-]{8,}"
+_RANDOM = r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}"
+_URL = r"(?i)[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@"
 
 
 def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
@@ -54,10 +51,11 @@ def _warning(path: str, what: str, hint: str) -> Problem:
 def _in_variable(name: str, value: str) -> str | None:
     if what := _in_text(value):
         return what
-    if _NO_SECRET.fullmatch(value):
+    if re.fullmatch(_HARMLESS, value):
         return None
-    tokenlike = _TOKEN_NAME.search(name) and _TOKEN.fullmatch(value)
-    if _NAME.search(name) or tokenlike or (_MAYBE.search(name) and _RANDOM.fullmatch(value)):
+    tokenlike = re.search(_LIKELY_NAME, name) and re.fullmatch(_ONE_WORD, value)
+    random = re.search(_MAYBE, name) and re.fullmatch(_RANDOM, value)
+    if re.search(_NAME, name) or tokenlike or random:
         return "is a secret by its name"
     return None
 
@@ -66,7 +64,8 @@ def _in_text(text: str) -> str | None:
     finding = secret_scan.secret(text)
     if finding is not None:
         return f"looks like {finding.name}"
-    return "contains an address with a password" if _URL.search(text) else None
+    has_password = "://" in text and re.search(_URL, text)
+    return "contains an address with a password" if has_password else None
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

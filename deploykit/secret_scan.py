@@ -10,7 +10,7 @@ import base64
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deploykit.secret_rules import KEY_LITERALS, PLACEHOLDERS, TOKEN_RULES, TokenRule
 
@@ -18,14 +18,14 @@ _REACH = 4096
 """Bytes that a pattern may examine from its literal on."""
 _BEFORE = 128
 """Bytes that it may examine before."""
-_HEADER = re.compile(rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z")
-_HEADER_END = re.compile(rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}")
-_NEXT_LINE = re.compile(
+_HEADER = rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z"
+_HEADER_END = rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+_NEXT_LINE = (
     rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:\\|\r|\n|\"|'|-----END|\Z)"
 )
 """A line of base64 right below a header."""
-_SEPARATORS = re.compile(rb"(?:\\+[nrt]|[\s\"'`,;#*()<>\\])+")
-_BODY_PART = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
+_SEPARATORS = rb"(?:\\+[nrt]|[\s\"'`,;#*()<>\\])+"
+_BODY_PART = rb"[A-Za-z0-9+/]{16,}={0,2}"
 _LEAST_BODY = 48
 """Characters of base64 in the shortest private key (Ed25519's has 64)."""
 _MOST_WORDS = 16
@@ -37,8 +37,7 @@ KEY = "a private key"
 _Hits = Iterable[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Secret:
+class Secret(NamedTuple):
     """Something that looks like a secret, at `offset` bytes."""
 
     name: str
@@ -196,8 +195,8 @@ def _is_key(data: bytes, start: int) -> bool:
         return re.match(rb"AGE-SECRET-KEY-1[A-Z0-9]{58}", near) is not None
     if near.startswith(b"LS0t"):
         return _is_wrapped_key(near)
-    end = _HEADER_END.match(near)
-    if end is None or not _HEADER.search(data[max(start - _BEFORE, 0) : start]):
+    end = re.match(_HEADER_END, near)
+    if end is None or not re.search(_HEADER, data[max(start - _BEFORE, 0) : start]):
         return False
     return _has_body(near[end.end() :])
 
@@ -211,11 +210,11 @@ def _is_wrapped_key(near: bytes) -> bool:
 
 def _has_body(text: bytes) -> bool:
     """Whether base64 follows a header, unlike in code that only mentions the header."""
-    if _NEXT_LINE.match(text):
+    if re.match(_NEXT_LINE, text):
         return True
     length = 0
     for number, word in enumerate(_words(text)):
-        if _BODY_PART.fullmatch(word):
+        if re.fullmatch(_BODY_PART, word):
             length += len(word)
         elif number >= _MOST_WORDS:
             return False
@@ -226,4 +225,4 @@ def _has_body(text: bytes) -> bool:
 
 def _words(text: bytes) -> Iterator[bytes]:
     body = re.split(rb"-{4,5} ?END", text, maxsplit=1)[0]
-    return (word for word in _SEPARATORS.split(body) if word)
+    return (word for word in re.split(_SEPARATORS, body) if word)
