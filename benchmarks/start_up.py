@@ -78,7 +78,7 @@ def comparisons(torchx: Path) -> list[Comparison]:
             "Slurm dry run / torchx's",
             Command((deploykit, "submit", *job, "slurm"), "#SBATCH"),
             Command((str(torchx), *_torchx_dry_run()), "#SBATCH"),
-            0.5,
+            0.33,
         ),
         Comparison(
             "SageMaker dry run / import sagemaker.pytorch",

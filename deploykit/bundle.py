@@ -5,11 +5,9 @@ The same tree gives the same hash, whatever the time, the user or the order of d
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -22,6 +20,7 @@ from deploykit.secret_scan import KEY, Scanner, Secret
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
+    from gzip import GzipFile
     from hashlib import _Hash
 
     Mark = tuple[_Hash, int]
@@ -86,6 +85,9 @@ def _holds(archive: Path, digest: str) -> bool:
     """Whether this is an archive of the bundle `digest`: its name alone proves nothing."""
     if not archive.is_file():
         return False
+    import gzip
+    import zlib
+
     try:
         with gzip.open(archive) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest() == digest
@@ -231,7 +233,7 @@ class _Archive:
     def __init__(self, out: IO[bytes] | None = None) -> None:
         self._digest = hashlib.sha256()
         self._size = 0
-        self._out = gzip.GzipFile("", "wb", 6, out, mtime=0) if out is not None else None
+        self._out = _compressed(out) if out is not None else None
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
         """Add an entry with its content, of exactly `entry.size` bytes."""
@@ -261,6 +263,12 @@ class _Archive:
         self._size += len(data)
         if self._out is not None:
             self._out.write(data)
+
+
+def _compressed(out: IO[bytes]) -> GzipFile:
+    import gzip  # not needed for a dry run
+
+    return gzip.GzipFile("", "wb", 6, out, mtime=0)
 
 
 def _header(entry: Entry) -> bytes:

@@ -86,7 +86,7 @@ def _run(argv: list[str]) -> int:
 
 
 def parser(chosen: list[str]) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the verbs in `chosen`; the others are not imported."""
+    """The parser of the verbs in `chosen`; where none is a verb, of all, without arguments."""
     top = _Parser(
         prog="deploykit",
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
@@ -95,14 +95,15 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"deploykit {__version__}")
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
     verbs = top.add_subparsers(dest="verb", metavar="VERB [OPTIONS]", required=True, title="verbs")
-    for name, text in VERBS.items():
-        if name not in chosen:
+    known = [name for name in VERBS if name in chosen]
+    if not known:
+        for name, text in VERBS.items():
             verbs.add_parser(name, help=text, add_help=False)
-            continue
+    for name in known:
         module = _module(name)
         sub = verbs.add_parser(
             name,
-            help=text,
+            help=VERBS[name],
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

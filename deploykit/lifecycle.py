@@ -21,7 +21,7 @@ from deploykit.jobfile import JobFile
 from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
 
-_RUN_ID = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}")
+_RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
 _POLL = (0.2, 15.0)
@@ -301,7 +301,7 @@ def _known(run: str) -> Run:
 
 
 def _checked_id(run: str) -> str:
-    if _RUN_ID.fullmatch(run) is None:
+    if re.fullmatch(_RUN_ID, run) is None:
         raise UsageError(
             f"--run {run!r}: a run id is letters, digits and single inner hyphens",
             hint="at most 63 characters",

@@ -19,17 +19,15 @@ import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from deploykit import paths, secret_scan, shell
 from deploykit.errors import DeploykitError
 from deploykit.model import Bundle
 from deploykit.source_tree import IgnoreRules
 
-_HASH = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
-_REF = re.compile(
-    rb"(?!.*(?:\.\.|@\{|//|/\.|\.lock(?:/|$)|[./]$))refs/[^\x00-\x20\x7f~^:?*\[\\]+", re.DOTALL
-)
+_HASH = rb"[0-9a-f]{40}|[0-9a-f]{64}"
+_REF = rb"(?s)(?!.*(?:\.\.|@\{|//|/\.|\.lock(?:/|$)|[./]$))refs/[^\x00-\x20\x7f~^:?*\[\\]+"
 """A ref by the rules of git-check-ref-format, below ``refs/``."""
 _SMALL, _PACKED = 4096, 1 << 26
 """Most bytes of a file with one name, and of ``packed-refs``."""
@@ -71,8 +69,7 @@ def patch(bundle: Bundle, archive: Path) -> Patch:
         raise DeploykitError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class _Repository:
+class _Repository(NamedTuple):
     """A work tree `top`, its own git folder, and the one `shared` by all work trees."""
 
     top: Path
@@ -121,10 +118,10 @@ def _head(repository: _Repository) -> str | None:
     text = paths.read_below(repository.git, "HEAD", _SMALL)
     for _ in range(_MOST_HOPS):
         text = (text or b"").strip()
-        if _HASH.fullmatch(text):
+        if re.fullmatch(_HASH, text):
             return text.decode()
         name = text.removeprefix(b"ref:").strip()
-        if not text.startswith(b"ref:") or not _REF.fullmatch(name):
+        if not text.startswith(b"ref:") or not re.fullmatch(_REF, name):
             return None
         text = paths.read_below(repository.shared, os.fsdecode(name), _SMALL)
         text = _packed(repository, name) if text is None else text

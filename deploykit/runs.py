@@ -7,7 +7,7 @@ visible. It uses a rollback journal instead of a write-ahead log, since homes ar
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class Run:
 def new_id(name: str) -> str:
     """A run id: the job's name, the time in UTC, and four random characters."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return f"{name}-{stamp}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+    return f"{name}-{stamp}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(4))}"
 
 
 def add(run: Run) -> bool:

@@ -6,15 +6,14 @@ detect-secrets use. Text that only looks random is not covered: it occurs in any
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _WORD = rb"[A-Za-z0-9_-]"
 _PUT = rb"""[\w.-]{0,20}["'\])]{0,3}\s{0,3}(?:=>|:=|[=:,(\s])\s{0,3}["'(]{0,3}"""
 """From a name to its value, in code, settings or a command: ``KEY = "value"``."""
 
 
-@dataclass(frozen=True)
-class TokenRule:
+class TokenRule(NamedTuple):
     """A kind of token. `pattern` is matched where one of `literals` occurs.
 
     With a group in it, the group is the token and the literal a word in front of it.

@@ -12,8 +12,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit import backend
 from deploykit.model import JobSpec, Problem
@@ -25,40 +24,36 @@ _REACH = 4096
 """Bytes that a pattern may examine from its literal on."""
 _BEFORE = 128
 """Bytes that it may examine before."""
-_HEADER = re.compile(rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z")
-_HEADER_END = re.compile(rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}")
-_NEXT_LINE = re.compile(
+_HEADER = rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}\Z"
+_HEADER_END = rb"PRIVATE KEY(?: BLOCK)? ?-{4,5}"
+_NEXT_LINE = (
     rb"[ \t]*(?:\\+[rn]|\r|\n)+[ \t]*[A-Za-z0-9+/]{3,}={0,2}[ \t]*(?:\\|\r|\n|\"|'|-----END|\Z)"
 )
 """A line of base64 right below a header."""
-_SEPARATORS = re.compile(rb"(?:\\+[nrt]|[\s\"'`,;#*()<>\\])+")
-_BODY_PART = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
+_SEPARATORS = rb"(?:\\+[nrt]|[\s\"'`,;#*()<>\\])+"
+_BODY_PART = rb"[A-Za-z0-9+/]{16,}={0,2}"
 _LEAST_BODY = 48
 """Characters of base64 in the shortest private key (Ed25519's has 64)."""
 _MOST_WORDS = 16
 """Words between a header and the body, such as the fields of RFC 1421 and OpenPGP."""
 _MOST_TOKENS = 100
-_NAME = re.compile(
-    r"(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$",
-    re.IGNORECASE,
+_NAME = (
+    r"(?i)(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$"
 )
 """Variables whose value is always a secret."""
-_TOKEN_NAME = re.compile(r"(?:^|_)(?:TOKEN|CREDENTIALS?)$", re.IGNORECASE)
+_LIKELY_NAME = r"(?i)(?:^|_)(?:TOKEN|CREDENTIALS?)$"
 """Variables whose value is a secret unless it is a path or a tokenizer's word, such as <pad>."""
-_MAYBE = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_MAYBE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH"
 """Variables whose value is a secret if it looks random."""
-_NO_SECRET = re.compile(
-    r"|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*", re.IGNORECASE
-)
-_TOKEN = re.compile(r"[\w.+/=~-]{8,}")
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@", re.IGNORECASE)
+_HARMLESS = r"(?i)|true|false|yes|no|on|off|none|null|\d|[$~./].*|[a-z]+://.*"
+_ONE_WORD = r"[\w.+/=~-]{8,}"
+_RANDOM = r"(?=.*\d)(?=.*[A-Za-z])[\w+=~-]{16,}"
+_URL = r"(?i)[a-z][a-z0-9+.-]*://[^/\s:@]*:(?!\$|<|\*)[^/\s@]+@"
 
 _Hits = Iterable[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Secret:
+class Secret(NamedTuple):
     """Something that looks like a secret, at `offset` bytes."""
 
     name: str
@@ -235,8 +230,8 @@ def _is_key(data: bytes, start: int) -> bool:
         return re.match(rb"AGE-SECRET-KEY-1[A-Z0-9]{58}", near) is not None
     if near.startswith(b"LS0t"):
         return _is_wrapped_key(near)
-    end = _HEADER_END.match(near)
-    if end is None or not _HEADER.search(data[max(start - _BEFORE, 0) : start]):
+    end = re.match(_HEADER_END, near)
+    if end is None or not re.search(_HEADER, data[max(start - _BEFORE, 0) : start]):
         return False
     return _has_body(near[end.end() :])
 
@@ -250,11 +245,11 @@ def _is_wrapped_key(near: bytes) -> bool:
 
 def _has_body(text: bytes) -> bool:
     """Whether base64 follows a header, unlike in code that only mentions the header."""
-    if _NEXT_LINE.match(text):
+    if re.match(_NEXT_LINE, text):
         return True
     length = 0
     for number, word in enumerate(_words(text)):
-        if _BODY_PART.fullmatch(word):
+        if re.fullmatch(_BODY_PART, word):
             length += len(word)
         elif number >= _MOST_WORDS:
             return False
@@ -265,7 +260,7 @@ def _has_body(text: bytes) -> bool:
 
 def _words(text: bytes) -> Iterator[bytes]:
     body = re.split(rb"-{4,5} ?END", text, maxsplit=1)[0]
-    return (word for word in _SEPARATORS.split(body) if word)
+    return (word for word in re.split(_SEPARATORS, body) if word)
 
 
 def _warning(path: str, what: str, hint: str) -> Problem:
@@ -276,10 +271,11 @@ def _warning(path: str, what: str, hint: str) -> Problem:
 def _in_variable(name: str, value: str) -> str | None:
     if what := _in_text(value):
         return what
-    if _NO_SECRET.fullmatch(value):
+    if re.fullmatch(_HARMLESS, value):
         return None
-    tokenlike = _TOKEN_NAME.search(name) and _TOKEN.fullmatch(value)
-    if _NAME.search(name) or tokenlike or (_MAYBE.search(name) and _RANDOM.fullmatch(value)):
+    tokenlike = re.search(_LIKELY_NAME, name) and re.fullmatch(_ONE_WORD, value)
+    random = re.search(_MAYBE, name) and re.fullmatch(_RANDOM, value)
+    if re.search(_NAME, name) or tokenlike or random:
         return "is a secret by its name"
     return None
 
@@ -287,7 +283,8 @@ def _in_variable(name: str, value: str) -> str | None:
 def _in_text(text: str) -> str | None:
     if found := secret(text):
         return f"looks like {found.name}"
-    return "contains an address with a password" if _URL.search(text) else None
+    has_password = "://" in text and re.search(_URL, text)
+    return "contains an address with a password" if has_password else None
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -7,21 +7,15 @@ decides last: ``!.env`` in it lets that file travel.
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deploykit import paths
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.model import Entry, Problem
 from deploykit.paths import OpenFolder
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -38,9 +32,11 @@ SECRETS = (
 
 _CLUTTER = (
     *(".git", ".hg/", ".svn/", ".deploykit/", ".ds_store"),
-    *("__pycache__/", "*.py[co]", ".venv*/", "node_modules/", ".ipynb_checkpoints/"),
+    *("__pycache__/", "*.pyc", "*.pyo", ".venv*/", "node_modules/", ".ipynb_checkpoints/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".tox/", ".nox/"),
 )
+_SPECIAL = frozenset("!/?[\\")
+"""Characters with a meaning in an ignore file, beside ``*`` and a slash at the end."""
 _LARGEST = 1 << 20
 """Bytes of an ignore file."""
 _PIECE = 1 << 20
@@ -48,27 +44,49 @@ _PIECE = 1 << 20
 
 
 class _Names:
-    """Patterns that match the name of a file or folder, in any folder."""
+    """Patterns of names, in which one ``*`` may stand for any characters."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        positive = [pattern for pattern in patterns if not pattern.startswith("!")]
-        self._folders = _any_of(pattern.removesuffix("/") for pattern in positive)
-        self._files = _any_of(pattern for pattern in positive if not pattern.endswith("/"))
-        self._not = _any_of(pattern[1:] for pattern in patterns if pattern.startswith("!"))
+        parts = [pattern.partition("*") for pattern in patterns]
+        self._whole = {head for head, star, _ in parts if not star}
+        self._heads = tuple(head for head, star, tail in parts if star and not tail)
+        self._tails = tuple(tail for head, star, tail in parts if star and not head)
+        self._ends = [(head, tail) for head, _, tail in parts if head and tail]
 
-    def match(self, path: str, *, is_folder: bool) -> bool:
-        """Whether the last part of `path` matches."""
-        name = path.rpartition("/")[2].lower()
-        matched = (self._folders if is_folder else self._files).match(name)
-        return matched is not None and self._not.match(name) is None
+    def __contains__(self, name: str) -> bool:
+        if name in self._whole or name.startswith(self._heads) or name.endswith(self._tails):
+            return True
+        return any(
+            name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail)
+            for head, tail in self._ends
+        )
 
 
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+class _Patterns:
+    """Patterns of files and folders in any folder; of folders only with a slash at the end."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        patterns = list(patterns)
+        self._folders = _Names(pattern.removesuffix("/") for pattern in patterns)
+        self._files = _Names(pattern for pattern in patterns if not pattern.endswith("/"))
+
+    def match(self, name: str, *, is_folder: bool) -> bool:
+        """Whether a file or folder of this name matches."""
+        return name in (self._folders if is_folder else self._files)
+
+    def decide(self, path: str) -> bool | None:
+        """True where a part of `path`, a folder if a slash ends it, matches; None otherwise."""
+        *folders, file = path.split("/")
+        matched = file in self._files or any(folder in self._folders for folder in folders)
+        return matched or None
 
 
-_DEFAULT = _Names([*SECRETS, *_CLUTTER])
-_ALWAYS = _Names([".git", ".deploykit/"])
+_DEFAULT = _Patterns(pattern for pattern in [*SECRETS, *_CLUTTER] if not pattern.startswith("!"))
+_NOT_DEFAULT = _Patterns(pattern[1:] for pattern in SECRETS if pattern.startswith("!"))
+_ALWAYS = _Patterns([".git", ".deploykit/"])
+
+_Decide = Callable[[str], bool | None]
+"""The decision of an ignore file about a path in its folder; None where no pattern matches."""
 
 
 class IgnoreRules:
@@ -79,9 +97,9 @@ class IgnoreRules:
 
     def __init__(self, source: Path) -> None:
         self._source = source
-        self._git: list[tuple[str, GitIgnoreSpec]] = []
-        self._explicit: list[tuple[str, GitIgnoreSpec]] = []
-        self._above = _specs_above(source.resolve())
+        self._git: list[tuple[str, _Decide]] = []
+        self._explicit: list[tuple[str, _Decide]] = []
+        self._above = _files_above(source.resolve())
         self._entered: set[str] = set()
 
     def enter(self, folder: str) -> None:
@@ -90,19 +108,21 @@ class IgnoreRules:
             return
         self._entered.add(folder)
         for name, into in ((".gitignore", self._git), (".deploykitignore", self._explicit)):
-            spec = _read(self._source / folder / name)
-            if spec is not None:
-                into.append((folder, spec))
+            decide = _read(self._source / folder / name)
+            if decide is not None:
+                into.append((folder, decide))
 
     def ignored(self, path: str, *, is_folder: bool) -> bool:
         """Whether `path`, relative to the source folder, is left out."""
-        if _ALWAYS.match(path, is_folder=is_folder):
+        last = path.rpartition("/")[2].lower()
+        if _ALWAYS.match(last, is_folder=is_folder):
             return True
         name = f"{path}/" if is_folder else path
         explicit = _decision(self._explicit, name)
         if explicit is not None:
             return explicit
-        if _DEFAULT.match(path, is_folder=is_folder):
+        kept = _NOT_DEFAULT.match(last, is_folder=is_folder)
+        if not kept and _DEFAULT.match(last, is_folder=is_folder):
             return True
         git = _decision(self._git, name)
         return bool(_decision_above(self._above, name) if git is None else git)
@@ -222,60 +242,74 @@ def _problem(path: str, what: str) -> Problem:
     return Problem("source", f"{path} {what}", "add it to .deploykitignore, or replace it")
 
 
-def _decision(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
+def _decision(files: list[tuple[str, _Decide]], name: str) -> bool | None:
     """The deepest folder's rule for `name`: True ignored, False included, None no rule."""
-    for folder, spec in reversed(specs):
+    for folder, decide in reversed(files):
         if name.startswith(folder):
-            decision = spec.check_file(name.removeprefix(folder)).include
+            decision = decide(name.removeprefix(folder))
             if decision is not None:
                 return decision
     return None
 
 
-def _decision_above(specs: list[tuple[str, GitIgnoreSpec]], name: str) -> bool | None:
-    for prefix, spec in specs:
-        decision = spec.check_file(f"{prefix}{name}").include
+def _decision_above(files: list[tuple[str, _Decide]], name: str) -> bool | None:
+    for prefix, decide in files:
+        decision = decide(f"{prefix}{name}")
         if decision is not None:
             return decision
     return None
 
 
-def _specs_above(source: Path) -> list[tuple[str, GitIgnoreSpec]]:
-    """Ignore rules of the folders above `source` in its repository, the nearest first."""
+def _files_above(source: Path) -> list[tuple[str, _Decide]]:
+    """Ignore files of the folders above `source` in its repository, the nearest first."""
     if (source / ".git").exists():
         return []
-    specs: list[tuple[str, GitIgnoreSpec]] = []
+    files: list[tuple[str, _Decide]] = []
     for folder in source.parents:
-        spec = _read(folder / ".gitignore")
-        if spec is not None:
-            specs.append((f"{source.relative_to(folder).as_posix()}/", spec))
+        decide = _read(folder / ".gitignore")
+        if decide is not None:
+            files.append((f"{source.relative_to(folder).as_posix()}/", decide))
         if (folder / ".git").exists():
-            return specs
+            return files
     return []
 
 
-def _read(path: Path) -> GitIgnoreSpec | None:
-    """The patterns of an ignore file; None where there is no such file, or no pattern in it."""
+def _read(path: Path) -> _Decide | None:
+    """What an ignore file decides; None where there is no such file, or no pattern in it."""
     try:
         content = paths.read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     text = content.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not any(line.strip() and not line.startswith("#") for line in lines):
+    patterns = [line.rstrip(" ") for line in lines if line.strip(" ") and line[0] != "#"]
+    if not patterns:
         return None
-    from pathspec import GitIgnoreSpec  # takes 25 ms, and many source folders need none
+    if all(map(_is_name, patterns)):
+        return _Patterns(patterns).decide
+    return _by_pathspec(lines)
+
+
+def _is_name(pattern: str) -> bool:
+    """Whether this is a pattern of names for git too, with at most one ``*``."""
+    name = pattern.removesuffix("/")
+    return name != "" and name.count("*") <= 1 and _SPECIAL.isdisjoint(name)
+
+
+def _by_pathspec(lines: list[str]) -> _Decide:
+    """The decisions of patterns of any kind."""
+    import re
+
+    from pathspec import GitIgnoreSpec  # takes 25 ms
+
+    def is_pattern(line: str) -> bool:
+        try:
+            return bool(GitIgnoreSpec.from_lines([line]))
+        except (ValueError, re.error):
+            return False
 
     try:
-        return GitIgnoreSpec.from_lines(lines)
+        spec = GitIgnoreSpec.from_lines(lines)
     except (ValueError, re.error):  # git skips an invalid pattern
-        return GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
-
-
-def _is_pattern(line: str) -> bool:
-    from pathspec import GitIgnoreSpec
-
-    try:
-        return bool(GitIgnoreSpec.from_lines([line]))
-    except (ValueError, re.error):
-        return False
+        spec = GitIgnoreSpec.from_lines(filter(is_pattern, lines))
+    return lambda path: spec.check_file(path).include

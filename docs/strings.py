@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("deploykit", "entrypoints", "infra", "templates")
-LINEWISE = {".j2", ".toml"}
+LINEWISE = {".j2", ".sh", ".toml"}
 _PROSE = re.compile(r"[a-z]{2,}[,;:]? \(?[`'{a-z]", re.IGNORECASE)
 _NO_PROSE = re.compile(r"\\[wsdSb]|\(\?|^SELECT |^INSERT |^UPDATE |^CREATE |^PRAGMA ")
 _RULE_KEYS = (

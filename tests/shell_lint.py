@@ -30,7 +30,8 @@ def main() -> int:
             for backend in ("local", "slurm")
             for number in range(len(VARIANTS))
         ]
-        scripts = [ROOT / ".ci/run", *ROOT.glob("tests/**/*.sh"), *ROOT.glob("infra/**/*.sh")]
+        globs = ("templates/*.sh", "tests/**/*.sh", "infra/**/*.sh")
+        scripts = [ROOT / ".ci/run", *(path for glob in globs for path in ROOT.glob(glob))]
         return subprocess.run(["shellcheck", *scripts, *rendered], check=False).returncode
 
 

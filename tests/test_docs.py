@@ -78,7 +78,7 @@ def test_the_variables_on_the_node_are_those_of_the_code(generator):
     files = [ROOT / name.replace(backend.FOLDER, "entrypoints") for name in backend.node_plane()]
     files += [ROOT / "deploykit/backend.py", ROOT / "deploykit/backends/sagemaker/request.py"]
     code = "".join(
-        path.read_text(encoding="utf-8") for path in [*files, *ROOT.glob("templates/*.j2")]
+        path.read_text(encoding="utf-8") for path in [*files, *ROOT.glob("templates/*.sh")]
     )
     described = {*generator.words.VARIABLES, *generator.words.INTERNAL}
     ours = {name.replace("<NAME>", "") for name in described if name.startswith("DEPLOYKIT_")}

@@ -116,7 +116,7 @@ def test_the_listing_of_strings_has_what_users_see(script):
         "deploykit/commands/submit.py": r"\w+ \w+",
         "deploykit/errors.py": r"\w+ \w+",
         "deploykit/model.py": r"^Name of the job",
-        "templates/slurm.sh.j2": r"\w+ \w+",
+        "templates/slurm.sh": r"\w+ \w+",
     }
     for name, pattern in samples.items():
         texts = [text for _, text in strings.strings(ROOT / name)]

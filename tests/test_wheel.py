@@ -24,7 +24,8 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_contains_what_ships(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    for folder, pattern in (("templates", "*.j2"), ("entrypoints", "*.py")):
+    shipped = (("templates", "*.j2"), ("templates", "*.sh"), ("entrypoints", "*.py"))
+    for folder, pattern in shipped:
         for path in (ROOT / folder).rglob(pattern):
             assert f"deploykit/{path.relative_to(ROOT).as_posix()}" in inside
     rules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "deploykit").rglob("*.toml")]

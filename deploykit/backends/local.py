@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from deploykit import backend, exit_records, logfiles, paths, render
+from deploykit import backend, exit_records, logfiles, paths
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
@@ -66,18 +67,28 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
     """Render the shell script that starts one launcher for each node."""
     folder = paths.run_folder(run)
     output = job.output or str(folder / "output")
-    text = render.shell(
-        "local.sh.j2",
-        run=run,
-        folder=folder,
-        environment=backend.in_folder(job, "local", run, folder),
-        nodes=job.resources.nodes,
-        python=options.python or sys.executable,
-        launch=backend.LAUNCH,
-        command=backend.command(job),
-        seconds=job.resources.time_limit,
-    )
+    text = _script(job, options, run, folder)
     return Plan("local", os.uname().nodename, run, text, "sh", job, options, bundle, output)
+
+
+def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
+    """The shell text ``templates/local.sh`` between what differs, with every value quoted."""
+    environment = backend.in_folder(job, "local", run, folder)
+    run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
+    nodes, seconds = job.resources.nodes, job.resources.time_limit
+    launcher = [options.python or sys.executable, backend.LAUNCH, "--emulated-nodes"]
+    launcher += [f"--nodes={nodes}", f"--time-limit={seconds}"]
+    lines = [
+        *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
+        "# shellcheck disable=SC2016 # text in single quotes is literal",
+        f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
+        (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        *("", "# one launcher a node; each adds its address, port and node rank to the command"),
+        f"exec {shlex.join(launcher)} \\",
+        f"    {shlex.join(backend.command(job))}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

@@ -166,10 +166,16 @@ def test_the_exit_code_of_srun_is_that_of_the_script(tmp_path):
     assert subprocess.run(["bash", "-c", script()], env=env, check=False).returncode == 7
 
 
-def test_planning_imports_neither_submitit_nor_jinja2():
-    code = "import sys, deploykit.backends.slurm; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"submitit", "jinja2", "boto3", "torch"} & set(done.stdout.split())
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_a_dry_run_imports_only_what_it_needs(project, backend):
+    (project / ".gitignore").write_text("# clutter\n__pycache__/\n*.log\n")
+    code = (
+        "import sys, deploykit.cli as c; c.main(sys.argv[1:]);print(*sys.modules, file=sys.stderr)"
+    )
+    argv = [sys.executable, "-c", code, "submit", "--dry-run", "--backend", backend]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    heavy = {"submitit", "jinja2", "pathspec", "boto3", "torch", "difflib", "gzip", "sqlite3"}
+    assert not heavy & set(done.stderr.split())
 
 
 def test_setup_lines_are_shell(home):

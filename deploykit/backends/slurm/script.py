@@ -1,8 +1,9 @@
 """The batch script, exactly as submitit would render it from our parameters.
 
-`plan` writes the lines itself, because importing submitit takes as long as the rest of a dry run.
-``tests/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives the same text, for the
-golden files and for random jobs.
+The shell text ``templates/slurm.sh`` is the same in each; this module writes what differs, with
+every value quoted. It writes all lines itself, because importing submitit takes as long as the rest
+of a dry run. ``tests/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives the same
+text, for the golden files and for random jobs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, paths, render
+from deploykit import backend, paths
 from deploykit.backends.slurm import client
 from deploykit.backends.slurm.options import Container, Options
 from deploykit.model import Bundle, JobSpec, Plan
@@ -32,6 +33,11 @@ _SETUP = (
     "# single quotes below are literal text",
     "# shellcheck disable=SC1003,SC1097,SC1112,SC2016,SC2088",
 )
+
+_SRUN_OPTIONS = ("--unbuffered", "--export=ALL", "--kill-on-bad-exit=1")
+
+_OF_EACH_TASK = ("DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_OUTPUT_DIR")
+"""Variables with a folder for each task of an array."""
 
 _DEPENDENCIES = {"succeeded": "afterok", "failed": "afternotok", "ended": "afterany"}
 
@@ -125,15 +131,10 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
         del values["additional_parameters"][name]
     cpus, processes = job.resources.cpus_per_node, job.resources.processes
     tasks = {"ntasks_per_node": processes, "cpus_per_task": cpus and max(1, cpus // processes)}
-    setup = render.shell(
-        "slurm-setup.sh.j2",
-        modules=options.modules,
-        setup=options.setup,
-        environment=dict(sorted(job.env.items())),
-    )
+    setup = _setup_lines(options) + _exports(dict(sorted(job.env.items())), options)
     srun = ["--export=ALL", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
-    own = {"setup": [*values["setup"], *setup.split("\n")], "use_srun": True, "srun_args": srun}
+    own = {"setup": [*values["setup"], *setup], "use_srun": True, "srun_args": srun}
     return {
         name: value
         for name, value in {**values, **tasks, **own}.items()
@@ -199,23 +200,44 @@ def _notice(job: JobSpec, options: Options) -> int:
 
 def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell commands below the directives."""
-    quoted = shlex.quote(str(folder))
-    text = render.shell(
-        "slurm.sh.j2",
-        folder=folder,
-        task_folder='"$task"' if options.array else quoted,
-        log=f'{quoted}/logs/slurm-"$SLURM_ARRAY_TASK_ID".log'
-        if options.array
-        else f"{quoted}/logs/slurm.log",
-        array=options.array,
-        modules=options.modules,
-        setup=options.setup,
-        environment=_environment(job, options, run, folder),
-        srun=_srun(job, options, folder),
-        command=_launcher(job, options, folder),
-    )
+    environment = _environment(job, options, run, folder)
+    run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
+    lines = [
+        f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
+        (paths.shipped("templates") / "slurm.sh").read_text(encoding="utf-8"),
+        *_setup_lines(options),
+        *_exports(environment, options),
+        "",
+        shlex.join(["exec", "srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]) + " \\",
+        '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\',
+        f"    {shlex.join(_launcher(job, options, folder))}",
+    ]
     # sbatch refuses a script with DOS line endings, even inside a quoted value
-    return text.rstrip("\n").replace("\r", "'$'\\r''")
+    return "\n".join(lines).replace("\r", "'$'\\r''")
+
+
+def _setup_lines(options: Options) -> list[str]:
+    """Lines that load modules, and those of `slurm.setup`."""
+    lines = [*options.setup, ""] if options.setup else []
+    if not options.modules:
+        return lines
+    return [
+        "# shellcheck source=/dev/null",
+        "type module >/dev/null 2>&1 || . /etc/profile",
+        f"if ! module load {shlex.join(options.modules)}; then",
+        '    echo "deploykit: the job cannot start: a module of slurm.modules cannot be loaded"',
+        *("    exit 78", "fi", ""),
+        *lines,
+    ]
+
+
+def _exports(environment: dict[str, str], options: Options) -> list[str]:
+    """Lines that set the variables."""
+    return [
+        f"export {name}={shlex.quote(value)}"
+        + ('/"$SLURM_ARRAY_TASK_ID"' if options.array and name in _OF_EACH_TASK else "")
+        for name, value in environment.items()
+    ]
 
 
 def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict[str, str]:
