@@ -87,7 +87,7 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     assert cli.main(["diagnose", str(path)]) == 79
     told = capsys.readouterr().out
     assert f"  proof   {path}:2, n7\n" in told
-    assert "  fix     See the interfaces on n7: ip -br addr" in told
+    assert "  fix     List the interfaces on n7: ip -br addr" in told
     path.write_text("step 1\n")
     assert cli.main(["diagnose", str(path)]) == 0
     assert capsys.readouterr().out.startswith("no known cause in these logs")
@@ -197,7 +197,7 @@ def test_fixes_name_keys_and_commands_that_exist():
     commands = {section.split(maxsplit=1)[0]: section for section in sections}
     for cause in cause_rules.load().causes:
         named = re.findall(r"\b(?:resources|slurm|sagemaker|local)\.[a-z_]+\b", cause.fix)
-        assert {name for name in named if name != "sagemaker.amazonaws"} <= keys, cause.label
+        assert set(named) - {"sagemaker.amazonaws", "slurm.conf"} <= keys, cause.label
         for step in re.findall(r": deploykit ([a-z]+.*)", cause.fix):
             command, *words = step.split()
             options = [word for word in words if word.startswith("--")]
