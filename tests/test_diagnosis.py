@@ -50,7 +50,7 @@ ONE_LINE = {
     "command_not_found": "/job/script: line 4: torchrunn: command not found",
     "slurm_node_fail": "JOB 7 ON n1 CANCELLED AT noon DUE TO NODE FAILURE",
     "memlock_limit": "ibv_reg_mr: Cannot allocate memory",
-    "unknown": "2026-11-21T20:55:06.910Z [node 0] SIGTERM received and passed to 1 rank",
+    "unknown": "2026-11-21T20:55:06.910Z [node 0] SIGTERM received and forwarded to 1 rank",
     "fabric_manager": "CUDA initialization: Error 802: system not yet initialized",
 }
 HARMLESS = """\

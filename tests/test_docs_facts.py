@@ -122,7 +122,7 @@ def test_old_images_get_no_patches_any_more():
         catalog.PATCHED_UNTIL[catalog.minor(version)] < dt.datetime.now(tz=dt.UTC).date()
         for version in catalog.VERSIONS
     )
-    assert ended == ("none of them gets patches any more" in " ".join(text.split()))
+    assert ended == ("none of them still receives patches" in " ".join(text.split()))
 
 
 def test_the_trainer_is_as_short_as_its_guide_says():

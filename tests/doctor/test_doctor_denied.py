@@ -79,7 +79,7 @@ def test_a_saved_answer_that_is_no_json_is_named(doctor, moto, tmp_path, capsys)
 
     doctor({}, as_json=False)
     assert cli.main(["doctor", "--backend", "sagemaker", "--from", str(tmp_path)]) == 66
-    assert "describe-subnets.json is not a JSON answer of AWS" in capsys.readouterr().err
+    assert "describe-subnets.json is not a JSON response from AWS" in capsys.readouterr().err
 
 
 def test_a_role_of_another_account(doctor, moto):

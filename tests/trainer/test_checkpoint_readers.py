@@ -100,7 +100,7 @@ def test_a_shape_larger_than_its_chunks_is_refused(manager, folder, capsys):
 @pytest.mark.parametrize(("field", "value"), [("offset", 10**9), ("offset", -8), ("length", 2**40)])
 def test_bytes_outside_of_a_file_are_refused(field, value, manager, folder, capsys):
     edit(folder, lambda table: setattr(next(iter(table.storage_data.values())), field, value))
-    assert "lie outside of __0_0.distcp" in fall_back(manager, capsys)
+    assert "lie outside __0_0.distcp" in fall_back(manager, capsys)
 
 
 def test_bytes_that_two_tensors_share_are_refused(manager, folder, capsys):

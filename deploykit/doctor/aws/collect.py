@@ -51,7 +51,9 @@ def load(folder: Path) -> Answers:
     Raises NotFound if the folder does not exist or a file is not a JSON object.
     """
     if not folder.is_dir():
-        raise NotFound(f"folder not found: {folder}", hint="create it with `doctor --save FOLDER`")
+        raise NotFound(
+            f"folder not found: {folder}", hint="create it with `deploykit doctor --save FOLDER`"
+        )
     return {path.stem: _json(path) for path in sorted(folder.glob("*.json"))}
 
 
@@ -67,9 +69,9 @@ def _json(path: Path) -> Any:
         answer = parsing.json_of(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it {error}"
-        raise NotFound(f"{path} is not a JSON answer of AWS: {reason}") from error
+        raise NotFound(f"{path} is not a JSON response from AWS: {reason}") from error
     if not isinstance(answer, dict):
-        raise NotFound(f"{path} is not a JSON answer of AWS", hint="save it with --output json")
+        raise NotFound(f"{path} is not a JSON response from AWS", hint="save it with --output json")
     return answer
 
 

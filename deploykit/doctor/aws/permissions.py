@@ -77,10 +77,10 @@ def _not_saved(requirements: Requirements, missing: list[str]) -> Finding:
     return Finding(
         "not_saved",
         "unchecked" if network else "note",
-        f"not checked: the folder has no answer of {', '.join(missing)}",
+        f"not checked: the folder has no response to {', '.join(missing)}",
         tuple(f"{name}.json is missing" for name in missing[:3]),
         Fix(
-            "save the answers on a machine with credentials",
+            "save the facts on a machine with credentials",
             cli=f"{quoting.command(*_SAVE, f'sagemaker.region={requirements.region}')}\n",
         ),
     )
