@@ -1,4 +1,4 @@
-"""Figures and claims in hand-written pages, held to the code that they speak of."""
+"""Figures and claims in hand-written pages, compared with the code."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DENIED = [
     (r"no spot", "sagemaker.spot"),
     (r"no preflight|does not test the network", "preflight"),
 ]
-"""What no page may say while the job file has this key."""
+"""Denials that no page may contain while the job file has this key."""
 
 
 @pytest.mark.parametrize(("denial", "key"), DENIED)

@@ -37,7 +37,7 @@ def hurry():
 
 
 class Failure(NamedTuple):
-    """A program, and what its logs must be found to say."""
+    """A program, and the expected diagnosis of its logs."""
 
     label: str
     program: str

@@ -26,7 +26,7 @@ TWO_RANKS = ("torchrun", "--nnodes=1", "--nproc-per-node=2", "--")
 
 
 class Failure(NamedTuple):
-    """A program, and what its log must be found to say."""
+    """A program, and the expected diagnosis of its log."""
 
     label: str
     program: str

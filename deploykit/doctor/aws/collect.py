@@ -1,4 +1,4 @@
-"""Collect what AWS knows of a job's account and network, live or from a folder of saved answers.
+"""Collect what AWS knows of a job's account and network, live or from a folder of saved responses.
 
 Every request is a get, a list or a describe. A denied request is stored as its error, so that the
 findings can say what was not checked.
@@ -24,7 +24,7 @@ _ANSWERS = DENIED | {
     *("NoSuchEntity", "NoSuchBucket", "NoSuchResourceException", "InvalidInstanceType"),
     *("PermanentRedirect", "301"),
 }
-"""Error codes that count as answers; any other error is raised."""
+"""Error codes that count as responses; any other error is raised."""
 
 OF_VPC = {
     "describe-vpcs": "Filters",
@@ -46,7 +46,7 @@ def live(requirements: Requirements, client: Client) -> Answers:
 
 
 def load(folder: Path) -> Answers:
-    """Read the answers in `folder`, one JSON file each.
+    """Read the responses in `folder`, one JSON file each.
 
     Raises NotFound if the folder does not exist or a file is not a JSON object.
     """
@@ -58,7 +58,7 @@ def load(folder: Path) -> Answers:
 
 
 def save(answers: Answers, folder: Path) -> None:
-    """Write each answer to ``COMMAND.json`` in `folder`, for `load`."""
+    """Write each response to ``COMMAND.json`` in `folder`, for `load`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, answer in answers.items():
         (folder / f"{name}.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
@@ -76,7 +76,7 @@ def _json(path: Path) -> Any:
 
 
 class _Collector:
-    """Sends the requests in order, since some depend on earlier answers."""
+    """Sends the requests in order, since some depend on earlier responses."""
 
     def __init__(self, requirements: Requirements, client: Client) -> None:
         self._requirements, self._client = requirements, client
@@ -102,7 +102,7 @@ class _Collector:
         return answer
 
     def _ask(self, command: str, service: str, **arguments: Any) -> Any:
-        """The complete answer, all pages of it, as plain JSON data."""
+        """The complete response, all pages of it, as plain JSON data."""
         if service not in self._clients:
             self._clients[service] = self._client(service)
         client, name = self._clients[service], command.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What could not be checked for lack of permissions or of saved answers, and how to allow it."""
+"""What could not be checked for lack of permissions or of saved responses, and how to allow it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAVE = ("deploykit", "doctor", "--backend", "sagemaker", "--save", "FOLDER", "-
 
 
 def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    """One finding for each denied request, and one for all answers missing from the folder."""
+    """One finding for each denied request, and one for all responses missing from the folder."""
     for name, answer in inventory.answers.items():
         error = answer.get("Error", {})
         if error.get("Code") in collect.DENIED:
