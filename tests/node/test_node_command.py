@@ -25,10 +25,10 @@ def test_only_the_first_double_dash_separates():
     ("words", "text"),
     [
         ([], "No program is given. Expected: launch.py torchrun"),
-        (["--"], "There is no program"),
-        (["--", "-m"], "There is no program"),
+        (["--"], "No program is given"),
+        (["--", "-m"], "No program is given"),
         (["torchrun", "train.py"], "`--` is missing between"),
-        (["--", "-x.py"], "Write it ./-x.py"),
+        (["--", "-x.py"], "Write it as ./-x.py"),
         (["--", "trian.py"], "File trian.py not found in"),
     ],
 )
