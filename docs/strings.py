@@ -6,8 +6,9 @@
 Listed are string literals with at least two words, with `{...}` in place of values: messages,
 hints, help, problems, findings, lines that nodes print. Of classes of settings and of command
 modules the docstring is listed, since the reference and `--help` show it; other docstrings,
-comments and patterns are not. Templates and TOML files are listed line by line. A few strings that
-no user sees (queries, commands) are listed too: the filter errs on that side.
+comments and patterns are not. Templates and TOML files are listed line by line, templates without
+lines that are plain code. A few strings that no user sees (queries, commands) are listed too: the
+filter errs on that side.
 """
 
 # ruff: noqa: INP001
@@ -26,6 +27,8 @@ FOLDERS = ("deploykit", "entrypoints", "infra", "templates")
 LINEWISE = {".j2", ".sh", ".toml"}
 _PROSE = re.compile(r"[a-z]{2,}[,;:]? \(?[`'{a-z]", re.IGNORECASE)
 _NO_PROSE = re.compile(r"\\[wsdSb]|\(\?|^SELECT |^INSERT |^UPDATE |^CREATE |^PRAGMA ")
+_CODE = re.compile(r"(?!.*#)(- |\w+=\$\()?(aws |--|[A-Za-z]+: *(\S+$|\[|{|!|AWS::))")
+"""Lines of templates that hold a command or a key with a value, and no comment."""
 _RULE_KEYS = (
     "match",
     "literals",
@@ -73,26 +76,32 @@ def _of_lines(text: str, *, rules: bool) -> Iterator[Line]:
             inside = not line.startswith("]") if inside else line.rstrip().endswith("[")
             continue
         shown = re.sub(r"{#.*?#}|{%.*?%}", "", line).strip()
-        if _is_prose(shown):
+        if _is_prose(shown) and (rules or not _CODE.match(shown)):
             yield number, shown
 
 
 def _of_code(tree: ast.AST) -> Iterator[Line]:
     """Every literal that reads like prose and is no docstring."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    nested = {
+    parts = {
         id(part)
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-        if part is not node
+        for part in (*node.values, *_formats(node))
     }
     for node in ast.walk(tree):
-        if id(node) in docstrings or id(node) in nested:
+        if id(node) in docstrings or id(node) in parts:
             continue
         text = _text(node)
         if text is not None and _is_prose(text):
             yield node.lineno, " ".join(text.split())  # type: ignore[attr-defined]
+
+
+def _formats(node: ast.JoinedStr) -> Iterator[ast.expr]:
+    """The format specifications, which are strings too; texts inside of ``{...}`` are not."""
+    for part in node.values:
+        if isinstance(part, ast.FormattedValue) and part.format_spec is not None:
+            yield part.format_spec
 
 
 def _text(node: ast.AST) -> str | None:

@@ -23,7 +23,7 @@ Rules for every key:
 * Unknown and duplicate keys are errors. All problems are reported at once.
 * A value without quotes in YAML keeps its text where text is expected: `args: [--lr, 0.10, yes]`
   passes `0.10` and `yes`, not `0.1` and `True`. In TOML, text needs quotes.
-* A relative folder is relative to the job file, not to the current folder. `~` is your home.
+* A relative folder is relative to the job file, not to the current folder. `~` is your home folder.
 * `--set a.b=c` overrides one value for one command. Lists and sections are written as in YAML:
   `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` removes an optional value.
 * `entrypoint` has exactly one of `script` and `module`.
@@ -75,8 +75,8 @@ since sbatch copies it to the nodes.
 """
 
 COMMANDS = """\
-`deploykit submit` without a file reads `./job.yaml`. Every command but `completion` has `--json`
-and then prints JSON on standard output; errors too, as
+`deploykit submit` without a file reads `./job.yaml`. Every command except `completion` has
+`--json` and then prints JSON on standard output, errors included, as
 `{{"error": {{"message", "hint", "exit_code", "transient", "problems"}}}}`. Without it, results go
 to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
 tab-separated without headings in a pipe. See also [exit codes](exit-codes.md).
@@ -87,9 +87,9 @@ RUN is a run id, or a unique beginning or end of one.
 STATES = {
     "unsent": "the target refused it, or submit was interrupted before anything was sent",
     "submitting": "recorded here; the target has not confirmed the job yet",
-    "queued": "it waits for machines, or they are being prepared",
+    "queued": "it is waiting for nodes, or they are being prepared",
     "running": "its program runs",
-    "stopping": "it was told to stop, or is being cleaned up",
+    "stopping": "it received a signal to stop, or is being cleaned up",
     "succeeded": "it ended, with exit code 0 on every rank",
     "failed": "it ended with an error; `why` gives the reason",
     "cancelled": "it was stopped on request",
@@ -109,7 +109,7 @@ If the run failed and no code is known, it is 1. These codes do not come from th
 
 | code | meaning |
 |---|---|
-| 75 | the trainer was told to stop and saved a checkpoint, and no other attempt follows |
+| 75 | the trainer saved a checkpoint after a signal to stop, and no other attempt follows |
 | 124 | the run reached its time limit (local, Slurm) |
 | 137 | a rank was killed (128 + 9); on Slurm also: a node ran out of memory |
 {launcher}
@@ -122,7 +122,7 @@ LAUNCHER = {
     "BadCommand": "the launcher on the node got an invalid command, or the program does not exist",
     "LaunchError": "an error in the launcher itself; the node's log has the details",
     "BadEnvironment": "the job cannot run in this environment: no PyTorch, no route to another "
-    "node, a secret that cannot be read, a folder that cannot be made",
+    "node, a secret that cannot be read, a folder that cannot be created",
 }
 
 NODE = """\
@@ -147,14 +147,14 @@ They are not on the trainer's `sys.path`.
 1. finds out which node this is, from {launchers}, or that it is the only one;
 2. on several nodes finds the interface that leads to another node of the job, and logs its choice
    with the reason; on one node chooses loopback;
-3. resolves secrets and makes the output and checkpoint folders;
+3. resolves secrets and creates the output and checkpoint folders;
 4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
    address and port for this run alone, and itself once for each rank;
-5. for each rank, runs the program with exactly the arguments of the job file, and puts the time and
-   `[rank N]` before each line that it prints;
-6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, and keeps them from torchrun.
-   After one of the first three the ranks have {grace} seconds to end by themselves, on Slurm as
-   long as Slurm lets them; then they are killed;
+5. for each rank, runs the program with exactly the arguments of the job file, and prefixes each
+   line that it prints with the time and `[rank N]`;
+6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, but not to torchrun. After
+   one of the first three the ranks have {grace} seconds to exit, on Slurm as long as Slurm lets
+   them; then they are killed;
 7. on Slurm, requests another attempt if one is [due](../how-to/slurm.md#a-job-that-survives);
 8. writes an [exit record](#exit-records), and exits with the code of the rank that failed first.
 
@@ -185,8 +185,8 @@ VARIABLES = {
     "DEPLOYKIT_BACKEND": "`local`, `slurm` or `sagemaker`",
     "DEPLOYKIT_RUN": "the run id",
     "DEPLOYKIT_RUN_DIR": "the run folder; not on SageMaker",
-    "DEPLOYKIT_OUTPUT_DIR": "folder for results; made before the trainer starts",
-    "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; made before the trainer starts",
+    "DEPLOYKIT_OUTPUT_DIR": "folder for results; created before the trainer starts",
+    "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; created before the trainer starts",
     "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
     "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun",
 }
@@ -216,8 +216,8 @@ INTERNAL = {
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
     "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; no limit for a signal "
     "from Slurm, which kills them itself",
-    "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports at which the nodes of a job may meet. Default: "
-    "any free one from 10000 to 29999",
+    "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports that the rendezvous may use. Default: any free "
+    "one from 10000 to 29999",
     "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
     "DEPLOYKIT_DEBUG": "1 for debugging output of NCCL and PyTorch",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
@@ -227,9 +227,9 @@ INTERNAL = {
 SETTINGS = """\
 ## Variables for NCCL and PyTorch
 
-`launch.py` sets a few, and logs the reason for each on node 0. Values that `env` or the machine set
-already are kept. `RUN` is the run folder, on SageMaker the output folder. Before PyTorch 2.9 the
-flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
+`launch.py` sets a few, and logs the reason for each on node 0. Variables that `env` or the node
+already sets are kept. `RUN` is the run folder, on SageMaker the output folder. Before PyTorch 2.9
+the flight recorder's variables are called `TORCH_NCCL_TRACE_BUFFER_SIZE` and
 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, and are set by those names.
 """
 
@@ -247,7 +247,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |
 | `debug/` | debugging output of NCCL and PyTorch, one file per process |
-| `rendezvous.json` | where the nodes meet, and the key of this attempt |
+| `rendezvous.json` | address and port of the rendezvous, and the key of this attempt |
 
 For a run on SageMaker the folder holds only what was sent; the rest is in S3 and CloudWatch.
 
@@ -270,15 +270,15 @@ EXIT_RECORDS = """\
 
 The launchers leave JSON files of one line in `exit_records/`. `deploykit status` and `wait` read
 them, so they know how a run ended even if the scheduler has no accounting. A restart deletes the
-records of nodes and ranks. `decision-N` is no record: the node that creates it decides what follows
-attempt N.
+records of nodes and ranks. `decision-N` is not a record: the node that creates it decides what
+follows attempt N.
 """
 
 EXIT_RECORD_FILES = {
     "node-N.json": "how the launcher of node N ended",
     "rank-N.json": "how the program of rank N ended",
     "restart-N.json": "on Slurm: why restart N happened",
-    "attempt.json": "on Slurm: the attempt that began last",
+    "attempt.json": "on Slurm: the latest attempt",
     "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
     "launcher lives",
 }
@@ -304,7 +304,7 @@ ORACLE = """\
 Some settings do not do what they say: the SageMaker SDK accepts a misspelt distribution, and the
 job trains on one process. `deploykit check` and `submit` apply these rules before they upload
 anything. **refused** is an error, and nothing is sent. **runs as something else** and **cannot
-know** are warnings, and so is the end of an image's patches.
+know** are warnings, and so is an image that no longer receives patches.
 
 Each row is a job: two `ml.g5.12xlarge` with four ranks each in AWS's image of PyTorch 2.10, changed
 as the first column says. Keys without a section are those of `sagemaker:`. The second column says
@@ -323,6 +323,6 @@ job is fine.
 """
 
 INFRA = """\
-The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` generates what must
-exist on AWS: see [the guide](../how-to/infra.md). All problems are reported at once.
+The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` generates the AWS
+resources that jobs require: see [the guide](../how-to/infra.md). All problems are reported at once.
 """

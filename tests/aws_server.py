@@ -39,7 +39,7 @@ def moto():
 
 @contextlib.contextmanager
 def moto_server(**environment):
-    """Run a moto server; yields its port. Fails, and never skips, without moto."""
+    """Run a moto server; yields its port. Without moto it fails instead of skipping."""
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],

@@ -53,7 +53,7 @@ def project(tmp_path, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """A real cluster and its jobs, and processes of torch, take their time on a slow machine."""
+    """Longer timeouts for a real cluster and for torch, which are slow on a slow machine."""
     for item in items:
         slow = item.get_closest_marker("slurm") or item.get_closest_marker("torch")
         if slow and not item.get_closest_marker("timeout"):

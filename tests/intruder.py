@@ -1,4 +1,4 @@
-"""Another user of this machine, who looks for stores of a job and writes to them."""
+"""Another user of this machine, who finds the stores of a job and writes to them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def stores(run_folder):
 
 
 def attack(canary, places):
-    """What the intruder says after trying to have the file `canary` made by whoever reads."""
+    """The intruder's output after trying to make a reader create the file `canary`."""
     argv = [sys.executable, "-c", textwrap.dedent(ATTACK), str(canary), *sorted(places)]
     done = subprocess.run(argv, capture_output=True, text=True)  # noqa: PLW1510 - what it prints counts
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import socket
 def free_port():
     """One of this worker's own, above those of the Slurm clusters and below the kernel's.
 
-    Between this look and the server's start, seconds later, nobody else takes it.
+    No other process takes it before the server starts, seconds later.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:

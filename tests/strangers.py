@@ -16,7 +16,7 @@ STRANGER = 65534
 
 
 def as_stranger(attack, *, group=STRANGER):
-    """Run `attack()` in a child that is another user; whether it came through without an error.
+    """Run `attack()` in a child process of another user; returns whether it succeeded.
 
     With `group`, as a member of that group.
     """

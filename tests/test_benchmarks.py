@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, and does not take a failed command for a fast one."""
+"""The benchmark measures what it claims, and does not count a failed command as fast."""
 
 from __future__ import annotations
 

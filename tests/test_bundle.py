@@ -1,4 +1,4 @@
-"""The bundle: reproducible, obedient to ignore files, silent about secrets."""
+"""The bundle: reproducible, without ignored files and secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deploykit.errors import JobFileError, TryAgain
 
 LIMIT = 10**6
 KEY_BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
-"""As a private key begins, which is the same in all of its kind."""
+"""The beginning of a private key, the same for all of its kind."""
 
 
 def tree(folder, files):

@@ -1,4 +1,4 @@
-"""The command line as a person and as a program meet it."""
+"""The command line as users and programs see it."""
 
 from __future__ import annotations
 

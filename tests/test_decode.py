@@ -190,7 +190,7 @@ def at(name, value):
     ],
 )
 def test_values_at_the_edges(name, value, expected):
-    """Each of these was once a mutant that no test noticed."""
+    """Regression: each of these was a mutant that no test noticed."""
     decoded = at(name, value)
     assert (decoded, type(decoded)) == (expected, type(expected))
 

@@ -1,4 +1,4 @@
-"""A run's folder was deleted: every verb goes on, says so for that run, and shows the others."""
+"""A run folder was deleted: every verb reports it for that run, and shows the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def backend(request):
 
 
 def add(name, where, state, *, whole):
-    """A run of which the registry knows that much."""
+    """A run with these columns in the registry."""
     backend, place = where
     folder = paths.run_folder(name)
     if whole:

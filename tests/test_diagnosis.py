@@ -50,7 +50,7 @@ ONE_LINE = {
     "command_not_found": "/job/script: line 4: torchrunn: command not found",
     "slurm_node_fail": "JOB 7 ON n1 CANCELLED AT noon DUE TO NODE FAILURE",
     "memlock_limit": "ibv_reg_mr: Cannot allocate memory",
-    "unknown": "2026-11-21T20:55:06.910Z [node 0] SIGTERM received and passed to 1 rank",
+    "unknown": "2026-11-21T20:55:06.910Z [node 0] SIGTERM received and forwarded to 1 rank",
     "fabric_manager": "CUDA initialization: Error 802: system not yet initialized",
 }
 HARMLESS = """\
@@ -87,7 +87,7 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     assert cli.main(["diagnose", str(path)]) == 79
     told = capsys.readouterr().out
     assert f"  proof   {path}:2, n7\n" in told
-    assert "  fix     See the interfaces on n7: ip -br addr" in told
+    assert "  fix     List the interfaces on n7: ip -br addr" in told
     path.write_text("step 1\n")
     assert cli.main(["diagnose", str(path)]) == 0
     assert capsys.readouterr().out.startswith("no known cause in these logs")
@@ -197,7 +197,7 @@ def test_fixes_name_keys_and_commands_that_exist():
     commands = {section.split(maxsplit=1)[0]: section for section in sections}
     for cause in cause_rules.load().causes:
         named = re.findall(r"\b(?:resources|slurm|sagemaker|local)\.[a-z_]+\b", cause.fix)
-        assert {name for name in named if name != "sagemaker.amazonaws"} <= keys, cause.label
+        assert set(named) - {"sagemaker.amazonaws", "slurm.conf"} <= keys, cause.label
         for step in re.findall(r": deploykit ([a-z]+.*)", cause.fix):
             command, *words = step.split()
             options = [word for word in words if word.startswith("--")]

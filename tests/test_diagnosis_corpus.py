@@ -1,4 +1,4 @@
-"""Diagnosis on real logs, where the folder with them is there."""
+"""Diagnosis of real logs, if their folder exists."""
 
 from __future__ import annotations
 

@@ -68,4 +68,4 @@ def test_a_literal_has_three_characters(literals, tmp_path, capsys):
     text = "[[cause]]\nlabel='a'\nmeans='m'\nfix='f'\nmatch='lost .* nodes'\n"
     rules.write_text(f"{text}literals={literals}\n")
     assert cli.main(["diagnose", str(rules), "--rules", str(rules)]) == 64
-    assert "no fixed text to look up" in capsys.readouterr().err
+    assert "has no fixed text to search for" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Figures and claims in hand-written pages, held to the code that they speak of."""
+"""Figures and claims in hand-written pages, compared with the code."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DENIED = [
     (r"no spot", "sagemaker.spot"),
     (r"no preflight|does not test the network", "preflight"),
 ]
-"""What no page may say while the job file has this key."""
+"""Denials that no page may contain while the job file has this key."""
 
 
 @pytest.mark.parametrize(("denial", "key"), DENIED)
@@ -122,7 +122,7 @@ def test_old_images_get_no_patches_any_more():
         catalog.PATCHED_UNTIL[catalog.minor(version)] < dt.datetime.now(tz=dt.UTC).date()
         for version in catalog.VERSIONS
     )
-    assert ended == ("none of them gets patches any more" in " ".join(text.split()))
+    assert ended == ("none of them still receives patches" in " ".join(text.split()))
 
 
 def test_the_trainer_is_as_short_as_its_guide_says():

@@ -22,7 +22,7 @@ _LOADED = re.compile(
     r"|<link\b[^>]*\brel=\"(?:stylesheet|preload|icon)\"[^>]*\bhref=\"(?:https?:)?//"
     r"|@import|url\([\"']?(?:https?:)?//"
 )
-"""What makes a browser ask another host while it shows a page."""
+"""Markup that makes a browser load something from another host."""
 
 
 def named(path):
@@ -128,6 +128,7 @@ def test_the_listing_of_strings_tells_messages_from_the_rest(script, tmp_path):
     page.write_text(
         '"""A docstring of a module."""\n'
         'raise ValueError(f"no such run: {run.id}", hint="deploykit list shows them")\n'
+        "logs = f\"logs: {name or 'no such run'}\"\n"
         'pattern = r"\\d+ of (?P<total>\\d+) steps"\n'
         "class Options:\n"
         '    """The section of a job file."""\n'
@@ -136,8 +137,10 @@ def test_the_listing_of_strings_tells_messages_from_the_rest(script, tmp_path):
     assert script("strings").strings(page) == [
         (2, "deploykit list shows them"),
         (2, "no such run: {run.id}"),
-        (5, "The section of a job file."),
-        (6, "Name of it all."),
+        (3, "logs: {name or 'no such run'}"),
+        (3, "no such run"),
+        (6, "The section of a job file."),
+        (7, "Name of it all."),
     ]
 
 

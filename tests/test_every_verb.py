@@ -1,4 +1,4 @@
-"""Every verb on all three backends, as a user types it: what `make test` proves first.
+"""Every verb on all three backends, as a user types it: what `make test` checks first.
 
 One program that checks its own result trains nothing and needs two ranks: on this machine, on two
 nodes of a real Slurm cluster, and as a training job of a moto server, which runs nothing.

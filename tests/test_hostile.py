@@ -1,4 +1,4 @@
-"""Hostile values in every field: each arrives unchanged, or is refused by its name.
+"""Hostile values in every field: each arrives unchanged, or its field is refused by name.
 
 Scripts are not judged by reading them: they are run, with a stand-in for Python and for srun that
 records the argument vector and the environment that reached it.
@@ -197,7 +197,7 @@ def _in_s3(job):
 
 
 def _names_a_field(path, job):
-    """The path of a problem begins with a key of the job, or with a missing one."""
+    """The path of each problem begins with a key of the job, or with a missing key."""
     return path.split(".")[0].split("[")[0] in {*job, "entrypoint", "resources"}
 
 

@@ -1,4 +1,4 @@
-"""Job files: what is read, and what is said about what cannot be."""
+"""Job files: how they are read, and the messages for invalid ones."""
 
 from __future__ import annotations
 

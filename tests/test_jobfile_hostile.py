@@ -1,4 +1,4 @@
-"""Job files made to end the reader: each gets a sentence, in bounded time and memory."""
+"""Malicious job files: each gets a clear error, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_any_bytes_as_json_are_data_or_malformed(data):
 
 
 def test_the_good_files_are_good(folder):
-    """Or what was made of them would prove little."""
+    """Otherwise the test above would prove little."""
     for name, text in (("good.yaml", GOOD), ("good.toml", TOML)):
         (folder / name).write_text(text)
         assert isinstance(jobfile.parse(folder / name)[0], dict)

@@ -31,7 +31,7 @@ AT_THE_END = [("before", "deploykit.runs:confirm"), ("after", "deploykit.runs:co
 
 
 def points(*around_the_send):
-    """Places to die at, and whether the job has been sent by then."""
+    """Points of the kill, and whether the job has been sent by then."""
     early = [(*point, False) for point in AROUND_THE_ROW]
     return [*early, *around_the_send, *((*point, True) for point in AT_THE_END)]
 

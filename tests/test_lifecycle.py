@@ -1,4 +1,4 @@
-"""Runs over their life, where the far side misbehaves."""
+"""The life of runs when the target misbehaves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_question_for_many_runs(capsys, monkeypatch):
 
 
 def test_a_job_that_arrives_late_is_found(capsys, monkeypatch):
-    """What sends a job may outlive the submit that was killed."""
+    """The process that sends the job may outlive the killed submit."""
     there = []
     monkeypatch.setattr(local, "find", lambda run, folder, place: there[0] if there else None)
     monkeypatch.setattr(

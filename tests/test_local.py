@@ -109,7 +109,7 @@ def test_a_cancel_while_launchers_are_being_started_reaches_each(tmp_path):
 
 
 def test_the_time_limit_holds(project, capsys):
-    """The least that a job file may say is a minute; the plan of this run says 3 s."""
+    """The minimum in a job file is a minute; the plan of this run has 3 s."""
     (project / "train.py").write_text("import time; time.sleep(600)")
     plan = lifecycle.prepare(Path("job.yaml"), [], "local", None).plan
     assert "--time-limit=300 " in plan.text

@@ -1,4 +1,4 @@
-"""Logs of the nodes: parsed, merged, followed; no line lost or doubled."""
+"""Logs of the nodes: parsed, merged, followed; no line is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of loops: what it measures, what it refuses, and when it says that ours lost."""
+"""The benchmark of training loops: what it measures, refuses and reports."""
 
 from __future__ import annotations
 

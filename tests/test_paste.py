@@ -1,4 +1,4 @@
-"""What is printed to be pasted: hostile values arrive as values in sh, YAML and Terraform.
+"""Text printed for pasting: hostile values stay values in sh, YAML and Terraform.
 
 Commands are not judged by reading them: they are run by sh, with recorders for the programs that
 they name, and parsed back.

@@ -112,7 +112,7 @@ def test_a_state_folder_that_others_could_change_is_narrowed(trained, home, capl
 
 @pytest.mark.parametrize("verb", ["list", "status", "submit"])
 def test_another_users_state_folder_is_refused(trained, home, capsys, verb):
-    """Who made it first could put there what runs as us."""
+    """Whoever created it first could put code there that runs as the user."""
     home.mkdir(parents=True)
     (home / "runs.sqlite").touch()
     os.chown(home, STRANGER, STRANGER)
@@ -125,7 +125,7 @@ def test_another_users_state_folder_is_refused(trained, home, capsys, verb):
 
 
 def test_another_users_link_is_refused(home, open_place):  # noqa: F811
-    """It leads to a folder of ours today, and to another tomorrow."""
+    """The link could point to another folder later."""
     (open_place / "ours").mkdir(mode=0o700)
     home.parent.mkdir()
     home.symlink_to(open_place / "ours")
@@ -136,7 +136,7 @@ def test_another_users_link_is_refused(home, open_place):  # noqa: F811
 
 
 def test_a_bundle_planted_by_another_user_is_not_used(trained, home):
-    """It has the right name, and another's code."""
+    """It has the right name, but another user's code."""
     packed = bundle.scan(trained, 10**9)
     true = bundle.store(packed).read_bytes()
     planted = bundle.store(packed)
@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_no_part_of_a_bundle(project, disk, capsys):
 
 @pytest.mark.parametrize("left", [0, 4096, 16384, 65536])
 def test_a_disk_that_fills_up_at_any_step(project, disk, capsys, left):
-    """Whatever cannot be written first, the submit ends with a sentence, or does it all."""
+    """Whichever write fails, the submit reports an error or completes."""
     paths.private_folder(disk / "state")
     filler = disk / "filler"
     with filler.open("wb") as file:

@@ -79,7 +79,7 @@ def test_a_dry_run_repeats_itself(read_only, backend):
 
 
 def test_the_guard_bites(read_only):
-    """What is forbidden is really seen: a submit that is not a dry run trips it."""
+    """The hook works: a submit without --dry-run triggers it."""
     env = {"PATH": os.environ["PATH"], "HOME": str(read_only.parent / "home")}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     argv = [sys.executable, "-c", GUARD, "submit", "--backend", "local"]

@@ -1,4 +1,4 @@
-"""The commit of a source folder: a hash, or nothing; whatever somebody put into ``.git``."""
+"""The commit of a source folder: a hash or nothing, whatever ``.git`` contains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET = "the-words-of-another-file"
 
 @contextmanager
 def within(seconds):
-    """Whoever waits for a pipe longer than this is interrupted."""
+    """Seconds after which a read from a pipe is interrupted."""
 
     def late(*_):
         raise AssertionError("it waits for a pipe")

@@ -250,7 +250,7 @@ def hostile(repo, tmp_path):
 
 
 def evil(tmp_path):
-    """A program that leaves a file behind, whatever it is started as."""
+    """A program that creates a file, under whatever name it is started."""
     script = tmp_path / "evil"
     script.write_text(f'#!/bin/sh\necho "$0 $@" >> "{tmp_path}/canary"\ncat\n')
     script.chmod(0o755)

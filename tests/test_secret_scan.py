@@ -36,7 +36,7 @@ def certificate(key, tmp_path_factory):
 
 
 def disguises(key, certificate, tmp_path):
-    """Real private keys, as they are found in the wild."""
+    """Real private keys in common formats."""
     path = tmp_path / "plain"
     path.write_bytes(key)
     one_line = key.decode().replace("\n", "\\n")
@@ -290,7 +290,7 @@ def test_pieces_of_any_size_find_the_same():
 
 
 def test_finding_nothing_loads_no_pattern():
-    """Patterns are compiled when their literal occurs, so that a dry run starts fast."""
+    """Patterns are compiled only when their literal occurs, so that a dry run starts fast."""
     code = "import deploykit.secret_scan as s; s.Scanner().feed(b'x' * 9999); "
     code += "print(s._pattern.cache_info().currsize)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from deploykit.errors import JobFileError
 
 MIXED = random.Random(7).choices(string.ascii_letters + string.digits, k=100)
 RANDOM = "a1" + "".join(MIXED)
-"""Letters and digits as in a token; whole tokens are in no file, lest a scanner is alarmed."""
+"""Letters and digits as in a token; no file contains a whole token, for other scanners' sake."""
 HEX = "".join(random.Random(8).choices("0123456789abcdef", k=100))
 
 SHAPES = {
@@ -59,7 +59,7 @@ def told(capsys, *argv, code=0):
 
 
 def problems(capsys, *argv):
-    """The warnings of the job file itself, by their place."""
+    """The warnings about the job file itself, by path."""
     found = json.loads(told(capsys, "check", "--json", *argv).out)["warnings"]
     return {one["path"]: one for one in found if one["path"] != "source"}
 

@@ -1,4 +1,4 @@
-"""Untrusted text on a terminal is shown, never executed, and cannot imitate deploykit's own output.
+"""Untrusted text on a terminal cannot control it or imitate deploykit's own output.
 
 Each verb runs as a child whose terminal is a real one (pty); what reaches it is read at the other
 side. Through a pipe the same words go byte for byte.

@@ -53,8 +53,8 @@ class AdviseOptions:
     """The options; ``batch_size`` is ``--batch-size``."""
 
     gpu: Annotated[str | None, Help("GPU type, or cpu; --list shows the known ones.")] = None
-    batch_size: Annotated[int | None, Help("Samples in a step, over all ranks."), _POSITIVE] = None
-    sequence: Annotated[int | None, Help("Tokens in a sample."), _POSITIVE] = None
+    batch_size: Annotated[int | None, Help("Samples per step, over all ranks."), _POSITIVE] = None
+    sequence: Annotated[int | None, Help("Tokens per sample."), _POSITIVE] = None
     parameters: Annotated[
         int | None,
         COUNT,
@@ -63,10 +63,10 @@ class AdviseOptions:
     ] = None
     layers: Annotated[int | None, Help("Number of transformer blocks."), Bounds(1, 10_000)] = None
     width: Annotated[int | None, Help("Width (hidden size) of the model."), _POSITIVE] = None
-    heads: Annotated[int | None, Help("Attention heads of a block."), Bounds(1, 10_000)] = None
+    heads: Annotated[int | None, Help("Attention heads per block."), Bounds(1, 10_000)] = None
     vocabulary: Annotated[
         int | None,
-        Help("Size of the vocabulary. Default: 256; with --parameters 32000."),
+        Help("Size of the vocabulary. Default: 256, or 32000 with --parameters."),
         Bounds(2, 10_000_000),
     ] = None
     model: Annotated[
@@ -76,7 +76,7 @@ class AdviseOptions:
     ] = None
     precision: Annotated[
         workload.Precision,
-        Help("fp32, bf16 or fp16 (weights in fp32, compute in 16 bits), pure-bf16."),
+        Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
     ] = "bf16"
     optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
     checkpoint_activations: Annotated[
@@ -99,7 +99,7 @@ class AdviseOptions:
         workload.Fabric, Help("Network between the nodes: tcp, efa or infiniband.")
     ] = "tcp"
     bandwidth: Annotated[
-        int | None, RATE, Help("Bandwidth of one node to the others, such as 100Gb/s."), Bounds(1)
+        int | None, RATE, Help("Network bandwidth of one node, such as 100Gb/s."), Bounds(1)
     ] = None
 
 

@@ -33,7 +33,7 @@ def measure(function: str, *, heads: int | None) -> Model:
         return from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
     except (LookupError, TypeError, ValueError):
         raise UsageError(
-            f"--model {function} printed something when Python exited", hint="make it print nothing"
+            f"--model {function} printed text when Python exited", hint="make it print nothing"
         ) from None
 
 

@@ -126,7 +126,7 @@ def _cost(advice: Advice, best: Candidate) -> str:
     tight = ", which is tight" if total > _TIGHT * capacity else ""
     speed = advice.training.tokens / best.step.seconds
     return (
-        f"It takes {gib(total)} of {gib(capacity)} on a GPU{tight}, and about "
+        f"It needs {gib(total)} of {gib(capacity)} per GPU{tight}, and takes about "
         f"{time(best.step.seconds)} per step ({number(speed)} tokens/s)."
     )
 
@@ -199,7 +199,7 @@ def _breakdown(best: Candidate) -> str:
     waiting = step.exposed + step.bubble
     if waiting < 0.05 * step.seconds:
         return "Communication is almost fully overlapped with compute."
-    text = f"Of a step, {time(step.compute)} are compute"
+    text = f"Of each step, {time(step.compute)} is compute"
     if step.bubble:
         text += f", {time(step.bubble)} pipeline bubble"
     if step.exposed:

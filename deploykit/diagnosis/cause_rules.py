@@ -224,7 +224,8 @@ def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
     literals = (regex,) if is_plain(regex) else literals
     if min(map(len, literals), default=0) < SHORTEST:
         hint = (
-            f"add `literals`: texts of {SHORTEST} or more characters, one of which each line holds"
+            f"add `literals`: fixed texts of at least {SHORTEST} characters; "
+            "each matching line must contain one of them"
         )
-        raise UsageError(f"{path}: no fixed text to look up {regex!r} by", hint=hint)
+        raise UsageError(f"{path}: {regex!r} has no fixed text to search for", hint=hint)
     return LinePattern(literals, compiled)

@@ -81,14 +81,14 @@ def read(path: Path) -> Dump:
         reason = error if isinstance(error, NotADump) else repr(error)
         raise NotADump(
             f"{path} is not a valid dump of PyTorch's flight recorder: {reason}",
-            hint="dumps are named fr_0, fr_1 and so on; do not open one that you do not trust",
+            hint="dumps are named fr_0, fr_1 and so on; do not unpickle a file you do not trust",
         ) from None
 
 
 def _dump(path: Path) -> Dump:
     rank = _NUMBER.search(path.name)
     if rank is None:
-        raise NotADump("its name does not end with a rank")
+        raise NotADump("its name does not end with a rank number")
     tree = _load(path)
     version = _checked(tree["version"], str)
     if not _VERSION.fullmatch(version):

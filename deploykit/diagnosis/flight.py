@@ -102,7 +102,7 @@ def _incomplete(read: Sequence[Dump], missing: Sequence[int]) -> Divergence:
     """A missing dump: the analyzer cannot decide then."""
     ranks = ", ".join(f"rank {rank}" for rank in missing[:_NAMED])
     last = "; ".join(f"rank {dump.rank} {_last(dump)}" for dump in read[:_NAMED])
-    text = f"no dump of {ranks}: ended before the others, or stuck; {last}"
+    text = f"no dump of {ranks}, which exited early or hung; {last}"
     return Divergence(read[0].path, _record(read[0]), missing[0], text)
 
 
@@ -110,7 +110,7 @@ def _reported(read: Sequence[Dump], output: str) -> Iterator[Divergence]:
     """The first mismatch that the analyzer reports; later ones follow from it."""
     starts = [match.start() for match in _REPORT.finditer(output)]
     if not starts:
-        text = f"all ranks called the same; each {_last(read[0])}"
+        text = f"all ranks called the same collectives; each {_last(read[0])}"
         yield Divergence(read[0].path, _record(read[0]), None, text)
         return
     report = output[starts[0] : (*starts, None)[1]]
@@ -137,11 +137,11 @@ def _sentence(dump: Dump, call: _Call | None, usual: _Call) -> str:
     collective = f"number {usual['collective_seq_id']} of group {description or name}"
     rank, expected = f"rank {dump.rank}", _described(usual)
     if call is None:
-        return f"{rank} never called {collective} ({expected}), where others wait; it {_last(dump)}"
+        return f"{rank} never called {collective} ({expected}); it {_last(dump)}"
     if _described(call) == expected:
-        states = f"is {call['state']} on {rank} and {usual['state']} on others"
+        states = f"is {call['state']} on {rank} and {usual['state']} on the others"
         return f"{collective} ({expected}) {states}"
-    return f"{rank} called {_described(call)}, and others {expected}, as {collective}"
+    return f"{rank} called {_described(call)} as {collective}; the others called {expected}"
 
 
 def _numbers(text: str) -> set[int]:
@@ -172,9 +172,9 @@ def _record(dump: Dump, call: _Call | None = None) -> int:
 
 def _last(dump: Dump) -> str:
     if not dump.entries:
-        return "called nothing"
+        return "called no collective"
     last = dump.entries[-1]
-    return f"came last to number {last['collective_seq_id']} ({_described(last)}, {last['state']})"
+    return f"last called number {last['collective_seq_id']} ({_described(last)}, {last['state']})"
 
 
 def _described(entry: _Call) -> str:

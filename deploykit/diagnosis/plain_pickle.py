@@ -47,7 +47,7 @@ def _check_memo(data: bytes) -> None:
     """Check that memo indices are contiguous, and the number of operations."""
     for count, (operation, place, _) in enumerate(pickletools.genops(data)):
         if operation.name in _PUTS and int(place or 0) > count:
-            raise NotPlain("its memo has an index that no pickler writes")
+            raise NotPlain("its memo has an invalid index")
         if count > _MAX_VALUES:
             raise NotPlain(_TOO_MANY)
 
@@ -64,7 +64,7 @@ def _count(tree: Any) -> int:
             node = stack.pop()
             counted[id(node)] = 1 + sum(counted.get(id(part), 1) for part in parts)
         elif id(stack[-1]) in begun:
-            raise NotPlain("it contains a value that contains itself")
+            raise NotPlain("it contains a reference cycle")
         else:
             begun.add(id(stack[-1]))
             stack += within

@@ -56,7 +56,7 @@ class Cause:
 
     @property
     def fix(self) -> str:
-        """What to do, one step a line, with this run's values."""
+        """What to do, one step per line, with this run's values."""
         return placeholders.render(self.rule.fix, self.values)
 
 

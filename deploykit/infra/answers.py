@@ -14,7 +14,7 @@ from deploykit.decode import Bounds, Help, Pattern
 
 NAME = Pattern(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", "lowercase letters, digits and hyphens, at most 40")
 ZONE = Pattern(REGION.regex + "[a-z]", "an availability zone such as us-east-1a")
-BLOCK = Pattern(r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "a block such as 10.0.0.0/16")
+BLOCK = Pattern(r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "a CIDR block such as 10.0.0.0/16")
 MAIL = Pattern(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")
 SUBNET = Pattern(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as subnet-0123456789abcdef0")
 TYPE = Pattern(r"[a-z0-9-]+\.[a-z0-9-]+", "an EC2 instance type such as g5.12xlarge, without ml.")
@@ -43,7 +43,7 @@ class Cluster:
     ]
     max_nodes: Annotated[int, Help("Maximum number of compute nodes.", "4"), Bounds(1, 1000)]
     min_nodes: Annotated[
-        int, Help("Compute nodes that are never terminated; billed."), Bounds(0)
+        int, Help("Compute nodes that are kept running, and billed, when idle."), Bounds(0)
     ] = 0
     efa: Annotated[bool, Help("Use the Elastic Fabric Adapter; not all types have it.")] = False
     head_type: Annotated[str, Help("EC2 instance type of the head node."), TYPE] = "m5.large"

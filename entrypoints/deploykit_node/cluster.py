@@ -216,7 +216,7 @@ def _number(env: Environ, variable: str) -> int:
     if text is None or not re.fullmatch(r"[0-9]{1,18}", text):
         state = "is not set" if text is None else f"is {text[:60]!r}"
         raise BadEnvironment(
-            f"The environment is half of a launcher's: {variable} {state} and must be a number. "
+            f"The launcher's environment is incomplete: {variable} {state}, but must be a number. "
             "Set it, or unset the other variables of that launcher."
         )
     return int(text)

@@ -84,7 +84,7 @@ def read(argv: Sequence[str], env: Environ) -> Command:
     options = []
     if words[:1] == ["torchrun"]:
         if "--" not in words:
-            raise BadCommand(f"There is no -- between torchrun's options and the program. {USAGE}")
+            raise BadCommand(f"`--` is missing between torchrun's options and the program. {USAGE}")
         cut = words.index("--")
         options, words = words[1:cut], words[cut:]
     if words[:1] == ["--"]:  # some versions of torchrun's parser have removed it
@@ -100,7 +100,7 @@ def _from_hyperparameters(env: Environ) -> list[str]:
         words = json.loads("".join(hyperparameters[f"{PIECE}{at}"] for at in range(count)))
     except (KeyError, TypeError, ValueError) as error:
         raise BadCommand(
-            f"The hyperparameters {PIECE}0, {PIECE}1, ... hold no command ({error!r}). "
+            f"The hyperparameters {PIECE}0, {PIECE}1, ... contain no command ({error!r}). "
             "Submit the job with deploykit, which writes them."
         ) from None
     return [str(word) for word in words]
@@ -108,14 +108,14 @@ def _from_hyperparameters(env: Environ) -> list[str]:
 
 def _check_program(words: Sequence[str]) -> None:
     if not words or words == ["-m"]:
-        raise BadCommand(f"There is no program to run. {USAGE}")
+        raise BadCommand(f"No program is given. {USAGE}")
     program = words[0]
     if program == "-m":
         return
     if program.startswith("-"):
-        raise BadCommand(f"The program {program} starts with a dash. Write it ./{program}")
+        raise BadCommand(f"The program {program} starts with a dash. Write it as ./{program}")
     if not Path(program).is_file():
         raise BadCommand(
-            f"There is no file {program} in {Path.cwd()}. "
+            f"File {program} not found in {Path.cwd()}. "
             "Check entrypoint.script, and that the bundle does not leave the file out."
         )

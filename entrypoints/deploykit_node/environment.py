@@ -40,8 +40,8 @@ def _make_folder(name: str, location: str) -> None:
         private.folder(Path(location))
     except OSError as error:
         raise BadEnvironment(
-            f"{name} is {location}, which cannot be made a folder here ({error.strerror}). "
-            "Choose a place in the job file that this node may write to."
+            f"{name} is {location}, and this folder cannot be created here ({error.strerror}). "
+            "Choose a location in the job file that this node can write to."
         ) from None
 
 

@@ -167,13 +167,13 @@ def nodes(env: Environ) -> dict[int, NodeRecord]:
 
 
 def how(code: int) -> str:
-    """``ended with exit code 7``, or the signal behind the code."""
+    """``exited with code 7``, or the signal behind the code."""
     if code > _SIGNAL_BASE:
-        return f"was ended by {signal_name(code - _SIGNAL_BASE)} (exit code {code})"
-    return f"ended with exit code {code}"
+        return f"was terminated by {signal_name(code - _SIGNAL_BASE)} (exit code {code})"
+    return f"exited with code {code}"
 
 
 def sentence(record: RankRecord) -> str:
-    """``rank 3 ended with exit code 7``."""
-    stopped = " after it was told to stop" if record["stopped"] else ""
+    """``rank 3 exited with code 7``."""
+    stopped = " after a signal to stop" if record["stopped"] else ""
     return f"rank {record['rank']} {how(record['exit_code'])}{stopped}"

@@ -64,9 +64,9 @@ def choose(here: Machine, env: Environ, kept: Mapping[str, str]) -> list[Setting
     if env.get(VARIABLE):
         wanted += _debug(folder)
     elif here.gpus:
-        wanted.append(Setting("NCCL_DEBUG", "WARN", "NCCL logs errors and nothing else"))
+        wanted.append(Setting("NCCL_DEBUG", "WARN", "NCCL logs errors only"))
     if here.efa:
-        why = "with huge pages a data loader's fork fails: Cannot allocate memory"
+        why = "with huge pages, forking data loader workers fails: Cannot allocate memory"
         wanted.append(Setting("FI_EFA_USE_HUGE_PAGE", "0", why))
     return [setting for setting in wanted if setting.name not in kept]
 
@@ -108,4 +108,4 @@ def prepare(env: Environ) -> None:
         try:
             private.folder(folder)
         except OSError as error:
-            raise BadEnvironment(f"{folder} cannot be made here: {error.strerror}") from None
+            raise BadEnvironment(f"{folder} cannot be created here: {error.strerror}") from None

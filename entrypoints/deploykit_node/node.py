@@ -71,7 +71,9 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         end = NodeExit(error.exit_code, str(error))
         log.say(number, f"error: {error}")
     except Exception as error:  # noqa: BLE001 - an exit record must be written in any case
-        end = NodeExit(70, f"launch.py itself failed: {error!r}; the node's log says where")
+        end = NodeExit(
+            70, f"launch.py itself failed: {error!r}; the traceback is in the node's log"
+        )
         traceback.print_exc()
     exit_records.record_node(env, number, end)
     return end.code
@@ -142,7 +144,7 @@ def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
     log.say(here.node, choice.why)
     meeting = rendezvous.meet(here, env, route.source)
     node = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
-    log.say(here.node, f"{node} meets the others at {meeting.host} port {meeting.port}")
+    log.say(here.node, f"{node}: rendezvous at {meeting.host} port {meeting.port}")
     return meeting
 
 

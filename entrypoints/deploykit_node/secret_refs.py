@@ -46,10 +46,10 @@ def _value(reference: str, env: Environ) -> str:
     prefix, kind, name = (*reference.split(":", 2), "", "")[:3]
     readers = {"env": _variable, "file": _file, "ssm": _ssm, "secretsmanager": _secretsmanager}
     if prefix != _PREFIX or kind not in readers or not name:
-        raise Unresolved(f"write it secret:KIND:NAME, with KIND one of {', '.join(readers)}.")
+        raise Unresolved(f"write it as secret:KIND:NAME, with KIND one of {', '.join(readers)}.")
     value = readers[kind](name, env)
     if "\0" in value:
-        raise Unresolved("the value contains a NUL byte, which an environment variable cannot.")
+        raise Unresolved("the value contains a NUL byte, which no environment variable can.")
     return value
 
 
@@ -64,7 +64,9 @@ def _file(name: str, _: Environ) -> str:
     path = Path(name).expanduser()
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise Unresolved(f"others may read {path}; run: chmod 600 -- {shlex.quote(str(path))}")
+            raise Unresolved(
+                f"other users can read {path}; run: chmod 600 -- {shlex.quote(str(path))}"
+            )
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
         raise Unresolved(f"{path} cannot be read ({error.strerror}).") from None
@@ -101,6 +103,6 @@ def _aws(service: str, action: str, fetch: Callable[[Any], str], env: Environ) -
         return fetch(boto3.client(service, region_name=region))
     except ClientError as error:
         code = error.response["Error"]["Code"]
-        raise Unresolved(f"AWS said {code}; the node's role needs {action} on it.") from None
+        raise Unresolved(f"AWS returned {code}; the node's role needs {action} on it.") from None
     except BotoCoreError as error:
         raise Unresolved(f"the request to AWS failed: {error}") from None

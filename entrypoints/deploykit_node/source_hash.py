@@ -63,7 +63,7 @@ def _open_cache(name: str) -> int:
         path = Path(tempfile.gettempdir(), f"deploykit-{os.getuid()}-{digest[:32]}")
         cache = os.open(path, flags, 0o600)
     except OSError as error:
-        raise BadEnvironment(f"A temporary file cannot be made: {error}.") from None
+        raise BadEnvironment(f"A temporary file cannot be created: {error}.") from None
     if os.fstat(cache).st_uid != os.getuid():
         raise BadEnvironment(f"{path} belongs to another user; remove it.")
     return cache
@@ -87,8 +87,8 @@ def _compare(folder: Path, planned: str) -> bytes:
 def _sentence(planned: str, what: str) -> str:
     return (
         f"The source in this container is not the one that was submitted ({planned}): {what}. "
-        "The program was not started. Check who may write to the bucket, and submit again. Name a "
-        "file that an installation rewrites before the start in .deploykitignore."
+        "The program was not started. Check who may write to the bucket, and submit again. If an "
+        "installation rewrites a file before the start, add that file to .deploykitignore."
     )
 
 

@@ -117,7 +117,7 @@ class _Supervisor:
             time.sleep(SLURM_FIRST)
         pids = exit_records.living(self._ranks).values()
         count = f"{len(pids)} rank{'' if len(pids) == 1 else 's'}"
-        self._options.say(f"{signals.name(received.number)} received and passed to {count}")
+        self._options.say(f"{signals.name(received.number)} received and forwarded to {count}")
         for pid in pids:
             _send(os.kill, pid, received.number)
         if received.number in signals.STOPS:
@@ -152,7 +152,7 @@ class _Supervisor:
         return any(map(exit_records.went_wrong, exit_records.all_ranks(self._ranks)))
 
     def _kill(self) -> None:
-        self._options.say("the ranks did not end in time: SIGKILL")
+        self._options.say("the ranks did not exit in time: sending SIGKILL")
         _send(os.killpg, self._process.pid, signal.SIGKILL)
         self.kill_ranks()
 

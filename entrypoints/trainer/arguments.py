@@ -104,11 +104,13 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add(
         "--tensor-parallel", type=int, metavar="N", help="tensor parallel size; default for tp: all"
     )
-    add("--sequence-parallel", action="store_true", help="tp: shard between the layers, too")
+    add(
+        "--sequence-parallel", action="store_true", help="tp: also shard activations between layers"
+    )
     add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, pp-dp: 2")
     add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
     add("--stages-per-rank", type=int, metavar="N", help="pp: default 2 if interleaved, else 1")
-    add("--balance", choices=("time", "layers"), help="pp: what stages share equally; time")
+    add("--balance", choices=("time", "layers"), help="pp: balance the stages by; time")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

@@ -142,7 +142,7 @@ def _file_entry(name: str, sums: Any) -> tuple[int, int]:
         size, crc = sums
         if type(size) is int and type(crc) is int and size >= 0:
             return size, crc
-    raise InvalidFile(f"{MANIFEST} has no valid size and checksum of {name}")
+    raise InvalidFile(f"{MANIFEST} has no valid size and checksum for {name}")
 
 
 def _read_metadata(path: Path, files: dict[str, tuple[int, int]]) -> CheckpointMetadata:

@@ -160,7 +160,7 @@ def _chunk_sizes(chunks: list[Any], shape: Shape) -> dict[Shape, Shape]:
         offsets, sizes = _shape(fields.get("offsets")), _shape(fields.get("sizes"))
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=False)]
         if not len(offsets) == len(sizes) == len(shape) or any(map(int.__gt__, ends, shape)):
-            raise InvalidFile("a chunk lies outside of its tensor")
+            raise InvalidFile("a chunk lies outside its tensor")
         if 0 in sizes:
             continue
         if offsets in sizes_by_offset:
@@ -209,11 +209,13 @@ def _location(info: Any, sizes: Mapping[str, int]) -> _Location:
     file = _field(fields, "relative_path", str)
     start, length = _field(fields, "offset", int), _field(fields, "length", int)
     if fields.get("transform_descriptors"):
-        raise InvalidFile("its bytes are transformed, which this trainer never does")
+        raise InvalidFile(
+            "its bytes are transformed (compressed, for example), which this trainer never does"
+        )
     if file not in sizes:
         raise InvalidFile(f"{ascii(file)[:100]} is not one of its files")
     if start < 0 or length < 1 or start + length > sizes[file]:
-        raise InvalidFile(f"bytes {start} to {start + length} lie outside of {file}")
+        raise InvalidFile(f"bytes {start} to {start + length} lie outside {file}")
     return file, start, length
 
 
@@ -222,7 +224,7 @@ def _fields(value: Any, kind: str, module: str = _METADATA) -> dict[str, Any]:
     is_kind = type(value) is PickledObject and value.name == f"{module}.{kind}"
     fields = value.state if is_kind else None
     if type(fields) is not dict:
-        raise InvalidFile(f"it has another object in place of a {kind}")
+        raise InvalidFile(f"it has an unexpected object in place of a {kind}")
     return fields
 
 
@@ -245,7 +247,7 @@ def _shape(value: Any) -> Shape:
         is_tuple = type(shape) is tuple and len(shape) <= MAX_DIMENSIONS and not others
         if is_tuple and all(map(_is_size, shape)):
             return tuple(shape)
-    raise InvalidFile("it has another object in place of a shape")
+    raise InvalidFile("it has an unexpected object in place of a shape")
 
 
 def _is_size(value: Any) -> bool:

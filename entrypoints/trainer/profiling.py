@@ -45,7 +45,7 @@ class StepProfiler:
         self._profile.export_chrome_trace(str(path))
         milliseconds = _communication_seconds(self._profile) / (step + 1 - self._first) * 1000
         self._context.log(
-            f"traced steps {self._first} to {step} in {path}; communication took "
+            f"trace of steps {self._first} to {step} written to {path}; communication took "
             f"{milliseconds:.2f} ms per step, some of it overlapped with compute"
         )
         self._profile = None

@@ -139,7 +139,7 @@ class _PickleMachine:
     def construct(self, _: Any) -> None:
         arguments, kind = self.pop(tuple), self.pop(PickledObject)
         if kind.arguments is not None:
-            raise InvalidFile("a pickled object is called")
+            raise InvalidFile("the pickle calls an object that is not a class")
         self.push(PickledObject(kind.name, arguments))
 
     def build(self, _: Any) -> None:

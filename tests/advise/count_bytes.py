@@ -58,7 +58,7 @@ def total(tensors):
 
 
 class Ledger:
-    """Storages that somebody holds: the bytes as they come and go, and the most there ever were."""
+    """Storages that are referenced: their bytes now, and the peak."""
 
     def __init__(self):
         self.holders, self.bytes = Counter(), {}
@@ -113,7 +113,7 @@ class Held:
 
 
 class Live(TorchDispatchMode):
-    """All that torch's operations allocate: the bytes alive, and the most there ever were."""
+    """All that torch's operations allocate: the bytes alive, and the peak."""
 
     def __init__(self, known):
         super().__init__()
@@ -141,7 +141,7 @@ class Live(TorchDispatchMode):
 
 
 def tensor_parallel(model, mesh):
-    """Tensor and sequence parallel, as torch's tutorial lays a transformer out."""
+    """Tensor and sequence parallel, as torch's tutorial does for a transformer."""
     plan = {
         "0.token": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
         "0": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
@@ -176,7 +176,7 @@ def sharded(model, mesh, precision, *, reshard):
 
 
 def stage_of(model, index, stages):
-    """The layers of a stage: blocks dealt out evenly, the first stages get those left over."""
+    """The layers of a stage: blocks distributed evenly, the first stages get the remainder."""
     blocks = list(model)[1:-1]
     each, more = divmod(len(blocks), stages)
     start = index * each + min(index, more)
@@ -187,7 +187,7 @@ def stage_of(model, index, stages):
 
 
 class Stage(nn.Module):
-    """A pipeline stage, each of whose micro-batches is cast for itself."""
+    """A pipeline stage that casts its weights for each micro-batch."""
 
     def __init__(self, layers, autocast):
         super().__init__()
@@ -199,7 +199,7 @@ class Stage(nn.Module):
 
 
 class Run:
-    """One case: the model laid out by a strategy, and one step of it."""
+    """One case: the model parallelized by a strategy, and one step of it."""
 
     def __init__(self, case):
         self.case = case
@@ -221,7 +221,7 @@ class Run:
         self.optimizer = self.optimize()
 
     def lay_out(self, model, tensor):
-        """The model, or this rank's part of it, laid out by the strategy."""
+        """The model, or this rank's part of it, parallelized by the strategy."""
         if self.stages > 1:
             mesh = init_device_mesh("cpu", (self.stages, self.data), mesh_dim_names=("pp", "dp"))
             self.group, self.stage = mesh["pp"].get_group(), mesh["pp"].get_local_rank()

@@ -1,4 +1,4 @@
-"""What `deploykit advise` recommends, says, writes and refuses."""
+"""What `deploykit advise` recommends, prints, writes and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the formulas say against what torch allocates, on every rank of real processes."""
+"""The formulas compared with what torch allocates, on every rank of real processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_casts_are_within_five_percent(case):
 
 
 def test_the_peak_of_a_step_is_reached_and_not_passed(case):
-    """Everything that was allocated at the worst moment of a step, temporaries too."""
+    """The peak of a step, temporary tensors included."""
     _, guess, found = case
     if found["peak"]:  # counted where there is one process
         assert 0.98 * found["peak"] <= guess["peak"] <= 1.25 * found["peak"]

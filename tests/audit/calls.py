@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("calls.toml")
 FOLDERS = ("deploykit", "entrypoints", "infra", "examples", "benchmarks", "docs")
-"""The product: tests run on the developer's own machine, with nobody else's bytes."""
+"""The product only: tests run on the developer's own machine, with trusted input."""
 
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 NAMES = {
@@ -60,7 +60,7 @@ HARMLESS = {
     *("pickle.UnpicklingError", "pickle.PicklingError", "pickle.PickleError"),
     *("pickle.HIGHEST_PROTOCOL", "pickle.DEFAULT_PROTOCOL", "yaml.YAMLLoadWarning"),
 }
-"""Names that the patterns above catch, and that do nothing."""
+"""Names that the patterns above match, and that are harmless."""
 
 
 class Call(NamedTuple):
@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
 
 def found(root: Path = ROOT) -> Counter[Call]:
-    """Every call of interest in the product, and how often each stands in its function."""
+    """Every call of interest in the product, and how often each occurs in its function."""
     calls: Counter[Call] = Counter()
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
@@ -81,7 +81,7 @@ def found(root: Path = ROOT) -> Counter[Call]:
 
 
 def listed(path: Path = LIST) -> dict[Call, dict[str, object]]:
-    """The entries of the list. Raises ValueError for one that is there twice or lacks a reason."""
+    """The entries of the list. Raises ValueError for a duplicate, or one without a reason."""
     entries: dict[Call, dict[str, object]] = {}
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["call"]:
         call = Call(entry["file"], entry["function"], entry["call"])
@@ -102,7 +102,7 @@ def missing(root: Path = ROOT, path: Path = LIST) -> list[str]:
 
 
 def stale() -> list[Call]:
-    """Entries of calls that are no longer there."""
+    """Entries of calls that no longer exist."""
     return sorted(listed().keys() - found().keys())
 
 
@@ -207,7 +207,7 @@ def _of_interest(dotted: str) -> bool:
 
 
 def main() -> int:
-    """Print what the list lacks, and what it has too much; 1 where there is anything."""
+    """Print what the list lacks, and what is obsolete; returns 1 if there is anything."""
     absent, gone = missing(), stale()
     print("\n".join(absent), end="")
     for call in gone:

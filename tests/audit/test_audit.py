@@ -1,4 +1,4 @@
-"""What keeps the kit closed: calls that could do harm, ruff's exceptions, SECURITY.md."""
+"""Security rules of the project: dangerous calls, ruff's exceptions, SECURITY.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to break a healthy vpc, one fault each."""
+"""Faults in an otherwise healthy VPC, one function for each."""
 
 from __future__ import annotations
 

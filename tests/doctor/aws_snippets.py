@@ -1,4 +1,4 @@
-"""What doctor prints as CloudFormation and Terraform, read by the parsers of both."""
+"""The CloudFormation and Terraform that doctor prints, checked by the parsers of both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ID = re.compile(r"\b(?:vpc|subnet|sg|acl|rtb|vpce|nat)-[0-9a-f]{8,}\b")
 
 
 def check_snippets(fix, *, lint):
-    """Both parsers take the snippets of a fix, which name what its commands name."""
+    """Both parsers accept the snippets of a fix, which name the resources of its commands."""
     if lint:
         assert _linted(fix["cloudformation"]) == []
     assert _parsed(fix["terraform"]).keys() <= {"resource"}

@@ -1,4 +1,4 @@
-"""VPCs built with moto: two that are healthy, and ways to break them."""
+"""VPCs built with moto: two healthy ones, and helpers to break them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tcp(low, high, peer):
 
 @functools.cache
 def client(service, endpoint):
-    """One for all tests: making it takes longer than most of them."""
+    """One for all tests: creating it takes longer than most of them."""
     session = boto3.Session("testing", "testing", region_name=REGION)
     return session.client(service, endpoint_url=endpoint)
 
@@ -81,7 +81,7 @@ class TrainingVpc:
         return table
 
     def add_group(self, name, vpc=None):
-        """A group whose members trust each other, with EC2's usual way out."""
+        """A group that allows all traffic among its members, and EC2's default outbound rule."""
         made = self.ec2.create_security_group(
             GroupName=name, Description=name, VpcId=vpc or self.id
         )
@@ -117,7 +117,7 @@ class TrainingVpc:
         return found["NetworkAcls"][0]["NetworkAclId"]
 
     def own_acl(self, subnet):
-        """An ACL of its own for a subnet, that lets everything through."""
+        """A separate ACL for a subnet, which allows everything."""
         acl = self.ec2.create_network_acl(VpcId=self.id)["NetworkAcl"]["NetworkAclId"]
         for egress in (True, False):
             self.rule(acl, 100, egress=egress)
@@ -146,7 +146,7 @@ class TrainingVpc:
         )
 
     def drop(self, group, *, egress):
-        """Take the rule for members of the group itself away."""
+        """Remove the rule that allows members of the group itself."""
         name = "revoke_security_group_" + ("egress" if egress else "ingress")
         getattr(self.ec2, name)(GroupId=group, IpPermissions=everything(group))
 
@@ -156,7 +156,7 @@ class TrainingVpc:
 
 
 class IsolatedVpc(TrainingVpc):
-    """No way to the internet, but endpoints to the services."""
+    """No route to the internet, but endpoints for the services."""
 
     def __init__(self, moto, zone=ZONE):
         super().__init__(moto, zone)

@@ -1,4 +1,4 @@
-"""A job for a VPC in moto, and doctor's look at it."""
+"""A job for a VPC in moto, and doctor's findings for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doctor on VPCs that moto serves: each fault found, alone, and gone after the printed fix.
+"""Doctor on VPCs in moto: each fault is found, alone, and gone after the printed fix.
 
 The fix is run as it is printed, by the AWS CLI. A repaired VPC serves the next
 fault too.
@@ -49,7 +49,7 @@ def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, t
 
 
 def apply(script):
-    """Run the printed commands; what they say is to stand in the job file."""
+    """Run the printed commands; returns the job file's settings that they print."""
     if not script:
         return {}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Doctor for somebody who may not see everything, on a moto server that enforces IAM."""
+"""Doctor for a user with limited permissions, on a moto server that enforces IAM."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_saved_answer_that_is_no_json_is_named(doctor, moto, tmp_path, capsys)
 
     doctor({}, as_json=False)
     assert cli.main(["doctor", "--backend", "sagemaker", "--from", str(tmp_path)]) == 66
-    assert "describe-subnets.json is not a JSON answer of AWS" in capsys.readouterr().err
+    assert "describe-subnets.json is not a JSON response from AWS" in capsys.readouterr().err
 
 
 def test_a_role_of_another_account(doctor, moto):
@@ -112,7 +112,7 @@ def test_a_deny_and_a_boundary_are_named(doctor, moto):
 
 @needs_programs
 def test_private_dns_that_is_off(doctor, moto):
-    """Moto cannot turn it on, so the command is only looked at here."""
+    """moto cannot enable it, so only the command is checked."""
     vpc = IsolatedVpc(moto)
     vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.endpoints["sts"]])
     endpoint = vpc.add_endpoint("sts", PrivateDnsEnabled=False)
@@ -126,7 +126,7 @@ def test_private_dns_that_is_off(doctor, moto):
 
 @needs_programs
 def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
-    """Moto cannot make one, so its answer is changed here."""
+    """moto cannot create one, so its response is modified."""
     vpc = IsolatedVpc(moto)
     doctor(vpc.settings, "--save", str(tmp_path))
     file = tmp_path / "describe-vpcs.json"
@@ -138,7 +138,7 @@ def test_a_vpc_of_dedicated_machines(doctor, moto, tmp_path):
 
 
 def test_a_bucket_that_is_another_accounts_is_not_looked_at(doctor, aws, moto):
-    """S3 denies the question because of the owner that it names; moto does not, so it is said."""
+    """S3 denies a request that names another owner; moto does not, so the response is faked."""
     vpc = IsolatedVpc(moto)
 
     def deny(one, forward):

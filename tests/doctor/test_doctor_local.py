@@ -1,4 +1,4 @@
-"""Doctor on this machine: what is really here, and facts of machines that are worse off."""
+"""Doctor on this machine: its real facts, and made-up facts of broken machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes security groups, network ACLs and policies, beside a plain enumeration."""
+"""What security groups, network ACLs and policies allow, compared with brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous examples, run for real: what they reach, how stale, and that they end well."""
+"""The asynchronous examples, run for real: accuracy, staleness, and a clean exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("asynchronous")]
 
 @pytest.fixture
 def ran(tmp_path):
-    """Run `script` on so many ranks, or in one process; what rank 0 printed."""
+    """Run `script` on several ranks or in one process; returns the output of rank 0."""
 
     def run(script, *arguments, world=None):
         command = (str(EXAMPLES / script), *EPOCHS, *arguments)
@@ -66,7 +66,7 @@ def module(name, monkeypatch):
 
 
 def test_synchronous_all_three_are_the_same_training(ran):
-    """Nothing is stale, and two gradients summed are two gradients summed, whoever sums them."""
+    """Nothing is stale, and all three sum the same two gradients."""
     server = found(ran("parameter_server.py", "--synchronous", world=3))
     pipeline = found(ran("weight_stashing.py", "--synchronous", world=2))
     text = ran("hogwild.py", "--synchronous")

@@ -1,4 +1,4 @@
-"""Other people's scripts, unmodified: two ranks on every backend, and the same final metric.
+"""Third-party scripts, unmodified: two ranks on every backend, and the same final metric.
 
 Local runs them on one node, Slurm on two, SageMaker's real launcher on one host. What they import
 is in .venv-frameworks (environment.sh here makes it).
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "examples/frameworks"
 PYTHON = ROOT / ".venv-frameworks/bin/python"
 TOLERANCE = 1e-5
-"""Relative, between places. The sums of two ranks do not depend on who adds them."""
+"""Relative, between backends. A sum over two ranks does not depend on the order."""
 LEARNED = {
     "accelerate": {"accuracy": 0.95},
     "accelerate-fsdp": {"accuracy": 0.95},
@@ -31,7 +31,7 @@ LEARNED = {
     "lightning": {"accuracy": 0.95},
     "transformers": {"perplexity": 18},  # a model of bytes alone, without context, has 25
 }
-"""The least that each metric must be, or the most for perplexity. A guess at digits has 0.1."""
+"""The minimum of each metric, or the maximum of perplexity. Guessing digits gives 0.1."""
 
 pytestmark = [
     pytest.mark.frameworks,

@@ -1,4 +1,4 @@
-"""Bytes as somebody who means harm would write them: odd texts and trees, good ones spoiled."""
+"""Hostile bytes: odd texts and trees, and valid ones with mutations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def odd(chance):
 
 
 def spoiled(*samples):
-    """One of the samples, with up to four places cut out or written over."""
+    """One of the samples, with up to four parts removed or overwritten."""
 
     def make(chance):
         text = chance.choice(samples)
@@ -78,7 +78,7 @@ def soup(*words):
 
 
 def unlike(*trees):
-    """One of the trees, with up to three of its parts gone or something else in their place."""
+    """One of the trees, with up to three parts removed or replaced."""
 
     def make(chance):
         tree = copy.deepcopy(chance.choice(trees))
@@ -97,7 +97,7 @@ def unlike(*trees):
 
 
 def anything(chance, depth=2):
-    """Anything that JSON can say, and more."""
+    """Any JSON value, and more."""
     kind = chance.randrange(8 if depth else 6)
     if kind >= 6:
         parts = [anything(chance, depth - 1) for _ in range(chance.randrange(3))]
@@ -120,7 +120,7 @@ def files(*trees):
 
 
 def outcome(function, *arguments, ours=DeploykitError):
-    """What a reader gives back, or its error; any other error than ours ends the test."""
+    """What a reader returns, or its error; any error but deploykit's fails the test."""
     try:
         return function(*arguments)
     except ours as error:

@@ -1,4 +1,4 @@
-"""What AWS answers, or whoever answers in its place, and what a folder of saved answers holds."""
+"""Responses of AWS or of a fake endpoint, and of a folder of saved responses."""
 
 from __future__ import annotations
 

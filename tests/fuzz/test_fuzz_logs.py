@@ -1,4 +1,4 @@
-"""Lines of logs: any text is a line, and no line takes more time than its length is worth."""
+"""Lines of logs: any text is accepted, and the time is bounded by its length."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ ROW |= {"run": "one-1", "created": 1.0, "state": "running", "exit_code": 0}
 
 
 def row(chance):
-    """A row with values of whatever kind SQLite keeps, and at times a column that nobody knows."""
+    """A row with values of any type that SQLite stores, and sometimes an unknown column."""
     values = dict(ROW)
     for name in chance.sample(sorted(values), chance.randrange(5)):
         value = anything(chance, depth=0)

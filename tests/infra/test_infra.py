@@ -1,4 +1,4 @@
-"""`deploykit infra`: answers, what is made of them, and what reads it: cfn-lint, and moto."""
+"""`deploykit infra`: answers, the rendered files, and cfn-lint and moto on them."""
 
 from __future__ import annotations
 

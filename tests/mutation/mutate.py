@@ -1,4 +1,4 @@
-"""Mutation tests of the modules that decide: what the tests would not notice if it were wrong.
+"""Mutation tests of the central modules: errors that the tests would not notice.
 
     make mutation                 # all five, an hour or two
     python tests/mutation/mutate.py decode

@@ -62,7 +62,7 @@ class Launcher:
 
 
 def _hear_all():
-    """What was started in the background ignores these, and so would its children."""
+    """A background process ignores these signals, and so would its children."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Programs that fail under torchrun's own agent, many for the price of one import of torch.
+"""Programs that fail under torchrun's own agent, many with a single import of torch.
 
 Reads cases as JSON: folder of `train.py`, number of ranks, variables. Each agent is a fork, and so
 is each rank below it; the log of all is `torchrun.log` in the folder. A fork of a process with

@@ -1,4 +1,4 @@
-"""Process groups in network namespaces, many for the price of one import of torch.
+"""Process groups in network namespaces, many with a single import of torch.
 
 Reads cases as JSON: each a list of nodes. Forks for every node, moves into its namespace and its
 /etc/hosts, and joins the group in one of two ways: as launch.py and torchrun's own agent do
@@ -160,7 +160,7 @@ def _hung(case, codes):
 
 
 def _clear(case, pair):
-    """Leave nothing of a try: no rank of its agents, no log, no port."""
+    """Clean up after a try: ranks of its agents, log, port."""
     for pid in pair:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ _COUNT = itertools.count()
 
 
 def needed(*programs: str) -> None:
-    """Skip where namespaces cannot be made here."""
+    """Skip if namespaces cannot be created here."""
     missing = [name for name in ("ip", "unshare", *programs) if shutil.which(name) is None]
     if os.geteuid() != 0 or missing:
         pytest.skip(f"needs root and {', '.join(missing) or 'network namespaces'}")
@@ -156,6 +156,6 @@ def execute(machine: str, *argv: str) -> None:
 
 
 def _waiting(links: bytes) -> bool:
-    """Whether a carrier is still to come: the other end is up (no M-DOWN), and it is not there."""
+    """Whether a carrier is still missing although the other end is up (no M-DOWN)."""
     lines = links.splitlines()
     return any(b"LOWERLAYERDOWN" in line and b"M-DOWN" not in line for line in lines)

@@ -26,7 +26,7 @@ TWO_RANKS = ("torchrun", "--nnodes=1", "--nproc-per-node=2", "--")
 
 
 class Failure(NamedTuple):
-    """A program, and what its log must be found to say."""
+    """A program, and the expected diagnosis of its log."""
 
     label: str
     program: str
@@ -180,11 +180,11 @@ REFUSED = {
     "a world smaller than asked": ("unknown", "started 2: training would be silently wrong", 4, {}),
     "a folder that cannot be": (
         "file_not_found",
-        "cannot be made a folder here",
+        "and this folder cannot be created here",
         2,
         {"DEPLOYKIT_OUTPUT_DIR": "/dev/null/out"},
     ),
-    "no such program": ("file_not_found", "There is no file train.py", 2, {}),
+    "no such program": ("file_not_found", "File train.py not found", 2, {}),
 }
 
 

@@ -24,12 +24,12 @@ def test_only_the_first_double_dash_separates():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "There is no program to run. Expected: launch.py torchrun"),
-        (["--"], "There is no program"),
-        (["--", "-m"], "There is no program"),
-        (["torchrun", "train.py"], "There is no -- between"),
-        (["--", "-x.py"], "Write it ./-x.py"),
-        (["--", "trian.py"], "There is no file trian.py in"),
+        ([], "No program is given. Expected: launch.py torchrun"),
+        (["--"], "No program is given"),
+        (["--", "-m"], "No program is given"),
+        (["torchrun", "train.py"], "`--` is missing between"),
+        (["--", "-x.py"], "Write it as ./-x.py"),
+        (["--", "trian.py"], "File trian.py not found in"),
     ],
 )
 def test_a_wrong_command_is_an_error(words, text):

@@ -1,4 +1,4 @@
-"""Variables for NCCL and PyTorch: which on which machine, and that the user's are kept."""
+"""Variables for NCCL and PyTorch: which are set on which machine; the user's are kept."""
 
 from __future__ import annotations
 

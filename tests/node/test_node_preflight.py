@@ -98,7 +98,7 @@ PLAN = Peers(
 
 
 def told(**links):
-    """What four healthy nodes tell, but for links such as ``l12={"state": "dropped"}``."""
+    """What four healthy nodes report, except for links such as ``l12={"state": "dropped"}``."""
     facts = {
         "interface": "eth0",
         "mtu": 1500,

@@ -139,7 +139,7 @@ def test_one_direction_is_blocked(lab):
 
 
 def test_nothing_passes_between_two_nodes(lab):
-    """Node 1 is cut off from node 0 too, and its word goes there through node 2."""
+    """Node 1 is cut off from node 0 too, so its report travels through node 2."""
     nodes = Nodes(lab, 3)
     lab.firewall(nodes.names[0], "ip saddr 10.77.0.2 drop")
     report = nodes.run(budget=BRIEF)

@@ -1,4 +1,4 @@
-"""The preflight test against strangers at its ports: forged, odd and endless messages."""
+"""The preflight test under attack: forged, malformed and endless messages."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def env(tmp_path):
 @pytest.fixture
 def written(env, tmp_path):
     """Every kind of record, as the node plane writes it: its content by the name in the schema."""
-    end = node_records.NodeExit(137, "rank 3 was ended by SIGKILL (exit code 137)", 3)
+    end = node_records.NodeExit(137, "rank 3 was terminated by SIGKILL (exit code 137)", 3)
     node_records.record_node(env, 0, end)
     node_records.record_rank(env, Rank("torchrun", 3, 1, 4, 2), -9, stopped=True)
     restarts.record(env, 1, restarts.PREEMPTION)

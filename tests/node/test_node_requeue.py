@@ -142,9 +142,9 @@ def test_ranks_that_stop_with_75_are_neither_restarted_nor_cut_short(bundle, tmp
     assert done.code == 75, done.log
     assert done.said["rank 0"] == ["begun", "saved"]
     assert done.said["rank 1"] == ["begun"]
-    told = f"told to stop by {signal.Signals(number).name}, it saved step-7.pt"
+    told = f"after {signal.Signals(number).name} it saved step-7.pt"
     assert bundle.end("node-0")["reason"] == (
-        f"{told} and ended with exit code 75; to resume, submit it again with "
+        f"{told} and exited with code 75; to resume, submit it again with "
         f"--set checkpoints={folder}"
     )
     assert bundle.end("rank-0")["exit_code"] == 75

@@ -101,5 +101,5 @@ def test_the_rank_that_failed_first_is_named_on_both_nodes(bundle, slurm):
     job, _ = submit(bundle, slurm, *TORCHRUN, "fail.py")
     for node in (0, 1):
         wait_for(bundle.run_dir / "exit_records" / f"node-{node}.json", "finished")
-        assert bundle.end(f"node-{node}")["reason"] == "rank 1 ended with exit code 7"
+        assert bundle.end(f"node-{node}")["reason"] == "rank 1 exited with code 7"
     assert "ExitCode=7:0" in ended(job, slurm)

@@ -63,7 +63,7 @@ def relist(source, change):
 
 
 def hide_train(source):
-    """Another's program, taken off the list so that nobody looks at it."""
+    """Another program, removed from the list so that it is not compared."""
     (source / "train.py").write_text("print('evil')\n")
     relist(source, lambda listed: listed.pop("train.py"))
 
@@ -131,7 +131,7 @@ def test_a_program_may_change_its_own_folder_before_the_last_rank_starts(unpacke
 
 
 def test_a_note_of_another_user_or_none_at_all_is_a_sentence(unpacked, start, tmp_path):
-    """On a machine of many users somebody could have put it there first."""
+    """On a shared machine another user could have created it first."""
     assert start().code == 0
     (note,) = (tmp_path / "tmp of one").iterdir()
     assert note.stat().st_mode & 0o777 == 0o600

@@ -139,7 +139,7 @@ def test_two_emulated_nodes_form_one_world_over_gloo(bundle):
     said = {**ends[0].said, **ends[1].said}
     assert said["rank 0"] == said["rank 1"] == ["sum 3.0 ['-m', 'x'] lo"]
     assert "GLOO_SOCKET_IFNAME=lo" in said["node 0"][0]
-    assert "node 1 of 2 (emulated) meets the others at 127.0.0.1 port" in said["node 1"][1]
+    assert "node 1 of 2 (emulated): rendezvous at 127.0.0.1 port" in said["node 1"][1]
     assert bundle.end("node-1")["exit_code"] == 0
 
 
@@ -157,7 +157,7 @@ def test_the_code_of_the_rank_that_failed_first_is_reported(bundle):
     assert done.code == 7
     end = bundle.end("node-0")
     assert (end["exit_code"], end["rank"]) == (7, 1)
-    assert end["reason"] == "rank 1 ended with exit code 7"
+    assert end["reason"] == "rank 1 exited with code 7"
     assert bundle.end("rank-0")["stopped"]
 
 
@@ -169,7 +169,7 @@ def test_a_trainer_killed_by_sigkill_is_137(bundle):
     os.kill(victim, signal.SIGKILL)
     done = started.finish()
     assert done.code == 137
-    assert "was ended by SIGKILL (exit code 137)" in bundle.end("node-0")["reason"]
+    assert "was terminated by SIGKILL (exit code 137)" in bundle.end("node-0")["reason"]
     assert "Signal 9 (SIGKILL)" in done.log  # torchrun saw the same end
     assert gone(other)
 
@@ -183,7 +183,7 @@ def test_sigterm_lets_trainers_finish_with_0(bundle):
     assert done.code == 0, done.log
     for rank in ("rank 0", "rank 1"):
         assert done.said[rank][1:] == ["handler SIGTERM", "saved"]
-    assert done.said["node 0"] == ["SIGTERM received and passed to 2 ranks"]
+    assert done.said["node 0"] == ["SIGTERM received and forwarded to 2 ranks"]
 
 
 def test_sigterm_ends_trainers_without_a_handler(bundle):
@@ -195,7 +195,7 @@ def test_sigterm_ends_trainers_without_a_handler(bundle):
     done = started.finish()
     assert done.code == 143
     assert "SIGTERM" in bundle.end("node-0")["reason"]
-    assert "after it was told to stop" in bundle.end("node-0")["reason"]
+    assert "after a signal to stop" in bundle.end("node-0")["reason"]
 
 
 def test_ranks_that_outlast_the_grace_are_killed(bundle):
@@ -215,7 +215,7 @@ def test_ranks_that_outlast_the_grace_are_killed(bundle):
     started.process.terminate()
     done = started.finish()
     assert done.code == 137
-    assert done.said["node 0"][-2] == "the ranks did not end in time: SIGKILL"
+    assert done.said["node 0"][-2] == "the ranks did not exit in time: sending SIGKILL"
     assert all(gone(pid) for pid in pids(done, 2))
 
 
@@ -226,7 +226,7 @@ def test_a_notice_reaches_trainers_with_a_handler_and_kills_none(bundle):
     started.process.send_signal(signal.SIGUSR2)
     started.wait_for("handler SIGUSR2")
     started.process.send_signal(signal.SIGUSR1)  # the program has no handler
-    started.wait_for("SIGUSR1 received and passed to 1 rank")
+    started.wait_for("SIGUSR1 received and forwarded to 1 rank")
     started.process.terminate()
     done = started.finish()
     assert done.code == 0, done.log
@@ -249,7 +249,7 @@ def test_no_process_survives_a_killed_torchrun(bundle):
     os.kill(int(torchruns.read_text()), signal.SIGKILL)
     done = started.finish()
     assert done.code == 137
-    assert bundle.end("node-0")["reason"].startswith("torchrun was ended by SIGKILL")
+    assert bundle.end("node-0")["reason"].startswith("torchrun was terminated by SIGKILL")
     assert all(gone(pid) for pid in pids(started, 2))
 
 
@@ -271,7 +271,7 @@ def test_nohup_is_respected(bundle):
     started.process.terminate()
     done = started.finish()
     assert done.code == 0
-    assert done.said["node 0"] == ["SIGTERM received and passed to 1 rank"]
+    assert done.said["node 0"] == ["SIGTERM received and forwarded to 1 rank"]
 
 
 def test_torchrun_restarts_a_failed_rank_and_counts_it(bundle):

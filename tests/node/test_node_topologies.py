@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("topologies")]
 
 
 class Network:
-    """One topology, built, and what came of each way in it."""
+    """One topology, and the outcome of each way in it."""
 
     def __init__(self, folder, build):
         self._folder = folder
@@ -114,7 +114,7 @@ def test_where_they_cannot_meet_the_message_says_so(outcomes, words):
 
 
 def test_the_page_shows_what_each_choice_does(outcomes):
-    """Written anew, where it is not so, by this test run with DEPLOYKIT_WRITE=1."""
+    """DEPLOYKIT_WRITE=1 makes this test rewrite the table."""
     rows = [f"| {words} | {_cells(outcomes, words)} |" for words in topologies.MEET]
     heads = " | ".join(WAYS.values())
     table = "\n".join([f"| the network | {heads} |", "|---" * (len(WAYS) + 1) + "|", *rows])
@@ -130,7 +130,7 @@ def _cells(outcomes, words):
 
 
 def _cell(nodes):
-    """In two words what came of it."""
+    """The outcome in two words."""
     if all(code == 0 for code, _ in nodes):
         return "works"
     said = "".join(log for _, log in nodes)

@@ -1,4 +1,4 @@
-"""Pairs of machines as they are met: the nodes n0 and n1, and what stands in the way."""
+"""Pairs of machines with common network setups: the nodes n0 and n1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Build = Callable[[netns.Lab], Pair]
 LOCALHOST = "127.0.0.1 localhost\n::1 localhost\n"
 HOSTS = f"{LOCALHOST}10.0.0.1 n0\n10.0.0.2 n1\n"
 MEET: dict[str, Build] = {}
-"""What the docs say of a topology in which the nodes can meet, and how it is built."""
+"""The docs' description of a topology in which the nodes can connect, and its builder."""
 CANNOT: dict[str, tuple[Build, str]] = {}
-"""The same where they cannot, and a piece of what must be said."""
+"""The same where they cannot, and a part of the expected message."""
 
 
 def _meet(words: str) -> Callable[[Build], Build]:

@@ -95,7 +95,7 @@ class TestOnACluster:
         status = ended(handle)
         assert (status.state, status.exit_code) == (State.FAILED, 3)
         assert status.reason == (
-            "3 tasks: 2 succeeded, 1 failed; task 1: rank 0 ended with exit code 3"
+            "3 tasks: 2 succeeded, 1 failed; task 1: rank 0 exited with code 3"
         )
         folder = folder_of("one-1", tmp_path)
         for number in range(3):

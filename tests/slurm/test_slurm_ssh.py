@@ -109,7 +109,7 @@ def test_an_array_and_the_exit_code_of_the_trainer(laptop):
     assert len(jobs_of("seven")) in (1, 2), "one job, or its tasks"
     code, out, _ = run("wait", "seven")
     assert code == 7
-    assert "2 tasks: 2 failed; task 0: rank 0 ended with exit code 7" in out
+    assert "2 tasks: 2 failed; task 0: rank 0 exited with code 7" in out
     code, out, _ = run("logs", "seven", "--task", "1", "--rank", "0")
     assert (code, out) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
     assert (remote_folder(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"

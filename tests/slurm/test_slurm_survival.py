@@ -210,7 +210,7 @@ def assert_restarted(job, losses, why, *, lost=0, pending_label=None):
 
 def test_the_time_limit(field, losses):
     assert_restarted(field["timed"], losses, "time_limit")
-    assert "told to stop by SIGUSR2, it saved step-" in field["timed"].log
+    assert "after SIGUSR2 it saved step-" in field["timed"].log
 
 
 def test_a_preemption_without_grace(field, losses):
@@ -219,7 +219,7 @@ def test_a_preemption_without_grace(field, losses):
 
 def test_a_preemption_with_grace(field, losses):
     assert_restarted(field["graced"], losses, "preemption")
-    assert "put back into the queue: restart 1 (preemption 1)" in field["graced"].log
+    assert "requeued: restart 1 (preemption 1)" in field["graced"].log
 
 
 def test_a_preemption_by_quality_of_service(outranked, losses):
@@ -237,7 +237,7 @@ def test_a_node_that_is_set_down(field, losses):
 def test_one_of_two_nodes_dies(field, losses):
     assert_restarted(field["killed"], losses, "node_failure", lost=runs.LOST)
     # by the launcher on the other node, or by Slurm if torchrun was slow to exit
-    messages = ("node 1 does not answer any more, and rank 0 ended with", "DUE TO NODE FAILURE")
+    messages = ("node 1 no longer responds, and rank 0 exited with", "DUE TO NODE FAILURE")
     assert any(message in field["killed"].log for message in messages)
 
 
@@ -273,7 +273,7 @@ def test_a_restart_of_the_controller(field, losses):
 def test_an_error_without_a_restart(field):
     job = field["faulty"]
     assert job.restarts == []
-    assert job.history[-1] == ("failed", "rank 1 ended with exit code 1")
+    assert job.history[-1] == ("failed", "rank 1 exited with code 1")
     assert job.waited[0] == 1
 
 
@@ -316,25 +316,28 @@ def test_a_log_is_followed_across_a_requeue(field):
 
 
 HEADS = ("what happened", "what followed", "steps lost", "counted as", "`status`", "`wait`")
-SAVED = "the ranks saved and ended; deploykit put the job back"
-WARNED = "the ranks saved and ended; Slurm put the job back"
-NOTICED = "the other ranks ended; the job was put back without that node"
+SAVED = "the ranks saved and exited; deploykit requeued the job"
+WARNED = "the ranks saved and exited; Slurm requeued the job"
+NOTICED = "the other ranks exited; the job was requeued without that node"
 ROWS = {
-    "timed": ("the time limit came near", SAVED),
+    "timed": ("the time limit approached", SAVED),
     "graced": ("preempted, with two minutes of grace", SAVED),
     "preempted": ("preempted, without grace", WARNED),
     "outranked": ("preempted by a job of another QOS", WARNED),
     "requeued": ("`scontrol requeue`", WARNED),
-    "downed": ("one of two nodes set down", WARNED),
+    "downed": ("one of two nodes set to DOWN", WARNED),
     "killed": ("one of two nodes killed", NOTICED),
     "frozen": ("one of two nodes frozen", NOTICED),
-    "alone": ("its only node killed", "Slurm put the job back on another node"),
-    "worker": ("one rank killed with SIGKILL, `retries: 1`", "torchrun started the ranks again"),
+    "alone": ("its only node killed", "Slurm requeued the job on another node"),
+    "worker": ("one rank killed with SIGKILL, `retries: 1`", "torchrun restarted the ranks"),
     "steady": ("the controller restarted", "nothing"),
-    "retried": ("an exception, `restarts: {error: 1}`", "deploykit put the job back"),
+    "retried": ("an exception, `restarts: {error: 1}`", "deploykit requeued the job"),
     "faulty": ("an exception", "nothing"),
     "hungry": ("out of memory", "nothing"),
-    "weary": ("preempted, `restarts: {preemption: 0}`", "Slurm put the job back; it ended at once"),
+    "weary": (
+        "preempted, `restarts: {preemption: 0}`",
+        "Slurm requeued the job; it exited at once",
+    ),
     "cancelled": ("`deploykit cancel`", "nothing"),
 }
 """Jobs, and the first two columns of the table for each."""

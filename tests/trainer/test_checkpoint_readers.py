@@ -100,7 +100,7 @@ def test_a_shape_larger_than_its_chunks_is_refused(manager, folder, capsys):
 @pytest.mark.parametrize(("field", "value"), [("offset", 10**9), ("offset", -8), ("length", 2**40)])
 def test_bytes_outside_of_a_file_are_refused(field, value, manager, folder, capsys):
     edit(folder, lambda table: setattr(next(iter(table.storage_data.values())), field, value))
-    assert "lie outside of __0_0.distcp" in fall_back(manager, capsys)
+    assert "lie outside __0_0.distcp" in fall_back(manager, capsys)
 
 
 def test_bytes_that_two_tensors_share_are_refused(manager, folder, capsys):
@@ -178,9 +178,9 @@ def test_a_manifest_that_is_not_json_is_refused(content, manager, folder, capsys
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (attacks.deep(200_000) + b"\x94h\x00.", "another object in place of a Metadata"),
+        (attacks.deep(200_000) + b"\x94h\x00.", "an unexpected object in place of a Metadata"),
         (b"\x80\x04}" + attacks.deep(200_000)[2:] + b"Ns.", "has a tuple as a key"),
-        (b"\x80\x04Nr\xff\xff\xff\x7f.", "another object in place of a Metadata"),
+        (b"\x80\x04Nr\xff\xff\xff\x7f.", "an unexpected object in place of a Metadata"),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "invalid pickle"),
         (b"", "invalid pickle"),
         (b"\x80\x04.", "invalid pickle"),

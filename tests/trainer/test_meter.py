@@ -128,7 +128,7 @@ def test_a_trace_of_chosen_steps_is_written_for_every_rank(tmp_path):
     options = ("--steps", "6", "--profile", "3:4", "--no-tensorboard")
     log = outputs(start_ranks(tmp_path, 2, TRAIN, *options))[0]
 
-    assert "traced steps 3 to 4 in" in log
+    assert "trace of steps 3 to 4 written to" in log
     for rank in range(2):
         trace = json.loads((tmp_path / "output" / "trace" / f"rank-{rank}.json").read_text())
         names = [event["name"] for event in trace["traceEvents"] if "name" in event]

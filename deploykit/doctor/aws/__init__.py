@@ -1,6 +1,6 @@
 """Checks for SageMaker jobs: account, subnets, security groups, network ACLs, routes, quotas.
 
-`collect.py` collects the answers of AWS, `inventory.py` parses them, the other modules judge.
+`collect.py` collects AWS's responses, `inventory.py` parses them, the other modules judge.
 """
 
 from __future__ import annotations

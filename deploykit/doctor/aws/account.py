@@ -136,11 +136,11 @@ def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
     ):
         if missing := by_decision.get(decision):
             fix = Fix("remove the actions from the Deny, or add them to the boundary")
-            message = f"the role {requirements.role_name} may not {_names(missing)}: {why}"
+            message = f"the role {requirements.role_name} is not allowed {_names(missing)}: {why}"
             yield Finding("role_denied", "error", message, _resources(missing), fix)
     if limited_to := by_decision.get("perhaps"):
         names = _names(limited_to)
-        message = f"the role {requirements.role_name} may {names} only under conditions"
+        message = f"the role {requirements.role_name} is allowed {names} only under conditions"
         fix = Fix("make sure that the conditions hold for this job")
         yield Finding("role_conditions", "warning", message, _resources(limited_to), fix)
 
@@ -240,7 +240,7 @@ def _quota(requirements: Requirements, inventory: Inventory) -> Iterator[Finding
         (f"{quota.code}, {requirements.quota!r}: {quota.value:g}",),
         snippets.make(
             "quota",
-            "request an increase; AWS answers within days",
+            "request an increase, which can take AWS a few days",
             region=requirements.region,
             code=quota.code,
             value=math.ceil(requirements.nodes),

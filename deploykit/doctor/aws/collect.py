@@ -1,4 +1,4 @@
-"""Collect what AWS knows of a job's account and network, live or from a folder of saved answers.
+"""Collect what AWS knows of a job's account and network, live or from a folder of saved responses.
 
 Every request is a get, a list or a describe. A denied request is stored as its error, so that the
 findings can say what was not checked.
@@ -24,7 +24,7 @@ _ANSWERS = DENIED | {
     *("NoSuchEntity", "NoSuchBucket", "NoSuchResourceException", "InvalidInstanceType"),
     *("PermanentRedirect", "301"),
 }
-"""Error codes that count as answers; any other error is raised."""
+"""Error codes that count as responses; any other error is raised."""
 
 OF_VPC = {
     "describe-vpcs": "Filters",
@@ -46,17 +46,19 @@ def live(requirements: Requirements, client: Client) -> Answers:
 
 
 def load(folder: Path) -> Answers:
-    """Read the answers in `folder`, one JSON file each.
+    """Read the responses in `folder`, one JSON file each.
 
     Raises NotFound if the folder does not exist or a file is not a JSON object.
     """
     if not folder.is_dir():
-        raise NotFound(f"folder not found: {folder}", hint="create it with `doctor --save FOLDER`")
+        raise NotFound(
+            f"folder not found: {folder}", hint="create it with `deploykit doctor --save FOLDER`"
+        )
     return {path.stem: _json(path) for path in sorted(folder.glob("*.json"))}
 
 
 def save(answers: Answers, folder: Path) -> None:
-    """Write each answer to ``COMMAND.json`` in `folder`, for `load`."""
+    """Write each response to ``COMMAND.json`` in `folder`, for `load`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, answer in answers.items():
         (folder / f"{name}.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
@@ -67,14 +69,14 @@ def _json(path: Path) -> Any:
         answer = read_json(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it {error}"
-        raise NotFound(f"{path} is not a JSON answer of AWS: {reason}") from error
+        raise NotFound(f"{path} is not a JSON response from AWS: {reason}") from error
     if not isinstance(answer, dict):
-        raise NotFound(f"{path} is not a JSON answer of AWS", hint="save it with --output json")
+        raise NotFound(f"{path} is not a JSON response from AWS", hint="save it with --output json")
     return answer
 
 
 class _Collector:
-    """Sends the requests in order, since some depend on earlier answers."""
+    """Sends the requests in order, since some depend on earlier responses."""
 
     def __init__(self, requirements: Requirements, client: Client) -> None:
         self._requirements, self._client = requirements, client
@@ -100,7 +102,7 @@ class _Collector:
         return answer
 
     def _ask(self, command: str, service: str, **arguments: Any) -> Any:
-        """The complete answer, all pages of it, as plain JSON data."""
+        """The complete response, all pages of it, as plain JSON data."""
         if service not in self._clients:
             self._clients[service] = self._client(service)
         client, name = self._clients[service], command.replace("-", "_")

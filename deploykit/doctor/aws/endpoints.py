@@ -52,7 +52,7 @@ def _dns(requirements: Requirements, inventory: Inventory, vpc: str) -> Iterator
             requirements,
             found_vpc,
             "enableDnsSupport",
-            "DNS is off in the VPC: no name resolves, not even that of S3",
+            "DNS is off in the VPC: no host name resolves, not even S3's",
         )
     private = [one for one in inventory.endpoints or () if one.vpc == vpc and not one.gateway]
     if found_vpc.dns_hostnames is False and any(one.private_dns for one in private):

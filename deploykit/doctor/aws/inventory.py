@@ -1,6 +1,6 @@
-"""The account and the network of a job, parsed from the answers of AWS.
+"""The account and the network of a job, parsed from AWS's responses.
 
-An answer is what the AWS CLI prints as JSON, stored under the name of its command
+A response is what the AWS CLI prints as JSON, stored under the name of its command
 (``describe-subnets``), or ``{"Error": {"Code", "Message"}}``. Resources that could not be listed
 are None; the checks that need them yield nothing, and `permissions.py` reports the gap.
 """
@@ -209,9 +209,9 @@ def error_code(answers: Answers, name: str) -> str | None:
 
 
 def parse(answers: Answers, instance_type: str) -> Inventory:
-    """Parse the answers. `instance_type` is EC2's name, whose EFA support is looked up.
+    """Parse the responses. `instance_type` is EC2's name, whose EFA support is looked up.
 
-    Answers from a folder may have any shape: raises what indexing them raises.
+    Responses from a folder may have any shape: raises what indexing them raises.
     """
     caller = _successful(answers, "get-caller-identity") or {}
     return Inventory(

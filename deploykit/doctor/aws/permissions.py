@@ -1,4 +1,4 @@
-"""What could not be checked for lack of permissions or of saved answers, and how to allow it."""
+"""What could not be checked for lack of permissions or of saved responses, and how to allow it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAVE = ("deploykit", "doctor", "--backend", "sagemaker", "--save", "FOLDER", "-
 
 
 def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    """One finding for each denied request, and one for all answers missing from the folder."""
+    """One finding for each denied request, and one for all responses missing from the folder."""
     for name, answer in inventory.answers.items():
         error = answer.get("Error", {})
         if error.get("Code") in collect.DENIED:
@@ -77,10 +77,10 @@ def _not_saved(requirements: Requirements, missing: list[str]) -> Finding:
     return Finding(
         "not_saved",
         "unchecked" if network else "note",
-        f"not checked: the folder has no answer of {', '.join(missing)}",
+        f"not checked: the folder has no response to {', '.join(missing)}",
         tuple(f"{name}.json is missing" for name in missing[:3]),
         Fix(
-            "save the answers on a machine with credentials",
+            "save the facts on a machine with credentials",
             cli=f"{shell.command(*_SAVE, f'sagemaker.region={requirements.region}')}\n",
         ),
     )

@@ -25,8 +25,9 @@ def peer_addresses(cluster: Cluster) -> list[str]:
         elsewhere = [host for host in cluster.hosts if not is_loopback(address(host))]
         if elsewhere:
             raise BadEnvironment(
-                f"The host name {peer} resolves to {best} here, this machine itself, while "
-                f"{elsewhere[0]} is elsewhere. Give {peer} its own address in /etc/hosts or DNS."
+                f"The host name {peer} resolves to {best} here, this machine itself, but "
+                f"{elsewhere[0]} is another machine. Give {peer} its own address in /etc/hosts "
+                "or DNS."
             )
     return known
 

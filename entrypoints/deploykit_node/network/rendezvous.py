@@ -125,8 +125,8 @@ def _reserve(address: str, ports: Iterable[int]) -> socket.socket:
             continue
         return held
     raise BadEnvironment(
-        "No TCP port is free on this node for the nodes to meet at; "
-        "see `ss -ltn`, and choose others with DEPLOYKIT_PORTS, such as 20000-20100."
+        "No TCP port is free on this node for the rendezvous. "
+        "See `ss -ltn`, and choose others with DEPLOYKIT_PORTS, such as 20000-20100."
     )
 
 
@@ -136,7 +136,7 @@ def _port_file(env: Environ) -> Path:
     except KeyError:
         raise BadEnvironment(
             "The nodes of a job find each other through the run folder: "
-            "set DEPLOYKIT_RUN_DIR to one folder that all of them see."
+            "set DEPLOYKIT_RUN_DIR to one folder that all of them share."
         ) from None
 
 

@@ -39,7 +39,7 @@ def budget(env: Environ) -> float:
     except ValueError:
         seconds = 0
     if not 1 <= seconds < 3600:  # noqa: PLR2004 - an hour
-        raise BadEnvironment(f"{VARIABLE} is {text!r}; it must be a number of seconds from 1.")
+        raise BadEnvironment(f"{VARIABLE} is {text!r}; it must be a number of seconds, at least 1.")
     return seconds
 
 

@@ -28,7 +28,7 @@ _LITTLE = {"shm": 65 << 20, "disk": 5 << 30}
 _STATES = {
     "dropped": "gets no answer from {address}: the packets are dropped",
     "refused": "is refused by {address}: nothing listens there",
-    "unreachable": "has no way to {address}: no route, or no machine that answers",
+    "unreachable": "cannot reach {address}: no route, or no machine that answers",
     "closed": "cannot talk to {address}: the connection is closed at once",
     "unknown": "cannot resolve the host name",
     "other": "finds another node at {address}: two nodes have the same address or name",
@@ -103,8 +103,9 @@ def judge_group(peers: Peers, reports: Reports) -> list[Finding]:
             how = "failed" if record["ended"] else f"did not finish in {record['seconds']:.0f} s"
             output = "; ".join(record["output"]) or "it printed nothing"
             text = (
-                f"every pair passes TCP, but the process group {how} on {peers.label(node)}, "
-                f"rank {record['rank']}: {output}. Compare its interface with the table"
+                f"every pair passes the TCP test, but the process group {how} on "
+                f"{peers.label(node)}, rank {record['rank']}: {output}. "
+                "Compare its interface with the table"
             )
         findings.append(Finding(text, fatal=True))
     return findings
@@ -129,7 +130,7 @@ def judge(part: str, peers: Peers, reports: Reports) -> list[Finding]:
 def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:
     """The findings of a node that got no verdict from node 0."""
     fatal = [finding for finding in judge(part, peers, reports) if finding.fatal]
-    text = f"node 0 sent {peers.label(peers.node)} no verdict on the {part}: see its log"
+    text = f"node 0 sent {peers.label(peers.node)} no result of the {part}: see its log"
     return fatal or [Finding(text, fatal=True)]
 
 

@@ -34,7 +34,7 @@ def lines(
         took = f"{group['seconds']:.1f} s"
         text.append(f"all_reduce over {group['backend']}, all ranks of {count} nodes: {took}")
     if ignored:
-        text.append(f"ignored {ignored} messages that no node of this job has signed")
+        text.append(f"ignored {ignored} messages that no node of this job signed")
     result = "stopped" if any(finding.fatal for finding in findings) else "passed"
     return [*text, f"{result}, {count} node{'' if count == 1 else 's'} in {seconds:.1f} s"]
 

@@ -80,7 +80,7 @@ class Attempt:
         why = restarts.why(self._env, self._number) or NODE_FAILURE
         if counted[why] <= self._limits.get(why, counted[why]):
             return None
-        reason = f"Slurm started it again, but {self._used_up(why)}; {self._how_to_resume()}"
+        reason = f"Slurm restarted it, but {self._used_up(why)}; {self._how_to_resume()}"
         return NodeExit(STOPPED, reason)
 
     def _complete_restart_records(self, log_sizes: dict[str, int]) -> None:
@@ -141,10 +141,10 @@ class Attempt:
         """Request another attempt if the job file allows it. Returns the end with the outcome."""
         job = self._query()
         if job is None:
-            return _extended(end, "Slurm did not answer when asked about the job")
+            return _extended(end, "Slurm did not answer a query about the job")
         if job.restarts > self._number:
             self._record_slurms_restart(job)
-            return _extended(end, "Slurm starts it again")
+            return _extended(end, "Slurm restarts it")
         why, end = self._cause(end, job)
         if why is None:
             return end
@@ -164,7 +164,7 @@ class Attempt:
         """Why the attempt ended (None: on purpose), and the end with a corrected reason."""
         if end.code != STOPPED and not end.stopped:
             if not self._received and (lost := self._lost_nodes()):
-                reason = f"node {lost[0]} does not answer any more, and {end.reason}"
+                reason = f"node {lost[0]} no longer responds, and {end.reason}"
                 return NODE_FAILURE, end._replace(reason=reason)
             return ERROR, end
         if job.timed_out or (self._noticed and job.left <= self._notice + _EARLY):
@@ -204,7 +204,7 @@ class Attempt:
         saved = end.code == STOPPED or checkpoints.newest(self._at_start, self._checkpoints)
         if why == TIME_LIMIT and not saved:
             return (
-                "it is not restarted, since this attempt has left no checkpoint in "
+                "it is not restarted, because this attempt left no checkpoint in "
                 f"{self._checkpoints} and a retry would make no progress"
             )
         return None
@@ -216,9 +216,9 @@ class Attempt:
         error = slurm_job.requeue(self._env)
         if error is not None:
             restarts.withdraw(self._env, number)
-            return _extended(end, f"Slurm did not put it back into the queue: {error}")
+            return _extended(end, f"Slurm did not requeue it: {error}")
         counted = restarts.describe(restarts.counts(self._env, number))
-        return _extended(end, f"put back into the queue: restart {number} ({counted})")
+        return _extended(end, f"requeued: restart {number} ({counted})")
 
     def _record_slurms_restart(self, job: slurm_job.Job) -> None:
         """Record why Slurm itself restarts the job."""
@@ -235,9 +235,7 @@ class Attempt:
         saved = checkpoints.newest(self._at_start, self._checkpoints, received_at)
         folder = self._checkpoints or "its folder"
         what = f"saved {saved}" if saved else f"left nothing new in {folder}"
-        return (
-            f"told to stop by {signals.name(first)}, it {what} and ended with exit code {end.code}"
-        )
+        return f"after {signals.name(first)} it {what} and exited with code {end.code}"
 
     def _used_up(self, why: str) -> str:
         limit = self._limits.get(why, 0)
