@@ -194,7 +194,7 @@ def _token_warnings(lines_by_file: dict[str, dict[Secret, int]]) -> Iterator[Pro
                 severity="warning",
             )
     if len(lines_by_file) > _MOST_WARNINGS:
-        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files contain what looks like tokens"
+        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files seem to contain tokens"
         yield Problem("source", more, severity="warning")
 
 
@@ -212,7 +212,7 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     listing = ", ".join(f"{entry.path} ({_readable(entry.size)})" for entry in largest)
     yield Problem(
         "max_bundle",
-        f"the source folder has {_readable(total)}, more than the limit of {_readable(limit)}",
+        f"the source folder is {_readable(total)}, larger than the limit of {_readable(limit)}",
         f"add what the job does not need to .deploykitignore, or raise max_bundle; "
         f"largest: {listing}",
     )

@@ -22,7 +22,7 @@ from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
     "init": "write a commented job file to start from",
-    "infra": "generate what must exist on AWS before a job can run",
+    "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",

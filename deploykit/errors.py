@@ -33,7 +33,7 @@ class UsageError(DeploykitError):
     """The command line is wrong: the message says how, or all of `problems` do."""
 
     exit_code = 64
-    meaning = "the command line is wrong"
+    meaning = "the command line is invalid"
 
     def __init__(
         self, message: str, *, hint: str | None = None, problems: Sequence[Problem] = ()
@@ -46,7 +46,7 @@ class JobFileError(DeploykitError):
     """The job file, or what it refers to, has problems: all of them, not the first."""
 
     exit_code = 65
-    meaning = "the job file is wrong; every problem is listed"
+    meaning = "the job file has problems; all of them are listed"
 
     def __init__(
         self, source: str, problems: Sequence[Problem], *, hint: str | None = None

@@ -127,7 +127,7 @@ class JobSpec:
         int,
         Help(
             "How often torchrun restarts all ranks after one has failed. SageMaker: how often the "
-            "service restarts the job after its own faults; it does not retry yours.",
+            "service restarts the job after its own errors; it does not retry yours.",
             example="0",
         ),
         Bounds(0, 30),

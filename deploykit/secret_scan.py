@@ -276,7 +276,7 @@ def _in_variable(name: str, value: str) -> str | None:
     tokenlike = re.search(_LIKELY_NAME, name) and re.fullmatch(_ONE_WORD, value)
     random = re.search(_MAYBE, name) and re.fullmatch(_RANDOM, value)
     if re.search(_NAME, name) or tokenlike or random:
-        return "is a secret by its name"
+        return "looks like a secret by its name"
     return None
 
 

@@ -204,7 +204,7 @@ def changed(path: str) -> TryAgain:
     """The error for a file or folder that changed while it was read."""
     return TryAgain(
         f"{path} changed while it was being bundled",
-        hint="submit again; add files that change all the time to .deploykitignore",
+        hint="submit again; add files that change constantly to .deploykitignore",
     )
 
 

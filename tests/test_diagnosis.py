@@ -90,7 +90,7 @@ def test_a_person_reads_what_where_why_and_what_to_do(tmp_path, capsys):
     assert "  fix     List the interfaces on n7: ip -br addr" in told
     path.write_text("step 1\n")
     assert cli.main(["diagnose", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("no known cause in these logs")
+    assert capsys.readouterr().out.startswith("no known cause: these logs show")
 
 
 def test_torchrun_names_the_first_rank_that_failed(tmp_path, capsys):

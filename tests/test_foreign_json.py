@@ -56,7 +56,7 @@ def test_answers_of_another_shape(project, capsys, name):
     code = doctor("facts", "--backend", "sagemaker", "--set", AWS)
     shown = capsys.readouterr()
     assert code in {66, 80}, shown
-    assert code == 80 or "the facts in facts are not valid answers of AWS" in shown.err
+    assert code == 80 or "the facts in facts are not valid responses from AWS" in shown.err
 
 
 @pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])

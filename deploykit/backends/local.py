@@ -84,7 +84,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        *("", "# one launcher a node; each adds its address, port and node rank to the command"),
+        *("", "# one launcher per node; each adds its address, port and node rank to the command"),
         f"exec {shlex.join(launcher)} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
@@ -115,9 +115,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
         )
     handle = find(plan.run, folder, plan.target)
     if handle is None:
-        raise BackendUnavailable(
-            "the shell of the job did not start", hint=f"see {folder}/logs/job.log"
-        )
+        raise BackendUnavailable("the job's shell did not start", hint=f"see {folder}/logs/job.log")
     return handle
 
 

@@ -15,11 +15,13 @@ SHARED = ("backend",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare RUN and --target."""
-    parser.add_argument("run", metavar="RUN", help="the whole run id, which names the job there")
+    parser.add_argument(
+        "run", metavar="RUN", help="the full run id: the job's name there"
+    )
     parser.add_argument(
         "--target",
         metavar="T",
-        help="where the job is, such as a region (default: the environment's, as AWS_REGION)",
+        help="where the job runs, such as a region (default: from the environment, as AWS_REGION)",
     )
 
 

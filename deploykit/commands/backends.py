@@ -1,7 +1,7 @@
 """List the backends, what each offers, and what is missing here to use it.
 
-With `slurm --probe`: query this Slurm cluster for what it has and allows, and keep the answer as a
-site profile, which `check` uses where there is no Slurm (`slurm.site` in the job file).
+With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
+site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from deploykit.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the backend, --probe and --target."""
     parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
-    parser.add_argument("--probe", action="store_true", help="query its target, keep the profile")
+    parser.add_argument(
+        "--probe", action="store_true", help="query its target, save the profile"
+    )
     parser.add_argument(
         "--target", metavar="T", help="the target to probe, such as a login node (over ssh)"
     )

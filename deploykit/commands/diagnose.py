@@ -161,7 +161,7 @@ def _data(cause: Cause) -> dict[str, Any]:
 def _print(causes: Sequence[Cause]) -> None:
     """Print the causes in the order in which they occurred, the most probable one marked."""
     if not causes:
-        output.say("no known cause in these logs: no failure, or one that no rule describes")
+        output.say("no known cause: these logs show no failure, or one that no rule matches")
         output.say("  next    see the first error of any rank: deploykit logs RUN --first-error")
         return
     likely = causes[0]

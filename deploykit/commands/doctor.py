@@ -1,4 +1,4 @@
-"""Check the target for anything that would block the job: each fault, its evidence and its fix.
+"""Check the target for anything that would block the job: each finding, its evidence and its fix.
 
 Changes and starts nothing. Without --backend: every backend that has a section in the file, or else
 this machine. Exits with 0 when nothing would block the job, with 80 otherwise.
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         dest="saved",
         metavar="FOLDER",
-        help="judge saved facts, offline: JSON written by --save or by the AWS CLI",
+        help="check saved facts offline: JSON written by --save or by the AWS CLI",
     )
     parser.add_argument(
         "--fix",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings of each backend; return FAULT_FOUND where one stops the job."""
     if args.save and args.saved:
-        raise UsageError("--save and --from exclude each other")
+        raise UsageError("--save and --from cannot be used together")
     names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names)
     findings = [(name, one) for name in names for one in _examine(name, file, args)]
@@ -104,7 +104,7 @@ def _print_one(one: Finding, language: str) -> None:
         snippets.TERRAFORM: one.fix.terraform,
     }.get(language, one.fix.cli)
     if one.fix.cli and not code:
-        output.say(f"         (not possible in {language}; the command:)")
+        output.say(f"         (not available in {language}; use the command:)")
     if text := code or one.fix.cli:
         output.block("".join(f"    {line}\n" for line in text.rstrip().split("\n")))
 

@@ -1,4 +1,4 @@
-"""Generate what must exist on AWS before a job can run, from a few answers; or check the answers.
+"""Generate the AWS resources that jobs require, from a few answers; or check the answers.
 
 `render` writes a CloudFormation stack, a container recipe and, where the answers have a section
 `cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the

@@ -23,7 +23,7 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to select of the run's lines."""
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="continue until the run has ended"
+        "-f", "--follow", action="store_true", help="follow until the run has ended"
     )
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
@@ -96,7 +96,7 @@ def _refuse_unknown_task(handle: Handle, task: int) -> None:
     """Raise UsageError where the run has no task of that number."""
     count = backend.require(handle.backend, backend.Tasks).tasks(handle)
     if count is None:
-        raise UsageError(f"{handle.run} is not a job array", hint="leave --task out")
+        raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
     if task not in range(count):
         raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
     )
-    parser.add_argument("--run", metavar="ID", help="run id; one id never starts two jobs")
+    parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -126,7 +126,7 @@ class TestOnACluster:
         log = folder_of("one-1", tmp_path) / "tasks/1/logs/node-0.log"
         wait_for(lambda: log.exists() and "restart 0" in log.read_text())
         output("scontrol", "requeue", f"{handle.id}_1")
-        wait_for(lambda: "task 1:" in reason() and "restart 1 to come (request 1)" in reason())
+        wait_for(lambda: "task 1:" in reason() and "restart 1 pending (request 1)" in reason())
         status = ended(handle)
         assert (status.state, status.reason) == (State.SUCCEEDED, "2 tasks: 2 succeeded")
         assert not any(one.state.final for one in statuses)

@@ -69,8 +69,8 @@ def test_the_position_in_the_queue(cluster, make_plan, send):
         return reasons if all("expected" in reason for reason in reasons) else None
 
     first, second = wait_for(reasons_with_start_times)
-    assert first.startswith("waiting for 1 node of partition main; no jobs ahead; expected to")
-    assert second.startswith("waiting for 2 nodes of partition main; 1 job ahead; expected to")
+    assert first.startswith("waiting for 1 node in partition main; no jobs ahead; expected to")
+    assert second.startswith("waiting for 2 nodes in partition main; 1 job ahead; expected to")
 
 
 @pytest.mark.parametrize(("name", "code"), [("tools/1", 0), ("tools/2", 78)])

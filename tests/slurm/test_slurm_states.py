@@ -134,21 +134,21 @@ nonsense
         (
             "37|PENDING|2026-11-21T03:15:17|N/A|2|main|9|Resources|a|/a",
             (
-                "waiting for 2 nodes of partition main; 3 jobs ahead; "
+                "waiting for 2 nodes in partition main; 3 jobs ahead; "
                 "expected to start at 2026-11-21 03:15 UTC"
             ),
         ),
         (
             "37|PENDING|N/A|N/A|1|big,other|9|Priority|a|/a",
-            "waiting for 1 node of partition big,other; 2 jobs ahead",
+            "waiting for 1 node in partition big,other; 2 jobs ahead",
         ),
         (
             "37|PENDING|N/A|N/A|1|main|11|Priority|a|/a",
-            "waiting for 1 node of partition main; 1 job ahead",
+            "waiting for 1 node in partition main; 1 job ahead",
         ),
         (
             "37|PENDING|N/A|N/A|1|main|13|Priority|a|/a",
-            "waiting for 1 node of partition main; no jobs ahead",
+            "waiting for 1 node in partition main; no jobs ahead",
         ),
     ],
 )

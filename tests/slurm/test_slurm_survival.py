@@ -198,7 +198,7 @@ def assert_restarted(job, losses, why, *, lost=0, pending_label=None):
     assert set(job.restarts) == {why}, job.log
     label, count = why.replace("_", " "), len(job.restarts)
     pending = job.reasons_in("queued") + job.reasons_in("stopping")
-    assert f"restart 1 to come ({pending_label or label} 1)" in pending, job.history
+    assert f"restart 1 pending ({pending_label or label} 1)" in pending, job.history
     assert f"restart {count} ({label} {count})" in job.reasons_in("running"), job.history
     assert job.history[-1][0] == "succeeded"
     assert f"({label} {count})" in job.history[-1][1]
@@ -360,7 +360,7 @@ def measured(job):
     """Steps lost, the reason counted, `status` while pending and finally, exit code of `wait`."""
     state, reason = job.history[-1]
     pending = re.search(
-        r"restart 1 to come \(.*?\)", job.reasons_in("queued") + job.reasons_in("stopping")
+        r"restart 1 pending \(.*?\)", job.reasons_in("queued") + job.reasons_in("stopping")
     )
     status = f"{pending[0]}; {state}" if pending else state
     if state == "failed":

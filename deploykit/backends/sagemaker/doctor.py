@@ -17,13 +17,13 @@ from deploykit.finding import Finding, Fix
 from deploykit.model import JobSpec
 
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading saved answers raises where they have another shape than AWS gives them."""
+"""What reading saved responses raises if they do not have the shape of AWS's."""
 
 
 def examine(
     job: JobSpec, options: Options, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the account and the network, live or from a folder of saved answers."""
+    """Findings about the account and the network, live or from a folder of saved responses."""
     where = region(options) or ""
     required = requirements.of_job(job, options, where)
     try:
@@ -54,6 +54,6 @@ def reading(saved: Path | None) -> Iterator[None]:
         if saved is None:
             raise
         raise NotFound(
-            f"the facts in {saved} are not valid answers of AWS: {error!r:.200}",
-            hint="make them with `deploykit doctor --save FOLDER`, or save with --output json",
+            f"the facts in {saved} are not valid responses from AWS: {error!r:.200}",
+            hint="save them with `deploykit doctor --save FOLDER` or `aws ... --output json`",
         ) from error

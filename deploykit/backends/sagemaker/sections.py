@@ -96,7 +96,7 @@ class Channel:
     ] = "None"
     shuffle_seed: Annotated[
         int | None,
-        Help("Seed to shuffle the objects, or the lines of an augmented manifest, with."),
+        Help("Seed for shuffling the objects, or the lines of an augmented manifest."),
     ] = None
     instance_groups: Annotated[
         tuple[Annotated[str, GROUP], ...],

@@ -176,7 +176,7 @@ def _find_queued(plan: Plan, folder: Path, text: str) -> str:
         raise complaints.error_for(text)
     complaint = complaints.in_one_line(text)
     raise TryAgain(
-        f"Slurm does not answer, so the job may or may not be queued: {complaint}",
+        f"Slurm did not respond, so the job may or may not be queued: {complaint}",
         hint=f"`deploykit submit --run {plan.run}` with the same job finds it or queues it once",
     )
 

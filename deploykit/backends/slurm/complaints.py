@@ -19,7 +19,7 @@ _HINTS = {
     "node configuration": "request less per node; `sinfo -N -o '%N %c %m %G'` lists the nodes",
     "invalid feature": "set slurm.constraint to features that `sinfo -o '%N %f'` lists",
     "dependency problem": (
-        "Slurm no longer has a job of slurm.after; remove that run if it ended as required"
+        "Slurm has no record of a job in slurm.after; remove that run if it ended as required"
     ),
     "mail-type": "correct slurm.mail_type; `man sbatch` lists the events",
     "license": "correct slurm.licenses; `scontrol show licenses` lists them",

@@ -275,7 +275,7 @@ def _check_locations(job: JobSpec) -> Iterator[Problem]:
             yield Problem(
                 path,
                 f"a Slurm node cannot use {location} as a folder",
-                f"copy it to a shared folder, and set that with --set {path}=FOLDER",
+                f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
             )
 
 

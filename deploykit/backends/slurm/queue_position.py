@@ -42,11 +42,11 @@ def has_position(row: Row) -> bool:
 
 
 def describe(row: Row, pending: Iterable[PendingJob]) -> str:
-    """``waiting for 2 nodes of partition gpu; 14 jobs ahead; expected to start at ...``."""
+    """``waiting for 2 nodes in partition gpu; 14 jobs ahead; expected to start at ...``."""
     ahead = _count_ahead(row, pending)
     nodes = f"{row.nodes} node{'' if row.nodes == '1' else 's'}"
     parts = [
-        f"waiting for {nodes} of partition {row.partition}",
+        f"waiting for {nodes} in partition {row.partition}",
         f"{ahead or 'no'} job{'' if ahead == 1 else 's'} ahead",
     ]
     if row.started is not None:

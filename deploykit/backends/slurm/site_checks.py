@@ -80,7 +80,7 @@ def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Itera
         message = f"{_profile(site)}: Pyxis is not installed: srun has no --container-image"
         yield Problem("slurm.container.runtime", message, "apptainer, if the nodes have it")
     if job.resources.memory is not None and not site.has_memory:
-        message = f"{_profile(site)}: the memory of nodes is not configured, so it cannot be set"
+        message = f"{_profile(site)}: slurm.conf gives nodes no memory, so none can be requested"
         yield Problem("resources.memory", message, "remove it")
 
 

@@ -83,7 +83,7 @@ def run(host: str, script: str, data: bytes | None = None) -> tuple[int, bytes, 
         _warn_of_retry(host, shown, pause)
         time.sleep(pause)
     raise BackendUnavailable(
-        f"ssh {host}: {shown.strip() or 'the connection broke'}",
+        f"ssh {host}: {shown.strip() or 'the connection was lost'}",
         hint=f"try `{shell.command('ssh', '--', host, 'true')}`, then the same command again",
     )
 

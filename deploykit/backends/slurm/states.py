@@ -128,7 +128,7 @@ _REASONS = {
     "FrontEndDown": "no node can run its batch script now",
     "Cleaning": "its last attempt is being cleaned up",
     "Prolog": "its nodes are being prepared",
-    "JobArrayTaskLimit": "as many tasks of its array are running as are allowed at once",
+    "JobArrayTaskLimit": "its array already runs the maximum number of tasks",
     "JobLaunchFailure": (
         "a node could not launch it; check that the node can see the run's folder and its logs"
     ),
@@ -280,7 +280,7 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     number = len(reasons)
     if state.final:
         return f"after {number} restart{'s' if number > 1 else ''} ({listed})"
-    return f"restart {number}{'' if state is State.RUNNING else ' to come'} ({listed})"
+    return f"restart {number}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
 def _sentence(reason: str) -> str:
