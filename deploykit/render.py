@@ -25,6 +25,15 @@ def data(template: str, **values: Any) -> str:
     return _rendered(template, _hcl if template.endswith(".tf.j2") else _json, values)
 
 
+def markdown(template: str, **values: Any) -> str:
+    """Render a page for people: every ``{{ value }}`` is one line of text.
+
+    In a command, ``{{ value | shell }}`` is quoted; ``{{ text | code }}`` is code already. Raises
+    jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _prose, values)
+
+
 def _rendered(template: str, finalize: Callable[[Any], str], values: Mapping[str, Any]) -> str:
     return str(_environment(finalize).get_template(template).render(values))
 
@@ -43,7 +52,8 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
         autoescape=False,
     )
     environment.filters["words"] = _words
-    environment.filters["verbatim"] = _Quoted
+    environment.filters["verbatim"] = environment.filters["code"] = _Quoted
+    environment.filters["shell"] = lambda word: _Quoted(quoting.command(str(word)))
     return environment
 
 
@@ -61,6 +71,13 @@ def _words(argv: Sequence[str]) -> _Quoted:
 def _quote(value: object) -> str:
     # str() of an undefined name raises: StrictUndefined
     return value if isinstance(value, _Quoted) else quoting.command(str(value))
+
+
+def _prose(value: object) -> str:
+    """A value as text of one line that ends no table cell and no code span."""
+    if isinstance(value, _Quoted):
+        return value
+    return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
 
 
 def _json(value: object) -> str:
