@@ -53,7 +53,7 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
     )
     environment.filters["words"] = _words
     environment.filters["verbatim"] = environment.filters["code"] = _Quoted
-    environment.filters["shell"] = lambda word: _Quoted(quoting.command(str(word)))
+    environment.filters["shell"] = _one_word
     return environment
 
 
@@ -66,6 +66,11 @@ class _Quoted(str):
 def _words(argv: Sequence[str]) -> _Quoted:
     """An argument vector as shell words: ``{{ argv | words }}``."""
     return _Quoted(quoting.command(*argv))
+
+
+def _one_word(value: object) -> _Quoted:
+    """A value as one word of the shell, on one line."""
+    return _Quoted(quoting.command(str(value)).replace("\n", "'$'\\n''"))
 
 
 def _quote(value: object) -> str:
