@@ -41,6 +41,19 @@ GUIDES = {
 }
 """The guides, by the name that the command line takes."""
 
+BY_CAUSE = {
+    "net_iface_wrong": "nccl",
+    "nccl_init_timeout": "nccl",
+    "net_unreachable": "nccl",
+    "net_blocked": "rendezvous",
+    "rdzv_timeout": "rendezvous",
+    "port_in_use": "rendezvous",
+    "dns_failure": "rendezvous",
+    "efa_error": "efa",
+    "ofi_plugin_incompatible": "efa",
+}
+"""The guide to read for a cause that diagnose names."""
+
 
 @dataclass
 class NodeNetwork:

@@ -12,6 +12,7 @@ import shlex
 import pytest
 
 from deploykit import cli, guides
+from deploykit.diagnosis import cause_rules
 from deploykit.guides import GUIDES, Case
 from deploykit.model import LogLine
 from deploykit_node.network import interfaces
@@ -111,3 +112,14 @@ def test_the_list_and_an_unknown_name(capsys):
     assert "did you mean 'nccl'?" in capsys.readouterr().err
     assert cli.main(["guide", "efa", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["guide"] == "efa"
+
+
+def test_causes_point_to_guides_that_exist(tmp_path, capsys):
+    assert set(guides.BY_CAUSE) <= {rule.label for rule in cause_rules.load().causes}
+    assert set(guides.BY_CAUSE.values()) <= set(GUIDES)
+    log = tmp_path / "node-0.log"
+    log.write_text("NCCL WARN Bootstrap : no socket interface found\n")
+    assert cli.main(["diagnose", str(log)]) == 79
+    assert capsys.readouterr().out.endswith(
+        "\nmore about this, step by step: deploykit guide nccl\n"
+    )
