@@ -1,27 +1,29 @@
 # `make run` and `make test` are all that a newcomer needs; see README.md.
 PYTHON ?= python3
-BIN := .venv/bin
+# `make PYTHON=/usr/bin/python3 VENV=.venv-debian test` tests with another Python, beside the first.
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
 
-run: .venv/.train
+run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
 
 # In five minutes: the installation, every verb on all three backends, and what is quick to test.
-test: .venv/.dev
+test: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest \
 	    -m 'quick or not (slow or slurm or torch or frameworks)'
 
 # Everything, in some forty minutes on two cores.
-test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
+test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
 	$(BIN)/python -m pytest
 
 # Minutes more: every example of examples/frameworks, in three places each.
-test-frameworks: .venv/.dev .venv-sagemaker/.ready .venv-frameworks/.ready
+test-frameworks: $(VENV)/.dev .venv-sagemaker/.ready .venv-frameworks/.ready
 	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
-lint: .venv/.dev
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -30,7 +32,7 @@ lint: .venv/.dev
 	$(BIN)/python tests/shell_lint.py
 
 # What could do harm: ruff's security rules, every call that could, and known vulnerabilities.
-audit: .venv/.dev .venv-audit/.ready
+audit: $(VENV)/.dev .venv-audit/.ready
 	$(BIN)/ruff check --select S .
 	$(BIN)/python tests/audit/calls.py
 	$(BIN)/python tests/audit/packages.py
@@ -39,21 +41,21 @@ audit: .venv/.dev .venv-audit/.ready
 FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/test_paste.py \
     tests/node/test_node_preflight_messages.py tests/trainer/test_checkpoint_readers.py \
     tests/trainer/test_http_messages.py
-fuzz: .venv/.dev
+fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
 
 # Changes five modules in one place at a time, and prints the changes that no test notices. Hours.
-mutation: .venv/.dev .venv-mutation/.ready
+mutation: $(VENV)/.dev .venv-mutation/.ready
 	$(BIN)/python tests/mutation/mutate.py
 
-bench: .venv/.dev .venv-torchx/.ready .venv-frameworks/.ready
+bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/traffic.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/diagnose.py
 
-docs: .venv/.dev
+docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/terminal.py
@@ -64,20 +66,20 @@ docs-site: .venv-docs/.ready
 	@echo 'open build/site/index.html'
 
 # The environments. torch is installed first, so that nothing else chooses its build.
-.venv/bin/python:
-	$(PYTHON) -m venv .venv
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
 
-.venv/.train: .venv/bin/python pyproject.toml constraints.txt
+$(VENV)/.train: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) -e '.[train]'
 	touch $@
 
-.venv/.dev: .venv/.train
+$(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[dev,sagemaker,train]'
 	touch $@
 
 LAUNCHER := tests/sagemaker/launcher
-.venv-sagemaker/.ready: .venv/.dev $(LAUNCHER)/environment.sh $(LAUNCHER)/requirements.txt
+.venv-sagemaker/.ready: $(VENV)/.dev $(LAUNCHER)/environment.sh $(LAUNCHER)/requirements.txt
 	sh $(LAUNCHER)/environment.sh .venv-sagemaker
 	touch $@
 
@@ -109,11 +111,11 @@ LAUNCHER := tests/sagemaker/launcher
 	touch $@
 
 FRAMEWORKS := tests/frameworks
-.venv-frameworks/.ready: .venv/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
+.venv-frameworks/.ready: $(VENV)/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
 	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
 	touch $@
 
-bench-slurm: .venv/.dev
+bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py
 
 .venv-torchx/.ready: benchmarks/torchx.txt
@@ -121,7 +123,7 @@ bench-slurm: .venv/.dev
 	.venv-torchx/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/torchx.txt
 	touch $@
 
-constraints: .venv/.dev
+constraints: $(VENV)/.dev
 	@echo '# Exact versions of everything that the Makefile installs. Renew with `make constraints`.' \
 	    > constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f >> constraints.txt

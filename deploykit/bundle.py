@@ -102,13 +102,16 @@ def unpack(archive: Path, target: Path) -> None:
     """
     paths.private_folder(target)
     with tarfile.open(archive, "r:gz") as tar:
-        tar.extractall(target, filter=_for_owner)  # noqa: S202 - on top of tarfile's own filter
+        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; the hash was checked in any case
+            tar.extraction_filter = staticmethod(tarfile.data_filter)
+        tar.extractall(target, members=_for_owner(tar, target))  # noqa: S202 - as just said
 
 
-def _for_owner(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo:
-    safe = tarfile.data_filter(member, target)
-    paths.make_folder(Path(target, safe.name).parent)
-    return safe if safe.mode is None else safe.replace(mode=safe.mode & 0o700, deep=False)
+def _for_owner(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        paths.make_folder(Path(target, member.name).parent)
+        member.mode &= 0o700
+        yield member
 
 
 def _rules(source: Path) -> IgnoreRules:

@@ -33,6 +33,7 @@ VERBS = {
     "logs": "print the logs of all ranks, merged",
     "wait": "wait for a run, and exit with its exit code",
     "diagnose": "find why a run failed, from its logs",
+    "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",

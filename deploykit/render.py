@@ -26,6 +26,15 @@ def data(template: str, **values: Any) -> str:
     return _rendered(template, _hcl if template.endswith(".tf.j2") else _json, values)
 
 
+def markdown(template: str, **values: Any) -> str:
+    """Render a page for people: every ``{{ value }}`` is one line of text.
+
+    In a command, ``{{ value | shell }}`` is quoted; ``{{ text | code }}`` is code already. Raises
+    jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _prose, values)
+
+
 def _rendered(template: str, finalize: Callable[[Any], str], values: Mapping[str, Any]) -> str:
     return str(_environment(finalize).get_template(template).render(values))
 
@@ -44,7 +53,8 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
         autoescape=False,
     )
     environment.filters["words"] = _words
-    environment.filters["verbatim"] = _Quoted
+    environment.filters["verbatim"] = environment.filters["code"] = _Quoted
+    environment.filters["shell"] = _one_word
     return environment
 
 
@@ -59,9 +69,21 @@ def _words(argv: Sequence[str]) -> _Quoted:
     return _Quoted(command(*argv))
 
 
+def _one_word(value: object) -> _Quoted:
+    """A value as one word of the shell, on one line."""
+    return _Quoted(command(str(value)).replace("\n", "'$'\\n''"))
+
+
 def _quote(value: object) -> str:
     # str() of an undefined name raises: StrictUndefined
     return value if isinstance(value, _Quoted) else command(str(value))
+
+
+def _prose(value: object) -> str:
+    """A value as text of one line that ends no table cell and no code span."""
+    if isinstance(value, _Quoted):
+        return value
+    return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
 
 
 def _json(value: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,7 @@ def succeeds(deploykit, backend, *settings):
         == ["sum 3.0 arguments ['--lr', '0.10', 'a b']"] * RANKS
     )
     assert [one["run"] for one in deploykit("list", "--json")] == ["good"]
+    assert f"Run good on {backend}: succeeded" in deploykit("guide", "rendezvous", "good")
 
 
 def fails(deploykit, backend, *settings):
@@ -127,6 +129,9 @@ def test_on_this_machine(deploykit):
 def test_on_a_slurm_cluster(cluster, deploykit):
     two = ("resources.nodes=2", "resources.processes_per_node=1")
     succeeds(deploykit, "slurm", *two)
+    page = deploykit("guide", "nccl", "good")
+    nodes = re.findall(r"^\| (\d) \| \S+ \| [\d.]+ \|", page, re.MULTILINE)
+    assert nodes == ["0", "1"]
     fails(deploykit, "slurm", *two)
     is_cancelled(deploykit, "slurm", *two)
     deploykit("doctor", "--backend", "slurm", "--json")
@@ -143,6 +148,7 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
     assert row["handle"] == "sagemaker://us-east-1/good"
     assert deploykit("wait", "good", "--json")["state"] == "succeeded"
     deploykit("logs", "good")
+    assert "Run good on sagemaker: succeeded" in deploykit("guide", "security-groups", "good")
 
     state = ["InProgress", "Training"]
     aws.answers |= {

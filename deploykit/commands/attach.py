@@ -15,9 +15,7 @@ SHARED = ("backend",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare RUN and --target."""
-    parser.add_argument(
-        "run", metavar="RUN", help="the full run id: the job's name there"
-    )
+    parser.add_argument("run", metavar="RUN", help="the full run id: the job's name there")
     parser.add_argument(
         "--target",
         metavar="T",

@@ -19,9 +19,7 @@ from deploykit.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the backend, --probe and --target."""
     parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
-    parser.add_argument(
-        "--probe", action="store_true", help="query its target, save the profile"
-    )
+    parser.add_argument("--probe", action="store_true", help="query its target, save the profile")
     parser.add_argument(
         "--target", metavar="T", help="the target to probe, such as a login node (over ssh)"
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, lifecycle, runs
+from deploykit import backend, guides, lifecycle, runs, shell
 from deploykit.commands import output
 from deploykit.diagnosis import cause_rules, dumps, flight, scan
 from deploykit.diagnosis.dumps import Dump
@@ -61,7 +61,17 @@ def run(args: argparse.Namespace) -> int:
         output.emit({"causes": [_data(cause) for cause in causes]})
     else:
         _print(causes)
+        _point_to_guide(causes, args.what)
     return CAUSE_FOUND if causes else 0
+
+
+def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
+    """Name the page about the most probable cause."""
+    guide = guides.BY_CAUSE.get(causes[0].rule.label) if causes else None
+    if guide is not None:
+        words = [] if not what or _are_files(what) else what
+        command = shell.command("deploykit", "guide", guide, *words)
+        output.say("", f"more about this, step by step: {command}")
 
 
 def brief(row: Run) -> str | None:

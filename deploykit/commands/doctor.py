@@ -90,6 +90,8 @@ def _print(names: list[str], findings: list[tuple[str, Finding]], language: str)
     if language == snippets.CLI and any(one.fix.cloudformation for _, one in findings):
         output.say("")
         output.say("the same fixes in another language: --fix cloudformation, --fix terraform")
+    if any(one.code.startswith(("peers_", "efa_", "encryption_")) for _, one in findings):
+        output.say("what security groups must allow, and why: deploykit guide security-groups")
 
 
 def _print_one(one: Finding, language: str) -> None:

@@ -11,6 +11,7 @@ from deploykit import backend, lifecycle, runs
 from deploykit.commands import diagnose, output
 from deploykit.decode import DURATION
 from deploykit.errors import NotFound, UsageError
+from deploykit.folding import Folding, plain
 from deploykit.model import Handle, LogLine
 from deploykit.runs import Run
 
@@ -44,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_moment,
         metavar="WHEN",
         help="only lines since then: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="fold nothing: torchrun's own lines, every traceback"
     )
     parser.add_argument(
         "--color",
@@ -106,7 +110,10 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None
     if args.json:
         output.log_data(lines)
         return
+    folding = Folding()
+    lines = lines if args.raw or args.first_error else folding.fold(lines)
     output.log(lines, colours=args.color)
+    output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])
     if cause := diagnose.brief(row):
@@ -137,14 +144,14 @@ def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     """The first traceback, complete, or the first line that names an error."""
     first = None
     for line in lines:
-        if first is None and line.rank is not None and _ERROR.match(line.text):
+        if first is None and line.rank is not None and _ERROR.match(plain(line)):
             first = line
         if first is None or (line.task, line.rank) != (first.task, first.rank):
             continue
         yield line
-        if line is not first and not line.text.startswith(" "):
+        if line is not first and not plain(line).startswith(" "):
             return
-        if not _TRACEBACK.match(first.text):
+        if not _TRACEBACK.match(plain(first)):
             return
 
 

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from deploykit import shell, terminal
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
 
@@ -55,6 +56,13 @@ def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False)
         for text in texts:
             _write(out, f"{_origin(line)}{text}\n")
         out.flush()
+
+
+def folded(row: Run, folding: Folding) -> None:
+    """Note how many lines were left out, and how to see them."""
+    if folding.hidden:
+        command = shell.command("deploykit", "logs", row.run, "--raw")
+        note(f"{folding.hidden} lines of torchrun and of equal tracebacks are folded: `{command}`")
 
 
 def log_data(lines: Iterable[LogLine]) -> None:

@@ -11,6 +11,7 @@ import threading
 from deploykit import backend, lifecycle, runs, shell
 from deploykit.commands import diagnose, output
 from deploykit.errors import DeploykitError
+from deploykit.folding import Folding
 from deploykit.model import State
 from deploykit.runs import Run
 
@@ -55,7 +56,10 @@ def _print_logs(row: Run, *, aside: bool) -> None:
     if row.handle is None:
         return
     try:
-        output.log(backend.find(row.backend).logs(row.handle, follow=True), aside=aside)
+        folding = Folding()
+        lines = backend.find(row.backend).logs(row.handle, follow=True)
+        output.log(folding.fold(lines), aside=aside)
+        output.folded(row, folding)
     except BrokenPipeError:
         return  # the reader has gone; the next write fails the same way
     except DeploykitError as error:

@@ -141,6 +141,7 @@ def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
     route = _route_to(here.peer, addresses.peer_addresses(here))
     choice = interfaces.choose(route, env)
     env.update(choice.variables)
+    log.say(here.node, f"interfaces: {interfaces.inventory()}")
     log.say(here.node, choice.why)
     meeting = rendezvous.meet(here, env, route.source)
     node = f"node {here.node} of {len(here.hosts)} ({here.launcher})"

@@ -95,6 +95,17 @@ def choose(route: Route | None, env: Mapping[str, str]) -> Choice:
     return Choice({**added, **user}, f"network: {why}: {_shown(added)}{kept}")
 
 
+def inventory() -> str:
+    """Every interface with its addresses: ``ens5 10.0.0.1; docker0 172.17.0.1 (down)``."""
+    held: dict[str, list[str]] = {name: [] for name in _names()}
+    for address, name in (_interfaces_v4() | _interfaces_v6()).items():
+        held.setdefault(name, []).append(address)
+    return "; ".join(
+        " ".join([name, *addresses, *([] if is_up(name) else ["(down)"])])
+        for name, addresses in held.items()
+    )
+
+
 def loopback(env: Mapping[str, str]) -> dict[str, str]:
     """The variables for ranks that are all on this machine; the user's values in `env` are kept.
 

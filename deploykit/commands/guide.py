@@ -1,0 +1,94 @@
+"""Print a troubleshooting guide, filled in with the values of a run or a job file.
+
+Without NAME: list the guides. With a run, the page shows what the launchers logged about each node;
+with --job, what `doctor` finds about the job's network. Otherwise it has placeholders.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deploykit import backend, guides, lifecycle, runs
+from deploykit.commands import output
+from deploykit.decode import did_you_mean
+from deploykit.errors import UsageError
+from deploykit.guides import GUIDES, Case
+
+_NETWORK = (
+    *("acl_", "efa_", "encryption_", "group_", "peers_", "s3_outbound", "subnet_"),
+    *("endpoint_", "s3_route", "vpc_dns", "unchecked"),
+)
+"""Beginnings of the codes of doctor's findings that the guides show."""
+_KEYS = ("region", "instance_type", "subnets", "security_group_ids")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the guide, the run, and the job file."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(GUIDES))
+    parser.add_argument("run", nargs="?", metavar="RUN", help="fill in the values of this run")
+    parser.add_argument("--job", type=Path, metavar="FILE", help="check the network of this job")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the job"
+    )
+    parser.add_argument(
+        "--from", type=Path, dest="saved", metavar="FOLDER", help="judge facts saved by `doctor`"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the page, or the list of pages."""
+    if args.name is None:
+        _list(as_json=args.json)
+        return 0
+    if args.name not in GUIDES:
+        hint = did_you_mean(args.name, GUIDES) or f"one of {', '.join(GUIDES)}"
+        raise UsageError(f"unknown guide {args.name!r}", hint=hint)
+    case = Case()
+    if args.run is not None:
+        _add_run(case, args.run)
+    if args.job is not None:
+        _add_job(case, args)
+    page = guides.page(args.name, case)
+    if args.json:
+        output.emit({"guide": args.name, "markdown": page})
+    else:
+        output.block(page)
+    return 0
+
+
+def _list(*, as_json: bool) -> None:
+    if as_json:
+        output.emit([{"name": name, "symptom": guide.symptom} for name, guide in GUIDES.items()])
+        return
+    for name, guide in GUIDES.items():
+        output.say(f"{name:<16} {guide.symptom}")
+
+
+def _add_run(case: Case, name: str) -> None:
+    """Add the state of the run, and what its launchers logged."""
+    row = lifecycle.refresh([runs.get(name)])[0]
+    case.run, case.backend, case.job = row.run, row.backend, row.id or case.job
+    case.state, case.reason = row.state, row.reason
+    if row.handle is not None:
+        guides.read_nodes(case, backend.find(row.backend).logs(row.handle, follow=False))
+
+
+def _add_job(case: Case, args: argparse.Namespace) -> None:
+    """Add what doctor finds about the network of the job."""
+    case.file = str(args.job)
+    names = lifecycle.sections(args.job)
+    file = lifecycle.load(args.job, args.set, names)
+    for name in names:
+        lifecycle.check(file, name)
+        options = file.sections[name]
+        case.settings = {
+            key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key, None)
+        }
+        doctor = backend.require(name, backend.Doctor)
+        findings = doctor.examine(file.job, options, saved=args.saved, save=None)
+        case.findings += [one for one in findings if one.code.startswith(_NETWORK)]
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

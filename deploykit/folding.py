@@ -1,0 +1,97 @@
+"""Fold logs for people: what torchrun says of itself goes, and a traceback appears once.
+
+After a user's error torchrun writes some forty lines of its own, and every rank that failed in the
+same way prints the same traceback. Lines of programs are never changed or lost otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from deploykit.model import LogLine
+
+_START = "Traceback (most recent call last):"
+_RANK = re.compile(r"\[rank\d+\]:\s?")
+"""What torch writes before each line of an exception that ends a rank."""
+_CHAINED = ("During handling of the above", "The above exception was")
+_AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
+_SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+_RULE = re.compile(r"=+")
+_LAST_RULE = 2
+"""Torchrun's summary is between two rules of equals signs."""
+_LONGEST = 1000
+"""Lines of a traceback: longer ones are shown as they come."""
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+Author = tuple[int | None, int | None, int | None]
+
+
+class Folding:
+    """Folds the lines of one run; `hidden` counts those that were left out so far."""
+
+    def __init__(self) -> None:
+        self.hidden = 0
+        self._blocks: dict[Author, list[LogLine]] = {}
+        """Tracebacks that have not ended, by task, node and rank."""
+        self._rules: dict[Author, int] = {}
+        """How many rules of torchrun's summary came, where it has not ended."""
+        self._first: dict[tuple[str, ...], LogLine] = {}
+        """The last line of each traceback that was printed, by its text without numbers."""
+
+    def fold(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The lines to show, in their order; a traceback comes when its last line has come."""
+        for line in lines:
+            yield from self._next(line, _author(line), plain(line))
+        for block in self._blocks.values():
+            yield from block
+
+    def _next(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
+        if author in self._blocks:
+            yield from self._continue(line, author, text)
+        elif text == _START:
+            self._blocks[author] = [line]
+        elif author in self._rules:
+            self._hide([line])
+            self._rules[author] += bool(_RULE.fullmatch(text))
+            if self._rules[author] == _LAST_RULE:
+                del self._rules[author]
+        elif line.rank is None and _AGENT.match(text):
+            self._hide([line])
+        else:
+            yield line
+
+    def _continue(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
+        block = self._blocks[author]
+        if len(block) < _LONGEST and (not text or text.startswith((" ", _START, *_CHAINED))):
+            block.append(line)
+            return
+        del self._blocks[author]
+        if line.rank is None and text.startswith(_SUMMARY):
+            self._hide([*block, line])
+            self._rules[author] = 0
+            return
+        yield from self._once([*block, line])
+
+    def _once(self, block: list[LogLine]) -> Iterator[LogLine]:
+        """The traceback, or one line where an equal one was shown before."""
+        key = tuple(_VARIES.sub("N", plain(line)) for line in block)
+        first = self._first.setdefault(key, block[-1])
+        if first is block[-1] or first.rank == block[-1].rank:
+            yield from block
+            return
+        self._hide(block[1:])
+        last = block[-1]
+        yield replace(last, text=f"{plain(last)}  (the traceback of rank {first.rank})")
+
+    def _hide(self, lines: list[LogLine]) -> None:
+        self.hidden += len(lines)
+
+
+def _author(line: LogLine) -> Author:
+    return line.task, line.node, line.rank
+
+
+def plain(line: LogLine) -> str:
+    """The text without torch's ``[rank3]:``."""
+    return _RANK.sub("", line.text, count=1)
