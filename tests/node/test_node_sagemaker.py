@@ -91,7 +91,7 @@ def test_a_missing_piece_of_the_command_is_an_error(bundle, as_rank):
     del given["deploykit_argv_1"]
     done = bundle.run("--deploykit_argv_0", "x", SM_HPS=json.dumps(given), **as_rank)
     assert done.code == 64
-    assert "hold no command" in done.log
+    assert "contain no command" in done.log
     assert "Traceback" not in done.log
 
 
