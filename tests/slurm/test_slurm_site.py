@@ -102,6 +102,8 @@ GPU = {"partition": "gpu", "account": "vision", "gres_style": "gres"}
         ),
         ({**GPU, "constraint": "v100"}, {"nodes": 2}, [("slurm.constraint", "error")]),
         ({}, {"memory": 2**30}, [("resources.memory", "error")]),
+        ({"array": 1001}, {}, []),  # indices 0 to 1000, which a controller accepts
+        ({"array": 1002}, {}, [("slurm.array", "error")]),
         (
             {},
             {"gpus_per_node": 1},

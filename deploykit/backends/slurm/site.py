@@ -88,7 +88,7 @@ class Site:
     preemption: str
     """PreemptType and PreemptMode."""
     max_array_size: int
-    """MaxArraySize, which is one more than the largest array."""
+    """MaxArraySize, one more than the largest index: the most tasks of a job array."""
     partitions: tuple[Partition, ...]
     node_groups: tuple[NodeGroup, ...]
 

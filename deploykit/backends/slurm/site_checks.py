@@ -73,8 +73,8 @@ def _check_features_of_site(job: JobSpec, options: Options, site: Site) -> Itera
     if wants_gpus and style == "gpus-per-node" and site.gpu_style == "gres":
         message = f"{_profile(site)}: the site does not support --gpus-per-node"
         yield Problem("slurm.gres_style", message, "set it to gres")
-    if options.array is not None and options.array >= site.max_array_size:
-        message = f"{_profile(site)}: an array has at most {site.max_array_size - 1} tasks"
+    if options.array is not None and options.array > site.max_array_size:
+        message = f"{_profile(site)}: an array has at most {site.max_array_size} tasks"
         yield Problem("slurm.array", message, "submit several smaller arrays")
     if options.container is not None and options.container.runtime == "pyxis" and not site.pyxis:
         message = f"{_profile(site)}: Pyxis is not installed: srun has no --container-image"
