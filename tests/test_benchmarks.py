@@ -101,3 +101,18 @@ def test_a_large_log_is_read_in_little_memory_and_its_cause_found(tmp_path):
     assert "['cuda_oom']" in last
     assert "lines of 64 ranks" in rows[0]
     assert [float(row.split()[-1]) <= 200 for row in rows[-3:]] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("slurm", marks=[pytest.mark.slurm, pytest.mark.xdist_group("slurm")]),
+        pytest.param("sagemaker", marks=pytest.mark.aws),
+    ],
+)
+def test_a_submit_goes_through_no_more_files_than_one_can_read(backend, needs_slurm, tmp_path):
+    """The trip ends with 1 where a limit of CONTRIBUTING.md is passed."""
+    argv = [sys.executable, str(BENCHMARKS / "trip.py"), backend, "--count"]
+    env = {**os.environ, "DEPLOYKIT_HOME": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
