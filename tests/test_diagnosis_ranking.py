@@ -94,6 +94,7 @@ def lines(cause):
 def test_a_line_belongs_to_the_first_rule_that_matches(diagnose):
     assert labels(diagnose(["jammed", "broken 7"])) == ["first", "second"]
     assert labels(diagnose(["broken 7", "jammed"])) == ["first"]  # which has the same first proof
+    assert labels(diagnose(["broken 7"], ["jammed"])) == ["first"]
 
 
 def test_a_rule_that_is_ruled_out_leaves_the_line_to_the_next(diagnose):
@@ -120,6 +121,8 @@ def test_evidence_is_limited_and_in_order(diagnose):
     (cause,) = diagnose([later], [earlier])
     assert lines(cause) == [("1.log", 1), ("0.log", 1)]
     assert cause.order == ("2026-01-02T00:00:01", 2, 1)
+    (cause,) = diagnose([later, later.replace("09 jammed b", "10 jammed c")], [earlier])
+    assert lines(cause) == [("1.log", 1), ("0.log", 1), ("0.log", 2)]
 
 
 def test_a_firm_line_replaces_mild_ones(diagnose):

@@ -341,3 +341,14 @@ def test_a_region_of_the_environment_selects_the_image(monkeypatch):
 )
 def test_where_the_results_are(changes, location):
     assert rendering.results(rendered(**changes)) == location
+
+
+@pytest.mark.parametrize(
+    ("quotes", "sizes"),
+    [(0, [2000, 400]), (498, [2000, 400]), (499, [1900, 500]), (1500, [1200, 1200])],
+)
+def test_a_chunk_is_within_the_services_limit_once_it_is_json(quotes, sizes):
+    """2500 characters with the quotes around it; each quote in it takes two."""
+    chunks = list(rendering._chunks('"' * quotes + "x" * (2400 - quotes)))
+    assert [len(chunk) for chunk in chunks] == sizes
+    assert max(len(json.dumps(chunk)) for chunk in chunks) <= 2500

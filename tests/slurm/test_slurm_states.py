@@ -181,6 +181,13 @@ def test_a_held_job_has_no_position_in_the_queue():
     assert not queue_position.has_position(row)
 
 
+def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
+    """It was requeued after squeue and before scontrol, which says no partition and priority."""
+    (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
+    assert not queue_position.has_position(row)
+    assert states.status(row).reason == "waiting for free nodes"
+
+
 def test_sacct():
     rows = [states.status(row) for row in states.parse_sacct(SACCT)]
     assert [row.state for row in rows] == [State.SUCCEEDED, State.CANCELLED, State.FAILED]

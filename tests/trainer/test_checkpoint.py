@@ -1,5 +1,6 @@
 """A checkpoint is either complete or absent."""
 
+import contextlib
 import json
 import pickle
 import shutil
@@ -11,7 +12,7 @@ import torch
 from tests.trainer import attacks
 from tests.trainer.kill_points import COMPLETE, POINTS
 from tests.trainer.ranks import outputs, start, start_ranks
-from trainer import checkpoint, integrity, process_group
+from trainer import checkpoint, comm_timing, integrity, process_group
 from trainer.checkpoint import CheckpointManager
 from trainer.safe_pickle import InvalidFile
 
@@ -48,6 +49,7 @@ def test_what_was_saved_is_loaded(manager):
     assert manager.latest() == (path, {"step": 3, "best_step": 0})
     assert load_latest(manager) == (3, 3.0)
     assert checkpoint.read(path)["model.weight"].equal(torch.full((1000,), 3.0))
+    assert checkpoint.find_latest(path.parent).path == path
 
 
 def test_a_missing_or_empty_folder_has_no_checkpoint(manager, folder):
@@ -65,6 +67,15 @@ def test_only_the_latest_and_the_best_are_kept(manager, folder):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["step-00000008", "step-00000010", "step-00000100"]
     assert load_latest(manager) == (100, 100.0)
+
+
+def test_another_node_may_have_removed_an_old_checkpoint(manager, folder, monkeypatch):
+    """Every node removes, and the view of a network file system may be stale."""
+    found, removed = checkpoint._latest_first, folder / "step-00000001"
+    monkeypatch.setattr(checkpoint, "_latest_first", lambda folder: [*found(folder), removed])
+    for step in (2, 3, 4):
+        save(manager, step)
+    assert load_latest(manager) == (4, 4.0)
 
 
 def test_an_unfinished_save_is_ignored_and_removed(manager, folder):
@@ -203,6 +214,23 @@ def test_a_checkpoint_is_flushed_to_the_disk_around_its_rename(manager, folder, 
 
     assert [path.name for path in flushed] == ["__0_0.distcp", ".metadata", "whole.json", "folder"]
     assert {path.parent.name for path in flushed[:3]} == {"step-00000001.saving"}
+
+
+def test_waits_for_other_ranks_in_a_save_do_not_count_as_communication(manager, monkeypatch):
+    """The time of a step says how long training waited."""
+    counted = []
+
+    def timer(section):
+        counted.append(section)
+        return contextlib.nullcontext()
+
+    wait = comm_timing._timed(lambda group: None)
+    monkeypatch.setattr(comm_timing, "_timer", timer)
+    monkeypatch.setattr(checkpoint.distributed, "barrier", wait)
+    save(manager, 1)
+    assert counted == []
+    wait(group=None)
+    assert counted == [comm_timing.SECTION]
 
 
 FIND_LATEST = """
