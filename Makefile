@@ -18,7 +18,7 @@ test-all: .venv/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.rea
 	$(BIN)/python -m pytest
 
 # The lines and branches that `make test` runs, by package; child processes and the copies of the
-# node plane in bundles included. Takes about twice as long; a failed test does not stop it.
+# node plane in bundles included. Slower than `make test`; a failed test does not stop it.
 REPORT := build/coverage/report.json
 coverage: .venv/.dev
 	rm -rf build/coverage && mkdir -p build/coverage

@@ -102,7 +102,7 @@ def mutate(name: str, copy: Path, args: argparse.Namespace) -> Score:
             with _warm(copy, f"{name}-{stage}", tests):
                 _tool(copy, "cosmic-ray", "exec", _config(copy, name, stage), session)
     outcomes = _query(session, "SELECT test_outcome, diff FROM work_results WHERE diff NOT NULL")
-    survivors = sorted(diff for outcome, diff in outcomes if outcome == "SURVIVED")
+    survivors = sorted((diff for outcome, diff in outcomes if outcome == "SURVIVED"), key=_line)
     print(f"== {module.path}", *map(_changes, survivors), sep="\n", flush=True)
     return Score(name, mutants, len(outcomes), len(survivors))
 
@@ -146,6 +146,11 @@ def _forget_survivors(session: Path) -> None:
 def _query(session: Path, statement: str, *values: str) -> list[tuple[str, ...]]:
     with closing(sqlite3.connect(session)) as database, database:
         return database.execute(statement, values).fetchall()
+
+
+def _line(diff: str) -> int:
+    """The line at which a diff begins."""
+    return int(diff.partition("@@ -")[2].partition(",")[0])
 
 
 def _changes(diff: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pickle
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,21 @@ def test_only_the_latest_and_the_best_are_kept(manager, folder):
     assert load_latest(manager) == (100, 100.0)
 
 
-def test_another_node_may_have_removed_an_old_checkpoint(manager, folder, monkeypatch):
+def test_another_node_may_be_faster_to_remove_what_is_old(manager, folder, monkeypatch):
     """Every node removes, and the view of a network file system may be stale."""
-    found, removed = checkpoint._latest_first, folder / "step-00000001"
-    monkeypatch.setattr(checkpoint, "_latest_first", lambda folder: [*found(folder), removed])
-    for step in (2, 3, 4):
-        save(manager, step)
-    assert load_latest(manager) == (4, 4.0)
+    rmtree = shutil.rmtree
+
+    def late(path, *, ignore_errors=False):
+        rmtree(path)
+        rmtree(path, ignore_errors=ignore_errors)
+
+    save(manager, 1)
+    (folder / "step-00000009.saving").mkdir()
+    (folder / "step-00000002.saving").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", late)
+    monkeypatch.setattr(manager, "_keep", 1)
+    save(manager, 2)
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
 
 
 def test_an_unfinished_save_is_ignored_and_removed(manager, folder):
@@ -116,7 +125,8 @@ def test_a_damaged_checkpoint_is_skipped_and_the_previous_one_used(manager, caps
     damage(path / file)
 
     assert load_latest(manager) == (1, 1.0)
-    (message,) = attacks.skip_messages(capsys.readouterr().out)
+    assert checkpoint.find_latest(path.parent).progress["step"] == 1
+    message, *_ = attacks.skip_messages(capsys.readouterr().out)
     assert message.startswith(f"skipped checkpoint {path}: ")
 
 
@@ -151,6 +161,20 @@ def test_every_rank_must_find_a_checkpoint_valid(tmp_path, manager):
 
     assert [search(rank).first([path], lambda _: "") for rank in range(2)] == [None, None]
     assert logged == [f"skipped checkpoint {path}: {problem}"] * 2
+
+
+def test_a_process_alone_verifies_every_file(manager, folder, monkeypatch):
+    """A checkpoint of several ranks has a file of each."""
+    verify, shares = integrity.verify, []
+
+    def noted(path, *share):
+        shares.append(share)
+        return verify(path, *share)
+
+    save(manager, 1)
+    monkeypatch.setattr(integrity, "verify", noted)
+    checkpoint.find_latest(folder)
+    assert shares == [(0, 1)]
 
 
 def test_code_in_a_checkpoint_is_never_run(manager, tmp_path):
@@ -301,6 +325,32 @@ def test_a_node_does_not_touch_what_another_has_renamed(tmp_path, monkeypatch):
         checkpoint._rename(saving, path)
         assert (path / "whole.json").read_text() == "new"
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("rank", "steps"),
+    [
+        (0, ["manifest", "barrier", "rename", "barrier", "rename"]),
+        (1, ["barrier", "barrier", "rename"]),
+    ],
+)
+def test_rank_0_renames_before_another_node_does(manager, folder, monkeypatch, rank, steps):
+    """Otherwise the nodes would remove and replace an older checkpoint all at once."""
+    done = []
+    saving = save(manager, 1)
+    node = types.SimpleNamespace(
+        rank=rank, world_size=1, is_rank_zero=rank == 0, is_local_rank_zero=True
+    )
+    monkeypatch.setattr(manager, "_context", node)
+    for owner, name in (
+        (integrity, "write_manifest"),
+        (checkpoint.distributed, "barrier"),
+        (checkpoint, "_rename"),
+    ):
+        step = name.removeprefix("write_").removeprefix("_")
+        monkeypatch.setattr(owner, name, lambda *_, step=step, **__: done.append(step))
+    manager._finish(saving, folder / "step-00000002", {"step": 2, "best_step": 0})
+    assert done == steps
 
 
 def test_process_groups_of_manager_and_training_differ(context):
