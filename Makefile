@@ -5,19 +5,29 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks coverage lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
 
 # In five minutes: the installation, every verb on all three backends, and what is quick to test.
+QUICK := -m 'quick or not (slow or slurm or torch or frameworks)'
 test: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest \
-	    -m 'quick or not (slow or slurm or torch or frameworks)'
+	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest $(QUICK)
 
 # Everything, in some forty minutes on two cores.
 test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
 	$(BIN)/python -m pytest
+
+# The lines and branches that `make test` runs, by package; child processes and the copies of the
+# node plane in bundles included. Slower than `make test`; a failed test does not stop it.
+REPORT := build/coverage/report.json
+coverage: $(VENV)/.dev
+	rm -rf build/coverage && mkdir -p build/coverage
+	-HYPOTHESIS_PROFILE=brief $(BIN)/python -m coverage run -m pytest $(QUICK)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage json -q -i -o $(REPORT)
+	$(BIN)/python -m tests.coverage_table $(REPORT)
 
 # Minutes more: every example of examples/frameworks, in three places each.
 test-frameworks: $(VENV)/.dev .venv-sagemaker/.ready .venv-frameworks/.ready
@@ -44,9 +54,10 @@ FUZZ := tests/fuzz tests/test_jobfile_hostile.py tests/test_terminal.py tests/te
 fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
 
-# Changes five modules in one place at a time, and prints the changes that no test notices. Hours.
+# Changes five modules in one place at a time, and prints the changes that no test notices, and how
+# many they are. Half an hour or more.
 mutation: $(VENV)/.dev .venv-mutation/.ready
-	$(BIN)/python tests/mutation/mutate.py
+	$(BIN)/python -m tests.mutation.mutate
 
 bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py

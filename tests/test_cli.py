@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
-from deploykit import cli, errors, runs
+from deploykit import backend, cli, errors, lifecycle, runs
+from deploykit.commands.wait import follow
 
 
 def run(*argv):
     return cli.main(list(argv))
 
 
-def test_help_loads_next_to_nothing():
+def test_help_loads_next_to_nothing(monkeypatch):
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # coverage is not light
     code = (
         "import sys; sys.argv=['deploykit','--help']\ntry:\n import deploykit.cli as c; c.main()\n"
     )
@@ -107,6 +111,21 @@ def test_init_writes_a_file_that_check_accepts(project, capsys):
     assert run("init", "--force", "other.yaml") == 0
 
 
+def test_init_says_where_it_cannot_write(project, capsys):
+    assert run("init", "no folder/job.yaml") == 64
+    assert "cannot write no folder/job.yaml: No such file" in capsys.readouterr().err
+    assert run("init", "--json", "other.yaml") == 0
+    assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
+
+
+def test_a_list_without_runs_says_how_to_start_one(capsys):
+    assert run("list") == 0
+    assert capsys.readouterr() == (
+        "",
+        "no runs yet; `deploykit submit --backend local` starts one\n",
+    )
+
+
 def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path):
     argv = ["submit", "--backend", "local", "--dry-run", "--run", "one"]
     assert run(*argv) == 0
@@ -124,8 +143,8 @@ def test_switches_of_submit_are_in_the_dry_run_of_every_backend(project, capsys)
     place = "region: eu-west-1, bucket: my-bucket, role: arn:aws:iam::123456789012:role/r"
     image = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
     sagemaker = f"sagemaker={{{place}, image_uri: '{image}', instance_type: ml.g5.xlarge}}"
-    for backend in ("local", "slurm", "sagemaker"):
-        argv = ["submit", "--backend", backend, "--dry-run", "--run", "one", "--set", sagemaker]
+    for chosen in ("local", "slurm", "sagemaker"):
+        argv = ["submit", "--backend", chosen, "--dry-run", "--run", "one", "--set", sagemaker]
         assert run(*argv) == 0
         assert "DEPLOYKIT_PREFLIGHT" not in capsys.readouterr().out
         assert run(*argv, "--preflight", "--debug") == 0
@@ -252,6 +271,47 @@ def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, 
 def test_logs_of_a_time_that_is_none(logged, capsys):
     assert run("logs", "one", "--since", "soon") == 64
     assert "'soon' is not a time such as 10m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "task", "said"),
+    [
+        (None, 0, "one is not a job array"),
+        (2, 2, "one has no task 2"),
+        (2, -1, "one has no task -1"),
+    ],
+)
+def test_logs_of_a_task_that_is_none(logged, capsys, monkeypatch, count, task, said):
+    tasks = types.SimpleNamespace(tasks=lambda handle: count)
+    monkeypatch.setattr(backend, "require", lambda name, capability: tasks)
+    assert run("logs", "one", f"--task={task}") == 64
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_while_a_run_is_followed_says_how_to_stop_the_run(logged, capsys, monkeypatch):
+    def wait(name, timeout):
+        yield runs.get(name)
+        raise KeyboardInterrupt
+
+    silent = types.SimpleNamespace(logs=lambda handle, *, follow: iter(()))
+    monkeypatch.setattr(backend, "find", lambda name: silent)
+    monkeypatch.setattr(lifecycle, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        follow(runs.get("one"), as_json=False, timeout=None)
+    assert "one is still running; `deploykit cancel one` stops it" in capsys.readouterr().err
+
+
+def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypatch):
+    def no_logs(handle, *, follow):
+        raise errors.BackendUnavailable("the disk is gone")
+
+    local = types.SimpleNamespace(logs=no_logs)
+    ended = dataclasses.replace(runs.get("one"), state="succeeded")
+    monkeypatch.setattr(backend, "find", lambda name: local)
+    monkeypatch.setattr(lifecycle, "wait", lambda name, timeout: iter([ended]))
+    assert follow(runs.get("one"), as_json=False, timeout=None) == 0
+    said = capsys.readouterr().err
+    assert "the logs of one are no longer available: the disk is gone; the run continues" in said
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploykit.diagnosis import cause_rules
+from deploykit.diagnosis import cause_rules, ranking
 from deploykit.diagnosis.ranking import SHOWN, Diagnosis
 from deploykit.diagnosis.scan import Line
 
@@ -56,7 +56,13 @@ means = 'm'
 fix = 'f'
 match = 'disk.*full'
 literals = ['disk']
+[[cause]]
+label = 'numbered'
+means = 'm'
+fix = 'f'
+match = 'status 7'
 """
+SUMMARY = "  rank      : 3 (local_rank: 3)"
 
 
 @pytest.fixture
@@ -88,6 +94,7 @@ def lines(cause):
 def test_a_line_belongs_to_the_first_rule_that_matches(diagnose):
     assert labels(diagnose(["jammed", "broken 7"])) == ["first", "second"]
     assert labels(diagnose(["broken 7", "jammed"])) == ["first"]  # which has the same first proof
+    assert labels(diagnose(["broken 7"], ["jammed"])) == ["first"]
 
 
 def test_a_rule_that_is_ruled_out_leaves_the_line_to_the_next(diagnose):
@@ -114,6 +121,8 @@ def test_evidence_is_limited_and_in_order(diagnose):
     (cause,) = diagnose([later], [earlier])
     assert lines(cause) == [("1.log", 1), ("0.log", 1)]
     assert cause.order == ("2026-01-02T00:00:01", 2, 1)
+    (cause,) = diagnose([later, later.replace("09 jammed b", "10 jammed c")], [earlier])
+    assert lines(cause) == [("1.log", 1), ("0.log", 1), ("0.log", 2)]
 
 
 def test_a_firm_line_replaces_mild_ones(diagnose):
@@ -134,7 +143,14 @@ def test_lines_after_a_harmless_one_are_skipped(diagnose):
     assert lines(cause) == [("0.log", 4)]
 
 
-@pytest.mark.parametrize(("line", "found"), [(401, ["linked"]), (402, [])])
+def test_only_lines_after_a_harmless_one_are_skipped(diagnose):
+    (cause,) = diagnose(["nothing", "banner", "jammed", "jammed", "jammed"])
+    assert lines(cause) == [("0.log", 5)]
+    (cause,) = diagnose(["it is fine\rjammed"])
+    assert lines(cause) == [("0.log", 1)]
+
+
+@pytest.mark.parametrize(("line", "found"), [(2, ["linked"]), (401, ["linked"]), (402, [])])
 def test_after_holds_for_400_lines(line, found, diagnose):
     assert labels(diagnose({1: "link up", line: "link down"})) == found
 
@@ -143,6 +159,10 @@ def test_a_message_that_is_broken_over_lines_is_joined(diagnose):
     assert labels(diagnose(["the disk", "~is full"])) == ["joined"]
     assert labels(diagnose(["the disk", "~is full", "nothing"])) == ["joined"]
     assert diagnose(["the disk", "nothing", "~is full"]) == []
+
+
+def test_a_log_is_read_on_after_a_continuation(diagnose):
+    assert labels(diagnose(["nothing", "~more of it", "jammed"])) == ["second"]
 
 
 def test_a_line_without_a_literal_counts_only_as_a_continuation(diagnose):
@@ -154,6 +174,39 @@ def test_the_same_line_counts_again_only_in_another_place(diagnose):
     assert lines(cause) == [("0.log", 1), ("0.log", 2), ("1.log", 1)]
     (cause,) = diagnose(["jammed\rjammed"])
     assert lines(cause) == [("0.log", 1)]
+    (cause,) = diagnose(["jammed", "jammed\rjammed"])
+    assert lines(cause) == [("0.log", 1), ("0.log", 2)]
+
+
+def test_a_line_that_proves_nothing_is_remembered_by_itself(diagnose):
+    """Another line with other digits, or the rest of a progress bar's line, may prove something."""
+    assert labels(diagnose(["status 6", "status 7"])) == ["numbered"]
+    (cause,) = diagnose(["50%\rjammed", "60%\rjammed"])
+    assert lines(cause) == [("0.log", 1), ("0.log", 2)]
+
+
+def test_only_so_many_lines_are_remembered(diagnose, monkeypatch):
+    """A log of a million different lines must not fill the memory."""
+    monkeypatch.setattr(ranking, "_MAX_IRRELEVANT", 3)
+    kept = []
+    read = Diagnosis.read
+    monkeypatch.setattr(
+        Diagnosis, "read", lambda self, *rest: (kept.append(self._irrelevant), read(self, *rest))
+    )
+    assert diagnose([f"nothing {'x' * number}" for number in range(9)]) == []
+    assert len(kept[0]) == 3
+
+
+def test_evidence_is_short(diagnose):
+    (cause,) = diagnose([f"jammed {'x' * 1000}"])
+    assert cause.evidence[0].text == "jammed " + 393 * "x"
+
+
+def test_the_rank_comes_from_the_summary_of_torchrun(diagnose):
+    (cause,) = diagnose([SUMMARY, "  exitcode  : 1 jammed"])
+    assert (cause.evidence[0].rank, cause.first_rank) == (3, 3)
+    (cause,) = diagnose(["jammed", SUMMARY, "nothing"])
+    assert (cause.evidence[0].rank, cause.first_rank) == (None, 3)
 
 
 def test_a_fix_has_the_values_of_the_line_and_of_the_run(diagnose):
@@ -170,10 +223,13 @@ def test_a_harmless_line_proves_nothing(diagnose):
 
 def test_a_rule_with_after_needs_a_line_before(diagnose):
     assert diagnose(["link down"]) == []
+    assert labels(diagnose(["link down, disk full"])) == ["joined"]
 
 
 def test_the_values_of_the_first_line_stay(diagnose):
     (cause,) = diagnose(["broken 7", "broken 8"])
+    assert cause.fix == "0.log RANK HOST 7 RUN"
+    (cause,) = diagnose(["broken 7"], ["broken 8"])
     assert cause.fix == "0.log RANK HOST 7 RUN"
 
 

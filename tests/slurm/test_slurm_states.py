@@ -44,8 +44,13 @@ def test_commands():
     ("state", "code", "expected", "exit_code", "reason"),
     [
         ("COMPLETED", "0:0", State.SUCCEEDED, 0, ""),
+        ("COMPLETED", "1:0", State.SUCCEEDED, None, ""),
         ("FAILED", "7:0", State.FAILED, 7, ""),
+        ("FAILED", "255:0", State.FAILED, 255, ""),
+        ("FAILED", "256:0", State.FAILED, None, ""),
         ("FAILED", "0:9", State.FAILED, 137, ""),
+        ("FAILED", "0:31", State.FAILED, 159, ""),
+        ("FAILED", "0:32", State.FAILED, None, ""),
         ("FAILED", "143:0", State.FAILED, 143, ""),
         ("CANCELLED", "0:15", State.CANCELLED, None, "cancelled"),
         ("TIMEOUT", "0:0", State.FAILED, 124, "time limit"),
@@ -67,6 +72,12 @@ def test_a_job_that_slurm_requeues_has_not_ended(state):
     status = one(scontrol(state, requeue=1))
     assert status.state is State.QUEUED
     assert "Slurm requeues it" in status.reason
+
+
+def test_a_preempted_job_of_which_slurm_keeps_only_the_account_has_ended():
+    times = "2026-11-21T02:15:18|2026-11-21T02:15:19"
+    (row,) = states.parse_sacct(f"40|PREEMPTED|0:15|{times}|run-a\n")
+    assert states.status(row).state is State.FAILED
 
 
 @pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PENDING"])
@@ -163,13 +174,59 @@ def test_a_held_job_has_no_position_in_the_queue():
     assert not queue_position.has_position(row)
 
 
+def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
+    """It was requeued after squeue and before scontrol, which says no partition and priority."""
+    (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
+    assert not queue_position.has_position(row)
+    assert states.status(row).reason == "waiting for free nodes"
+
+
 def test_sacct():
     rows = [states.status(row) for row in states.parse_sacct(SACCT)]
     assert [row.state for row in rows] == [State.SUCCEEDED, State.CANCELLED, State.FAILED]
     assert [row.exit_code for row in rows] == [0, None, 124]
 
 
-@pytest.mark.parametrize("text", ["", "\n", "x", "a|b|c", "JobId=x", "|||||\n"])
+def test_a_name_may_hold_a_bar():
+    (row,) = states.parse_sacct("40|COMPLETED|0:0|N/A|N/A|run|a\n")
+    assert (row.id, row.name) == ("40", "run|a")
+
+
+def test_the_id_of_a_task_is_that_of_its_array_and_its_number():
+    (job,) = states.parse_scontrol(scontrol("RUNNING"))
+    (task,) = states.parse_scontrol(scontrol("RUNNING", id="41 ArrayJobId=38 ArrayTaskId=5"))
+    assert (job.id, task.id) == ("34", "38_5")
+
+
+@pytest.mark.parametrize(("text", "priority"), [("9", 9), ("0", 0), ("N/A", 0)])
+def test_a_priority_that_is_no_number_is_the_lowest(text, priority):
+    (row,) = states.parse_squeue(f"37|PENDING|N/A|N/A|1|main|{text}|Priority|a|/a")
+    assert row.priority == priority
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "text"),
+    [
+        ([], State.RUNNING, ""),
+        (["preemption"], State.RUNNING, "restart 1 (preemption 1)"),
+        (["preemption"], State.QUEUED, "restart 1 to come (preemption 1)"),
+        (["node_failure"], State.STOPPING, "restart 1 to come (node failure 1)"),
+        (["request"], State.SUCCEEDED, "after 1 restart (request 1)"),
+        (
+            ["time_limit", "preemption", "time_limit"],
+            State.FAILED,
+            "after 3 restarts (time limit 2, preemption 1)",
+        ),
+        (["request", "request"], State.CANCELLED, "after 2 restarts (request 2)"),
+    ],
+)
+def test_restarts_are_counted_by_reason(reasons, state, text):
+    assert states.restarted(reasons, state) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "x", "a|b|c", "JobId=x", "|||||\n", "1|2|3|4|5", "||||||||"]
+)
 def test_malformed_lines_are_skipped(text):
     for parse in (states.parse_squeue, states.parse_scontrol, states.parse_sacct):
         assert [row for row in parse(text) if row.id] == []

@@ -1,8 +1,10 @@
 """A checkpoint is either complete or absent."""
 
+import contextlib
 import json
 import pickle
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from tests.trainer import attacks
 from tests.trainer.kill_points import COMPLETE, POINTS
 from tests.trainer.ranks import outputs, start, start_ranks
-from trainer import checkpoint, integrity, process_group
+from trainer import checkpoint, comm_timing, integrity, process_group
 from trainer.checkpoint import CheckpointManager
 from trainer.safe_pickle import InvalidFile
 
@@ -48,6 +50,7 @@ def test_what_was_saved_is_loaded(manager):
     assert manager.latest() == (path, {"step": 3, "best_step": 0})
     assert load_latest(manager) == (3, 3.0)
     assert checkpoint.read(path)["model.weight"].equal(torch.full((1000,), 3.0))
+    assert checkpoint.find_latest(path.parent).path == path
 
 
 def test_a_missing_or_empty_folder_has_no_checkpoint(manager, folder):
@@ -65,6 +68,23 @@ def test_only_the_latest_and_the_best_are_kept(manager, folder):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["step-00000008", "step-00000010", "step-00000100"]
     assert load_latest(manager) == (100, 100.0)
+
+
+def test_another_node_may_be_faster_to_remove_what_is_old(manager, folder, monkeypatch):
+    """Every node removes, and the view of a network file system may be stale."""
+    rmtree = shutil.rmtree
+
+    def late(path, *, ignore_errors=False):
+        rmtree(path)
+        rmtree(path, ignore_errors=ignore_errors)
+
+    save(manager, 1)
+    (folder / "step-00000009.saving").mkdir()
+    (folder / "step-00000002.saving").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", late)
+    monkeypatch.setattr(manager, "_keep", 1)
+    save(manager, 2)
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
 
 
 def test_an_unfinished_save_is_ignored_and_removed(manager, folder):
@@ -105,7 +125,8 @@ def test_a_damaged_checkpoint_is_skipped_and_the_previous_one_used(manager, caps
     damage(path / file)
 
     assert load_latest(manager) == (1, 1.0)
-    (message,) = attacks.skip_messages(capsys.readouterr().out)
+    assert checkpoint.find_latest(path.parent).progress["step"] == 1
+    message, *_ = attacks.skip_messages(capsys.readouterr().out)
     assert message.startswith(f"skipped checkpoint {path}: ")
 
 
@@ -140,6 +161,20 @@ def test_every_rank_must_find_a_checkpoint_valid(tmp_path, manager):
 
     assert [search(rank).first([path], lambda _: "") for rank in range(2)] == [None, None]
     assert logged == [f"skipped checkpoint {path}: {problem}"] * 2
+
+
+def test_a_process_alone_verifies_every_file(manager, folder, monkeypatch):
+    """A checkpoint of several ranks has a file of each."""
+    verify, shares = integrity.verify, []
+
+    def noted(path, *share):
+        shares.append(share)
+        return verify(path, *share)
+
+    save(manager, 1)
+    monkeypatch.setattr(integrity, "verify", noted)
+    checkpoint.find_latest(folder)
+    assert shares == [(0, 1)]
 
 
 def test_code_in_a_checkpoint_is_never_run(manager, tmp_path):
@@ -203,6 +238,23 @@ def test_a_checkpoint_is_flushed_to_the_disk_around_its_rename(manager, folder, 
 
     assert [path.name for path in flushed] == ["__0_0.distcp", ".metadata", "whole.json", "folder"]
     assert {path.parent.name for path in flushed[:3]} == {"step-00000001.saving"}
+
+
+def test_waits_for_other_ranks_in_a_save_do_not_count_as_communication(manager, monkeypatch):
+    """The time of a step says how long training waited."""
+    counted = []
+
+    def timer(section):
+        counted.append(section)
+        return contextlib.nullcontext()
+
+    wait = comm_timing._timed(lambda group: None)
+    monkeypatch.setattr(comm_timing, "_timer", timer)
+    monkeypatch.setattr(checkpoint.distributed, "barrier", wait)
+    save(manager, 1)
+    assert counted == []
+    wait(group=None)
+    assert counted == [comm_timing.SECTION]
 
 
 FIND_LATEST = """
@@ -273,6 +325,32 @@ def test_a_node_does_not_touch_what_another_has_renamed(tmp_path, monkeypatch):
         checkpoint._rename(saving, path)
         assert (path / "whole.json").read_text() == "new"
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("rank", "steps"),
+    [
+        (0, ["manifest", "barrier", "rename", "barrier", "rename"]),
+        (1, ["barrier", "barrier", "rename"]),
+    ],
+)
+def test_rank_0_renames_before_another_node_does(manager, folder, monkeypatch, rank, steps):
+    """Otherwise the nodes would remove and replace an older checkpoint all at once."""
+    done = []
+    saving = save(manager, 1)
+    node = types.SimpleNamespace(
+        rank=rank, world_size=1, is_rank_zero=rank == 0, is_local_rank_zero=True
+    )
+    monkeypatch.setattr(manager, "_context", node)
+    for owner, name in (
+        (integrity, "write_manifest"),
+        (checkpoint.distributed, "barrier"),
+        (checkpoint, "_rename"),
+    ):
+        step = name.removeprefix("write_").removeprefix("_")
+        monkeypatch.setattr(owner, name, lambda *_, step=step, **__: done.append(step))
+    manager._finish(saving, folder / "step-00000002", {"step": 2, "best_step": 0})
+    assert done == steps
 
 
 def test_process_groups_of_manager_and_training_differ(context):

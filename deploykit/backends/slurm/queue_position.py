@@ -37,8 +37,11 @@ def parse_pending(text: str) -> Iterator[PendingJob]:
 
 
 def has_position(row: Row) -> bool:
-    """Whether the job waits for nodes or for jobs of higher priority, and for nothing else."""
-    return row.native == "PENDING" and row.reason in _REASONS
+    """Whether the job waits for nodes or for jobs of higher priority, and for nothing else.
+
+    A row of another command than squeue has no nodes and no partition to count jobs in.
+    """
+    return row.native == "PENDING" and row.reason in _REASONS and row.nodes != ""
 
 
 def describe(row: Row, pending: Iterable[PendingJob]) -> str:
