@@ -217,7 +217,7 @@ SETTINGS = {
             "HyperParameters.sagemaker_submit_directory": (
                 "/opt/ml/input/data/code/sourcedir.tar.gz"
             ),
-            "InputDataConfig": [rendering.channels.s3("code", SOURCE)],
+            "InputDataConfig": [rendering._s3_channel("code", SOURCE)],
         },
     ),
     "network isolation": (
@@ -229,8 +229,8 @@ SETTINGS = {
                 "/opt/ml/input/data/code/sourcedir.tar.gz"
             ),
             "InputDataConfig": [
-                rendering.channels.s3("train", "s3://b-b/train"),
-                rendering.channels.s3("code", SOURCE),
+                rendering._s3_channel("train", "s3://b-b/train"),
+                rendering._s3_channel("code", SOURCE),
             ],
         },
     ),
@@ -238,7 +238,7 @@ SETTINGS = {
         {"data": {"train": "s3://b-b/train"}},
         {
             "Environment.DEPLOYKIT_DATA_TRAIN": "/opt/ml/input/data/train",
-            "InputDataConfig": [rendering.channels.s3("train", "s3://b-b/train")],
+            "InputDataConfig": [rendering._s3_channel("train", "s3://b-b/train")],
         },
     ),
     "no metrics": (
