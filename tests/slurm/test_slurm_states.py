@@ -209,8 +209,8 @@ def test_a_priority_that_is_no_number_is_the_lowest(text, priority):
     [
         ([], State.RUNNING, ""),
         (["preemption"], State.RUNNING, "restart 1 (preemption 1)"),
-        (["preemption"], State.QUEUED, "restart 1 to come (preemption 1)"),
-        (["node_failure"], State.STOPPING, "restart 1 to come (node failure 1)"),
+        (["preemption"], State.QUEUED, "restart 1 pending (preemption 1)"),
+        (["node_failure"], State.STOPPING, "restart 1 pending (node failure 1)"),
         (["request"], State.SUCCEEDED, "after 1 restart (request 1)"),
         (
             ["time_limit", "preemption", "time_limit"],
