@@ -182,7 +182,23 @@ def test_a_failed_run_ends_with_its_cause(project, capsys):
     assert "missing_module" in shown
     assert "no_such_module_at_all" in shown
     assert cli.main(["logs", run]) == 0
-    assert capsys.readouterr().err.startswith("cause: missing_module, ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("cause: missing_module, ")
     assert cli.main(["diagnose", run, "--json"]) == 79
     (finding, *_) = json.loads(capsys.readouterr().out)["causes"]
     assert (finding["cause"], finding["first_rank"]) == ("missing_module", 0)
+
+
+@pytest.mark.parametrize(
+    ("python", "what"), [("/nope/python", "was not found"), ("/etc", "is not executable")]
+)
+def test_a_python_that_cannot_run_is_refused(project, capsys, python, what):
+    assert cli.main(["check", "--backend", "local", "--set", f"local.python={python}"]) == 65
+    assert f"local.python: {python} {what}" in capsys.readouterr().err
+
+
+def test_the_home_folder_of_a_python_is_filled_in(project, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my python").symlink_to(sys.executable)
+    argv = ["submit", "--backend", "local", "--dry-run", "--set", "local.python=~/my python"]
+    assert cli.main(argv) == 0
+    assert f"\nexec '{tmp_path}/my python' .deploykit/launch.py " in capsys.readouterr().out

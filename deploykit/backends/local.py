@@ -48,7 +48,7 @@ class Options:
     ] = None
 
 
-def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract's
+def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Refuse addresses as locations, and warn about limits that are not enforced."""
     for path, location in backend.locations(job).items():
         if "://" in location:
@@ -57,6 +57,10 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:  # noqa: ARG001 
                 f"{location} is not a folder on this machine",
                 f"set a folder, for example with --set {path}=FOLDER",
             )
+    python = Path(_python(options))
+    if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
+        message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
+        yield Problem("local.python", message, "the path that `command -v python3` prints")
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
             path, message = f"resources.{name}", "is not enforced on this machine"
@@ -76,7 +80,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     environment = backend.in_folder(job, "local", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.nodes, job.resources.time_limit
-    launcher = [options.python or sys.executable, backend.LAUNCH, "--emulated-nodes"]
+    launcher = [_python(options), backend.LAUNCH, "--emulated-nodes"]
     launcher += [f"--nodes={nodes}", f"--time-limit={seconds}"]
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
@@ -89,6 +93,11 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _python(options: Options) -> str:
+    """The Python that runs the trainer, with its home folder filled in."""
+    return str(Path(options.python).expanduser()) if options.python else sys.executable
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

@@ -191,6 +191,11 @@ def test_setup_lines_are_shell(home):
     assert all(match.start() < first for match in others)
 
 
+def test_a_python_in_the_home_folder_is_found_on_the_node(home):
+    text = script(options=Options(python="~/my env/bin/python"))
+    assert """    "$HOME"/'my env/bin/python' .deploykit/launch.py torchrun""" in text
+
+
 def test_the_default_python_is_the_one_that_runs_deploykit(home):
     assert f"    {shlex.quote(sys.executable)} .deploykit/launch.py torchrun" in script(
         options=Options()

@@ -119,8 +119,9 @@ class Options:
     python: Annotated[
         str | None,
         Help(
-            "Python on the nodes that runs the trainer. Default: the one that runs deploykit, or "
-            "`python3` with `host` or in a container.",
+            "Python on the nodes that runs the trainer; `~/` is your home there. Default: that of "
+            "the environment that `setup` or `modules` activate, else the one that runs "
+            "deploykit, or `python3` with `host` or in a container.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -129,7 +130,10 @@ class Options:
     ] = ()
     setup: Annotated[
         tuple[str, ...],
-        Help("Shell lines that the batch script runs before srun.", "[ulimit -c 0]"),
+        Help(
+            "Shell lines that the batch script runs before srun. One that fails ends the job.",
+            "[ulimit -c 0]",
+        ),
     ] = ()
     container: Annotated[Container | None, Help("Container to run in. Default: none.")] = None
     signal_seconds: Annotated[

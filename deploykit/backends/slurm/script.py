@@ -34,6 +34,15 @@ _SETUP = (
     "# shellcheck disable=SC1003,SC1097,SC1112,SC2016,SC2088",
 )
 
+_FAIL = """\
+# A line of slurm.setup that fails ends the job. Lines of the files that it reads may fail.
+setup_failed() {
+    [ "$3" -gt 1 ] && return
+    echo "deploykit: the job cannot start: slurm.setup failed with exit code $1: $2"
+    exit 78
+}
+trap 'setup_failed $? "$BASH_COMMAND" ${#BASH_SOURCE[@]}' ERR"""
+
 _SRUN_OPTIONS = ("--unbuffered", "--export=ALL", "--kill-on-bad-exit=1")
 
 _OF_EACH_TASK = ("DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_OUTPUT_DIR")
@@ -205,12 +214,12 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "slurm.sh").read_text(encoding="utf-8"),
-        *_setup_lines(options),
+        *_with_python(_setup_lines(options), options),
         *_exports(environment, options),
         "",
         shlex.join(["exec", "srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]) + " \\",
         '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\',
-        f"    {shlex.join(_launcher(job, options, folder))}",
+        f"    {_launcher(job, options, folder)}",
     ]
     # sbatch refuses a script with DOS line endings, even inside a quoted value
     return "\n".join(lines).replace("\r", "'$'\\r''")
@@ -218,7 +227,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
 
 def _setup_lines(options: Options) -> list[str]:
     """Lines that load modules, and those of `slurm.setup`."""
-    lines = [*options.setup, ""] if options.setup else []
+    lines = [*_FAIL.split("\n"), *options.setup, "trap - ERR", ""] if options.setup else []
     if not options.modules:
         return lines
     return [
@@ -268,16 +277,44 @@ def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in mounts))
 
 
-def _launcher(job: JobSpec, options: Options, folder: Path) -> list[str]:
-    """The argument vector that srun starts on each node."""
+def _chooses_python(options: Options) -> bool:
+    """Whether the job's own lines may activate the environment of the Python to use."""
+    return bool(options.setup or options.modules) and not (options.python or options.container)
+
+
+def _with_python(lines: list[str], options: Options) -> list[str]:
+    """The lines, and those that use the Python of an environment that they activate."""
+    if not _chooses_python(options):
+        return lines
+    return [
+        "before=$(command -v python3)",
+        *lines,
+        "# an environment that was activated brings its own Python",
+        "python=$(command -v python3)",
+        f'[ "$python" != "$before" ] || python={_default_python(options)}',
+        *("export python", ""),
+    ]
+
+
+def _default_python(options: Options) -> str:
+    """The launcher's Python where nothing is activated, as shell text."""
+    python = options.python or ("python3" if options.container or options.host else sys.executable)
+    home, below = python[:2] == "~/", python[2:]
+    return f'"$HOME"/{shlex.quote(below)}' if home else shlex.quote(python)
+
+
+def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
+    """The command that srun starts on each node."""
     container = options.container
-    python = options.python or ("python3" if container or options.host else sys.executable)
-    words = [python, backend.LAUNCH, *backend.command(job)]
+    python = '"$python"' if _chooses_python(options) else _default_python(options)
+    words = [backend.LAUNCH, *backend.command(job)]
+    before = []
     if container is not None and container.runtime == "apptainer":
         gpus = ["--nv"] if job.resources.gpus_per_node else []
         binds = f"--bind={','.join(_mounts(job, container, folder))}"
         directory = f"--pwd={folder}/source"
-        words = ["apptainer", "exec", *gpus, binds, directory, container.image, *words]
+        before = ["apptainer", "exec", *gpus, binds, directory, container.image]
+    text = " ".join([*map(shlex.quote, before), python, shlex.join(words)])
     if ":" in words:  # srun reads this argument as the start of the next job component
-        return ["bash", "-c", f"exec {shlex.join(words)}"]
-    return words
+        return shlex.join(["bash", "-c", f"exec {text}"])
+    return text
