@@ -68,11 +68,10 @@ def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         _require_known(argv[:1])
-        args = parser(argv[:1]).parse_args(argv)
-        verb = _module(args.verb)
-        if "backend" in _shared(verb):
-            _require_backend(args.backend)
-        return int(verb.run(args))
+        own, arguments = _split(argv)
+        args = parser(argv[:1]).parse_args(own)
+        args.arguments = arguments
+        return int(_module(args.verb).run(args))
     except (BrokenPipeError, OutputLost):
         raise
     except DeploykitError as error:
@@ -126,12 +125,12 @@ def _require_known(chosen: list[str]) -> None:
             raise UsageError(f"unknown command {verb!r}", hint=hint)
 
 
-def _require_backend(name: str | None) -> None:
-    """Raise UsageError, with all names, where --backend is missing."""
-    if name is None:
-        from deploykit import backend
-
-        raise UsageError("--backend is required", hint=f"one of {', '.join(backend.names())}")
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
+    if "--" not in argv or argv[0] not in VERBS or "job" not in _shared(_module(argv[0])):
+        return argv, []
+    end = argv.index("--")
+    return argv[:end], argv[end + 1 :]
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +155,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
-    parser.add_argument("--backend", metavar="B", help=names)
+    default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
+    parser.add_argument("-b", "--backend", metavar="B", help=f"{names} (default: {default})")
 
 
 def _add_strict(parser: argparse.ArgumentParser) -> None:

@@ -120,6 +120,15 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return tree, lines
 
 
+def backend_of(path: Path, overrides: Sequence[str]) -> str | None:
+    """The backend that a job file or an override names. Raises as `load`."""
+    tree, _ = parse(path)
+    for override in overrides:
+        _override(tree, override)
+    name = tree.get("backend")
+    return name if isinstance(name, str) else None
+
+
 def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
     """The problems with their lines, in the order of the file."""
     numbered = [

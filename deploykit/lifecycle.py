@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import re
 import time
 from collections import defaultdict
@@ -36,16 +37,37 @@ class Prepared:
     warnings: list[Problem]
 
 
-def load(path: Path, overrides: Sequence[str], names: Iterable[str]) -> JobFile:
-    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`."""
+def load(
+    path: Path, overrides: Sequence[str], names: Iterable[str], arguments: Sequence[str] = ()
+) -> JobFile:
+    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`.
+
+    `arguments` go to the trainer, after those of the file.
+    """
+    if not all(map(_is_text, arguments)):
+        raise UsageError("an argument after `--` is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    return jobfile.load(path, overrides, options=options, backends=backend.names)
+    file = jobfile.load(path, overrides, options=options, backends=backend.names)
+    entry = file.job.entrypoint
+    entry = replace(entry, args=(*entry.args, *arguments))
+    return replace(file, job=replace(file.job, entrypoint=entry))
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line was UTF-8; other bytes are surrogates (PEP 383)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
+def chosen(name: str | None, path: Path | None = None, overrides: Sequence[str] = ()) -> str:
+    """The backend to use: `name`, else the job file's, the environment's, or local."""
+    from_file = jobfile.backend_of(path, overrides) if path and name is None else None
+    return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
 def sections(path: Path) -> list[str]:
-    """The backends that have a section in a job file; the default one where none has."""
+    """The backends that have a section in a job file; the one to use where none has."""
     tree, _ = jobfile.parse(path)
-    return [name for name in backend.names() if name in tree] or [backend.DEFAULT]
+    return [name for name in backend.names() if name in tree] or [chosen(None, path)]
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
@@ -69,9 +91,15 @@ def refuse(path: Path, warnings: Sequence[Problem]) -> None:
         raise JobFileError(str(path), problems, hint="--strict treats warnings as errors")
 
 
-def prepare(path: Path, overrides: Sequence[str], name: str, run: str | None) -> Prepared:
+def prepare(
+    path: Path,
+    overrides: Sequence[str],
+    name: str,
+    run: str | None,
+    arguments: Sequence[str] = (),
+) -> Prepared:
     """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
-    file = load(path, overrides, [name])
+    file = load(path, overrides, [name], arguments)
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings

@@ -89,6 +89,15 @@ class JobSpec:
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
     entrypoint: Annotated[Entrypoint, Help("What to run.")]
     resources: Annotated[Resources, Help("What the job needs.")]
+    backend: Annotated[
+        str | None,
+        Help(
+            "Backend to use without `--backend`. Default: the environment's `DEPLOYKIT_BACKEND`, "
+            "else local.",
+            example="local",
+        ),
+        NOT_EMPTY,
+    ] = None
     source: Annotated[
         str,
         Help("Folder that travels with the job, relative to the job file.", example="."),

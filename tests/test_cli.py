@@ -56,8 +56,8 @@ def test_version(capsys):
     [
         (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
         ([], "the following arguments are required", "see `deploykit --help`"),
-        (["submit"], "--backend is required", "one of local, slurm, sagemaker"),
-        (["attach", "one"], "--backend is required", "one of local, slurm, sagemaker"),
+        (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
+        (["submit", "--", "\udcff"], "an argument after `--` is not UTF-8 text", ""),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
@@ -320,3 +320,29 @@ def test_completion_knows_every_verb(shell, capsys):
     text = capsys.readouterr().out
     assert all(verb in text for verb in cli.VERBS)
     assert "--dry-run" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "words", "name"),
+    [
+        ("", "", [], "local"),
+        ("", "slurm", [], "slurm"),
+        ("backend: slurm\n", "sagemaker", [], "slurm"),
+        ("backend: slurm\n", "", ["-b", "local"], "local"),
+        ("backend: slurm\n", "", ["--set", "backend=local"], "local"),
+    ],
+)
+def test_the_backend_is_that_of_the_command_the_file_the_environment_or_local(
+    project, capsys, monkeypatch, file, variable, words, name
+):
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", variable)
+    with (project / "job.yaml").open("a") as job:
+        job.write(file)
+    assert cli.main(["submit", "--dry-run", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == name
+
+
+def test_what_follows_two_hyphens_goes_to_the_trainer(project, capsys):
+    assert cli.main(["submit", "--dry-run", "--", "--lr", "0.1", "--", "--json", "a b"]) == 0
+    assert "-- train.py --epochs 5 --lr 0.1 -- --json 'a b'\n" in capsys.readouterr().out
+    assert cli.main(["check", "job.yaml", "--", "--lr"]) == 0

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Add the run to the registry, and print it."""
-    row = lifecycle.attach(args.run, args.backend, args.target)
+    row = lifecycle.attach(args.run, lifecycle.chosen(args.backend), args.target)
     if args.json:
         output.emit(output.run_data(row))
     else:

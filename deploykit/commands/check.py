@@ -19,14 +19,14 @@ SHARED = ("job", "strict")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --backend."""
     parser.add_argument(
-        "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
+        "-b", "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
     names = args.backend or lifecycle.sections(args.job)
-    file = lifecycle.load(args.job, args.set, names)
+    file = lifecycle.load(args.job, args.set, names, args.arguments)
     warnings = _check(file, names)
     if args.strict:
         lifecycle.refuse(args.job, warnings)

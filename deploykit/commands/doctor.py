@@ -27,7 +27,12 @@ SHARED = ("job",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the backends, and what to do with the facts and fixes."""
     parser.add_argument(
-        "--backend", action="append", metavar="B", help="check this target (repeatable)", default=[]
+        "-b",
+        "--backend",
+        action="append",
+        metavar="B",
+        help="check this target (repeatable)",
+        default=[],
     )
     parser.add_argument(
         "--save", type=Path, metavar="FOLDER", help="save the facts as well, for --from"

@@ -1,4 +1,8 @@
-"""Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing."""
+"""Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing.
+
+What follows `--` goes to the trainer, after the arguments of the job file:
+deploykit submit -- --lr 0.1
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
     overrides = [*args.set, *switches]
-    prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run)
+    backend = lifecycle.chosen(args.backend, args.job, overrides)
+    prepared = lifecycle.prepare(args.job, overrides, backend, args.run, args.arguments)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
