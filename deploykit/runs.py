@@ -52,6 +52,8 @@ _TEXTS = (
 _LAST = 253402300799
 """The last second of the year 9999."""
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
+_SHORTEST = 4
+"""Characters of the beginning of an id by which a run can be stopped."""
 _PATIENCE = 60
 """Seconds to wait for another process's lock."""
 
@@ -140,6 +142,23 @@ def get(name: str | None) -> Run:
         )
     message = f"no run matches {name!r}" if name else "there are no runs yet"
     raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+
+
+def get_to_stop(name: str) -> Run:
+    """The run with that id, or with a unique beginning of one, of at least four characters.
+
+    A mistyped name must not stop another run. Raises NotFound, with the runs that were near.
+    """
+    whole = lookup(name).get(name)
+    if whole is not None:
+        return whole
+    row = get(name)
+    if len(name) < _SHORTEST or not row.run.startswith(name):
+        raise NotFound(
+            f"{name!r} is not the id of a run, nor its first {_SHORTEST} characters or more",
+            hint=f"{row.run}?",
+        )
+    return row
 
 
 def lookup(*ids: str) -> dict[str, Run]:

@@ -116,3 +116,17 @@ def test_ids_are_the_name_the_time_and_chance():
     made = {runs.new_id("digits") for _ in range(100)}
     assert len(made) > 95
     assert all(len(name) == len("digits-20261121-014608-7kq2") for name in made)
+
+
+def test_only_a_whole_id_or_a_beginning_of_it_stops_a_run():
+    for name in ("exp-x", "exp-x-2", "abc"):
+        assert runs.add(row(name))
+    assert runs.get_to_stop("exp-x").run == "exp-x"
+    assert runs.get_to_stop("exp-x-").run == "exp-x-2"
+    assert runs.get_to_stop("abc").run == "abc"
+    for name, near in (("x-2", "exp-x-2"), ("ab", "abc"), ("bc", "abc")):
+        with pytest.raises(NotFound, match="is not the id of a run") as caught:
+            runs.get_to_stop(name)
+        assert caught.value.hint == f"{near}?"
+    with pytest.raises(NotFound, match="matches 2 runs"):
+        runs.get_to_stop("exp-")

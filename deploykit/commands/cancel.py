@@ -13,12 +13,14 @@ from deploykit.commands import output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare RUN."""
-    parser.add_argument("run", metavar="RUN", help="run id, or its unique beginning or end")
+    parser.add_argument(
+        "run", metavar="RUN", help="run id, or its unique beginning (4 characters or more)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Stop the run, and print its state."""
-    row = lifecycle.cancel(runs.get(args.run))
+    row = lifecycle.cancel(runs.get_to_stop(args.run))
     if args.json:
         output.emit(output.run_data(row))
     else:
