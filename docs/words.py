@@ -81,8 +81,8 @@ COMMANDS = """\
 to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
 tab-separated without headings in a pipe. See also [exit codes](exit-codes.md).
 
-RUN is a run id, or a unique beginning or end of one. `cancel` takes the id or its first four or more
-characters only.
+RUN is a run id, or a unique beginning or end of one. `cancel` takes the id, or its
+first four characters or more.
 """
 
 STATES = {
