@@ -69,7 +69,8 @@ def _run(argv: list[str]) -> int:
     try:
         _require_known(argv[:1])
         own, arguments = _split(argv)
-        args = parser(argv[:1]).parse_args(own)
+        args, unknown = parser(argv[:1]).parse_known_args(list(map(_with_hyphens, own)))
+        _refuse_unknown(args.own, unknown)
         args.arguments = arguments
         return int(_module(args.verb).run(args))
     except (BrokenPipeError, OutputLost):
@@ -110,6 +111,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         for argument in _shared(module):
             _ADD[argument](sub)
         module.add_arguments(sub)
+        sub.set_defaults(own=sub)
         if name != "completion":
             sub.add_argument("--json", action="store_true", help="print JSON, for programs")
     return top
@@ -123,6 +125,25 @@ def _require_known(chosen: list[str]) -> None:
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
+
+
+def _with_hyphens(word: str) -> str:
+    """An option as it is declared: ``--dry_run`` and ``--dryrun`` are ``--dry-run``."""
+    name, equals, value = word.partition("=")
+    if not word.startswith("--"):
+        return word
+    name = name.replace("_", "-")
+    return f"{'--dry-run' if name == '--dryrun' else name}{equals}{value}"
+
+
+def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
+    """Raise UsageError for what a verb does not take, with the option that was probably meant."""
+    if words:
+        from deploykit.decode import did_you_mean
+
+        near = did_you_mean(words[0].partition("=")[0], verb._option_string_actions)  # noqa: SLF001
+        message = f"unrecognized arguments: {' '.join(words)}"
+        raise UsageError(message, hint=near or f"see `{verb.prog} --help`")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

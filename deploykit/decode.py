@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class Quantity:
     meaning: str
     regex: str
     parse: Callable[[str], int]
+    unit: str = ""
+    """Of the integer, for messages."""
 
 
 def _seconds(text: str) -> int:
@@ -113,8 +116,9 @@ DURATION = Quantity(
     "a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00",
     r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$|^(\d+-)?\d{1,2}:\d{2}:\d{2}$",
     _seconds,
+    "s",
 )
-SIZE = Quantity("a size such as 512MiB or 4GiB", r"^\d+\s*[KkMmGgTt]?[Ii]?[Bb]$", _bytes)
+SIZE = Quantity("a size such as 512MiB or 4GiB", r"^\d+\s*[KkMmGgTt]?[Ii]?[Bb]$", _bytes, "bytes")
 
 Duration = Annotated[int, DURATION]
 """Seconds."""
@@ -222,8 +226,9 @@ def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
     value = _read_kind(kind, metadata, data, path, problems)
     if len(problems) > before:
         return _BAD
+    unit = next((f" {note.unit}" for note in metadata if isinstance(note, Quantity)), "")
     for note in metadata:
-        problem = _violation(note, value, data)
+        problem = _violation(note, value, data, unit)
         if problem is not None:
             problems.append(Problem(path, problem))
     return value
@@ -271,6 +276,15 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     return _BAD if len(problems) > before else cls(**values)
 
 
+def _as_list(text: str) -> str:
+    """How to write a text as a list: its words, as a shell would split them."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        words = [text]
+    return f"write [{', '.join(map(quoting.yaml, words))}]"
+
+
 def _example(cls: Any, name: str) -> str | None:
     _, metadata, _ = split(hints(cls)[name])
     example = next((note.example for note in metadata if getattr(note, "example", None)), None)
@@ -279,7 +293,7 @@ def _example(cls: Any, name: str) -> str | None:
 
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) or not isinstance(data, Sequence):
-        hint = f"write [{quoting.yaml(data)}]" if isinstance(data, str) and data else None
+        hint = _as_list(data) if isinstance(data, str) and data else None
         problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
         return _BAD
     return tuple(
@@ -349,16 +363,16 @@ _SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean}
 _EXPECTED: dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false"}
 
 
-def _violation(note: object, value: Any, data: object) -> str | None:
-    """How `value` violates a note on its field; None where it does not."""
+def _violation(note: object, value: Any, data: object, unit: str) -> str | None:
+    """How `value`, in units of `unit`, violates a note on its field; None where it does not."""
     if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
         return f"expected {note.meaning}; got {_shown(data)}"
     if isinstance(note, Bounds):
         low, high = note.low, note.high
         if low is not None and value < low:
-            return f"must be at least {low}, got {_shown(data)}"
+            return f"must be at least {low}{unit}, got {_shown(data)}"
         if high is not None and value > high:
-            return f"must be at most {high}, got {_shown(data)}"
+            return f"must be at most {high}{unit}, got {_shown(data)}"
     return None
 
 

@@ -84,7 +84,7 @@ def load(
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems = list(unknown_keys("", [key for key in tree if key not in known], known))
     job, more = decode(JobSpec, {key: tree[key] for key in tree if key in names})
-    problems += more
+    problems += [_with_name(problem, tree) for problem in more]
     sections = {}
     for name, cls in options.items():
         sections[name], more = decode(cls, tree.get(name), name)
@@ -178,6 +178,8 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         line = mark.line + 1 if mark else None
+        if mark and text[mark.index : mark.index + 1] == "\t":
+            what = "a tab; indent with spaces"
         raise Malformed(f"is not valid YAML: {what}", line) from None
     except UnicodeError:
         raise Malformed("is not valid YAML: invalid characters") from None
@@ -192,6 +194,14 @@ def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator
         keys.discard(name)
         if not keys:
             return
+
+
+def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
+    """A problem of the job's name with a name that is near and allowed."""
+    if problem.path != "name" or not isinstance(tree.get("name"), str):
+        return problem
+    near = "-".join(re.findall(r"[a-zA-Z0-9]+", tree["name"]))[:40].strip("-")
+    return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
 
 
 def _override(tree: dict[str, Any], text: str) -> None:

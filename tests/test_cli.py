@@ -58,6 +58,9 @@ def test_version(capsys):
         ([], "the following arguments are required", "see `deploykit --help`"),
         (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
         (["submit", "--", "\udcff"], "an argument after `--` is not UTF-8 text", ""),
+        (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
+        (["wait", "a", "b"], "unrecognized arguments: b", "see `deploykit wait --help`"),
+        (["wait", "--timeout", "2x"], "'2x' is not a time such as 90s or 30m", "wait --help"),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "--run 'a b': a run id is", ""),
         (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
@@ -346,3 +349,18 @@ def test_what_follows_two_hyphens_goes_to_the_trainer(project, capsys):
     assert cli.main(["submit", "--dry-run", "--", "--lr", "0.1", "--", "--json", "a b"]) == 0
     assert "-- train.py --epochs 5 --lr 0.1 -- --json 'a b'\n" in capsys.readouterr().out
     assert cli.main(["check", "job.yaml", "--", "--lr"]) == 0
+
+
+@pytest.mark.parametrize("spelling", ["--dry-run", "--dry_run", "--dryrun"])
+def test_spellings_of_a_dry_run(project, capsys, spelling):
+    assert cli.main(["submit", spelling, "--set", "env.A_B=c_d"]) == 0
+    assert "export A_B=c_d\n" in capsys.readouterr().out
+
+
+def test_a_list_that_is_cut_says_so(project, capsys):
+    for name in ("one", "two", "three"):
+        runs.add(runs.Run(name, name, "local", "", str(project), "", "", None, 1.0, ""))
+    assert cli.main(["list", "-n", "2"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2
+    assert shown.err == "the newest 2 of 3 runs; all: -n 3\n"

@@ -92,7 +92,7 @@ def test_reports_all_problems_at_once():
         ({"inner": {"count": 10}}, "inner.count", "must be at most 9, got 10", None),
         ({"inner": {"count": True}}, "inner.count", "expected a whole number, got True", None),
         ({"inner": [1]}, "inner", "expected a section, got a list", None),
-        ({"words": "a b"}, "words", "expected a list, got 'a b'", "write [a b]"),
+        ({"words": "a b"}, "words", "expected a list, got 'a b'", "write [a, b]"),
         ({"words": ""}, "words", "expected a list, got ''", None),
         ({"words": 3}, "words", "expected a list, got 3", None),
         ({"words": [3]}, "words[0]", "expected text, got 3", 'put it in quotes: "3"'),

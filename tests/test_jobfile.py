@@ -150,3 +150,34 @@ def test_places_are_relative_to_the_file(project, monkeypatch):
     assert job.data["train"] == str(project / "data/x")
     assert job.output == "s3://b/out"
     assert job.data["home"].endswith("no home/y")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--epochs 3", ("--epochs", "3")),
+        ("--name 'a b' --flag", ("--name", "a b", "--flag")),
+        ("it's", ("it's",)),
+    ],
+)
+def test_a_list_written_as_text_is_answered_with_the_list(project, text, words):
+    ((*_, hint),) = problems(project / "job.yaml", f"entrypoint.args={text}")
+    suggested = hint.removeprefix("write ")
+    assert load(project / "job.yaml", f"entrypoint.args={suggested}").job.entrypoint.args == words
+
+
+def test_a_name_that_is_not_allowed_is_answered_with_one_that_is(project):
+    ((*_, hint),) = problems(project / "job.yaml", "name=_my job__2_")
+    assert hint == "for example my-job-2"
+    assert load(project / "job.yaml", "name=my-job-2").job.name == "my-job-2"
+
+
+def test_a_tab_is_called_a_tab(project):
+    assert problems(add(project, "env:\n\tA: b\n")) == [
+        (8, "", "is not valid YAML: a tab; indent with spaces", None)
+    ]
+
+
+def test_bounds_have_units(project):
+    ((*_, message, _),) = problems(project / "job.yaml", "resources.time_limit=25s")
+    assert message == "must be at least 60 s, got '25s'"

@@ -12,13 +12,14 @@ from deploykit.runs import Run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --limit."""
     parser.add_argument(
-        "--limit", type=_count, default=20, metavar="N", help="at most N (default 20)"
+        *("-n", "--limit"), type=_count, default=20, metavar="N", help="at most N (default 20)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
-    rows = lifecycle.refresh(runs.every()[: args.limit])
+    every = runs.every()
+    rows = lifecycle.refresh(every[: args.limit])
     if args.json:
         output.emit([output.run_data(row) for row in rows])
         return 0
@@ -29,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
         ["run", "backend", "state", "submitted (UTC)", "reason"],
         [[row.run, row.backend, row.state, _minute(row), row.reason] for row in rows],
     )
+    if len(rows) < len(every):
+        output.note(f"the newest {len(rows)} of {len(every)} runs; all: -n {len(every)}")
     return 0
 
 

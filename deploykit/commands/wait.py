@@ -10,6 +10,7 @@ import threading
 
 from deploykit import backend, lifecycle, runs, shell
 from deploykit.commands import diagnose, output
+from deploykit.decode import DURATION
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.model import State
@@ -22,8 +23,17 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --timeout."""
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="stop waiting after this time"
+        "--timeout", type=_seconds, metavar="TIME", help="stop waiting after 90, 90s or 30m"
     )
+
+
+def _seconds(text: str) -> float:
+    """Seconds, from a number or a time such as 30m. Raises ArgumentTypeError."""
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdecimal() else DURATION.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s or 30m") from None
+    return float(seconds)
 
 
 def run(args: argparse.Namespace) -> int:
