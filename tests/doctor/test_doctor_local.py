@@ -102,7 +102,7 @@ def test_a_limit_of_this_shell_is_seen(project):
 
 
 def test_a_python_that_is_not_there_is_named(project, capsys):
-    assert cli.main(["doctor", "--set", "local.python=/no/such/python"]) == 69
+    assert cli.main(["doctor", "--set", "local.python=/no/such/python"]) == 65
     assert "/no/such/python" in capsys.readouterr().err
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from deploykit.backends.sagemaker import channels
+from deploykit.backends.sagemaker import request
 from deploykit.backends.sagemaker.sections import Channel
 from tests.sagemaker.sagemaker_jobs import vary
 
 
 def rendered(**changes):
-    return list(channels.render(*vary(**changes)))
+    return request.render(*vary(**changes), run="one", bundle="0" * 64)["InputDataConfig"]
 
 
 def test_a_channel_has_the_settings_that_it_is_given():
@@ -49,9 +49,9 @@ def test_channels_beside_data_come_after_it():
         channels={"extra": Channel(s3="s3://b-b/extra"), "test": Channel(s3="s3://b-b/other")},
     )
     assert sent == [
-        channels.s3("train", "s3://b-b/train"),
-        channels.s3("test", "s3://b-b/other"),
-        channels.s3("extra", "s3://b-b/extra"),
+        request._s3_channel("train", "s3://b-b/train"),
+        request._s3_channel("test", "s3://b-b/other"),
+        request._s3_channel("extra", "s3://b-b/extra"),
     ]
 
 
