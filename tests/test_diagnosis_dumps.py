@@ -111,7 +111,7 @@ def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("others", "rank", "words"),
     [
-        ([{**RECORD, "state": "scheduled"}], 1, "is scheduled on rank 1 and started on others"),
+        ([{**RECORD, "state": "scheduled"}], 1, "is scheduled on rank 1 and started on the others"),
         ([RECORD], None, "all ranks called the same"),
     ],
 )

@@ -100,6 +100,10 @@ class _Supervisor:
     ) -> None:
         self._process, self._env = process, env
         self._ranks, self._options = ranks, options
+        self._stop: int | None = None
+        """The signal to stop that the ranks have received."""
+        self._stopped: set[int] = set()
+        """Process ids of the ranks that have received it."""
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
 
@@ -121,6 +125,8 @@ class _Supervisor:
         for pid in pids:
             _send(os.kill, pid, received.number)
         if received.number in signals.STOPS:
+            self._stop = received.number
+            self._stopped |= set(pids)
             started = pids or exit_records.all_ended_well(self._ranks)
             self._stop_after(self._grace(slurm=slurm) if started else 0)
         self._options.on_signal(received.number, received_at)
@@ -138,6 +144,7 @@ class _Supervisor:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        self._stop_restarted_ranks()
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill()
@@ -146,6 +153,14 @@ class _Supervisor:
         elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
             self._kill_at = now + TORCHRUN_GRACE
             _send(os.kill, self._process.pid, _TORCHRUN_STOP)
+
+    def _stop_restarted_ranks(self) -> None:
+        """Pass the signal on to ranks that torchrun has started in place of those that ended."""
+        restarted = set(exit_records.living(self._ranks).values()) - self._stopped
+        if self._stop is not None:
+            for pid in restarted:
+                _send(os.kill, pid, self._stop)
+        self._stopped |= restarted
 
     def _one_failed(self) -> bool:
         """Whether a rank failed: torchrun would restart it, or the others would wait for it."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
+
+from deploykit_node import signals, supervisor
 
 pytestmark = pytest.mark.torch
 
@@ -138,8 +142,9 @@ def test_two_emulated_nodes_form_one_world_over_gloo(bundle):
     assert [end.code for end in ends] == [0, 0], ends
     said = {**ends[0].said, **ends[1].said}
     assert said["rank 0"] == said["rank 1"] == ["sum 3.0 ['-m', 'x'] lo"]
-    assert "GLOO_SOCKET_IFNAME=lo" in said["node 0"][0]
-    assert "node 1 of 2 (emulated): rendezvous at 127.0.0.1 port" in said["node 1"][1]
+    assert said["node 0"][0].startswith("interfaces: ")
+    assert "GLOO_SOCKET_IFNAME=lo" in said["node 0"][1]
+    assert "node 1 of 2 (emulated): rendezvous at 127.0.0.1 port" in said["node 1"][2]
     assert bundle.end("node-1")["exit_code"] == 0
 
 
@@ -196,6 +201,23 @@ def test_sigterm_ends_trainers_without_a_handler(bundle):
     assert done.code == 143
     assert "SIGTERM" in bundle.end("node-0")["reason"]
     assert "after a signal to stop" in bundle.end("node-0")["reason"]
+
+
+def test_ranks_that_torchrun_restarts_after_the_signal_are_stopped_too(tmp_path, monkeypatch):
+    """A rank that starts drops the record of the one before it, perhaps before it was read."""
+    monkeypatch.setattr(supervisor.signal, "setitimer", lambda *_: None)
+    options = supervisor.Options(900, lambda _: None, lambda *_: None)
+    with contextlib.ExitStack() as stack:
+        sleep = ["sleep", "600"]
+        processes = [stack.enter_context(subprocess.Popen(sleep)) for _ in range(3)]
+        for process in processes:
+            stack.callback(process.kill)
+        agent, *rounds = processes
+        watched = supervisor._Supervisor(agent, {}, tmp_path, options)
+        for rank, number in zip(rounds, (signal.SIGTERM, signal.SIGALRM), strict=True):
+            (tmp_path / "rank-0.pid").write_text(json.dumps({"pid": rank.pid}))
+            watched.handle(signals.Received(number, 0))
+            assert rank.wait(250) == -signal.SIGTERM
 
 
 def test_ranks_that_outlast_the_grace_are_killed(bundle):
