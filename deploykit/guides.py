@@ -19,7 +19,7 @@ _CHOSEN = re.compile(r"network: (\S+) \((\S+)\) is the route to another node \((
 _USERS = re.compile(r"network: (\S+=\S+(?: \S+=\S+)*), as you chose")
 _NONE = re.compile(r"network: no interface is set, since (.+)")
 _INTERFACES = re.compile(r"interfaces: (.+)")
-_MEETING = re.compile(r"node (\d+) of (\d+) \((.+?)\) meets the others at (\S+) port (\d+)")
+_MEETING = re.compile(r"node \d+ of \d+ \(.+?\): rendezvous at (\S+) port (\d+)")
 _EXCLUDED = ("lo", "docker", "veth", "br-", "virbr", "cni")
 """Beginnings of the names of interfaces that lead to no other node."""
 
@@ -119,7 +119,7 @@ def read_nodes(case: Case, lines: Iterable[LogLine]) -> None:
         if line.rank is not None:
             continue
         if match := _MEETING.search(line.text):
-            case.host, case.port = match[4], match[5]
+            case.host, case.port = match[1], match[2]
         elif "network: " in line.text or "interfaces: " in line.text:
             number = line.node or 0
             _read(by_node.setdefault(number, NodeNetwork(number)), line.text)
@@ -139,6 +139,5 @@ def _read(node: NodeNetwork, text: str) -> None:
 
 def page(name: str, case: Case) -> str:
     """The guide `name` as Markdown."""
-    guide = GUIDES[name]
-    text = render.markdown(f"troubleshooting/{guide.template}", case=case, symptom=guide.symptom)
+    text = render.markdown(f"troubleshooting/{GUIDES[name].template}", case=case)
     return re.sub(r"\n{3,}", "\n\n", text)

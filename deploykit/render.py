@@ -29,8 +29,9 @@ def data(template: str, **values: Any) -> str:
 def markdown(template: str, **values: Any) -> str:
     """Render a page for people: every ``{{ value }}`` is one line of text.
 
-    In a command, ``{{ value | shell }}`` is quoted; ``{{ text | code }}`` is code already. Raises
-    jinja2.UndefinedError for a name that is not among `values`.
+    In a command, ``{{ value | shell }}`` is quoted; ``{{ text | verbatim }}`` is code already.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
     """
     return _rendered(template, _prose, values)
 
@@ -53,7 +54,7 @@ def _environment(finalize: Callable[[Any], str]) -> Any:
         autoescape=False,
     )
     environment.filters["words"] = _words
-    environment.filters["verbatim"] = environment.filters["code"] = _Quoted
+    environment.filters["verbatim"] = _Quoted
     environment.filters["shell"] = _one_word
     return environment
 

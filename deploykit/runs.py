@@ -149,11 +149,8 @@ def get_to_stop(name: str) -> Run:
 
     A mistyped name must not stop another run. Raises NotFound, with the runs that were near.
     """
-    whole = lookup(name).get(name)
-    if whole is not None:
-        return whole
     row = get(name)
-    if len(name) < _SHORTEST or not row.run.startswith(name):
+    if row.run != name and (len(name) < _SHORTEST or not row.run.startswith(name)):
         raise NotFound(
             f"{name!r} is not the id of a run, nor its first {_SHORTEST} characters or more",
             hint=f"{row.run}?",

@@ -132,6 +132,8 @@ def test_on_a_slurm_cluster(cluster, deploykit):
     page = deploykit("guide", "nccl", "good")
     nodes = re.findall(r"^\| (\d) \| \S+ \| [\d.]+ \|", page, re.MULTILINE)
     assert nodes == ["0", "1"]
+    page = deploykit("guide", "rendezvous", "good")
+    assert re.search(r"^Node 0 listened at \S+ port \d+\.$", page, re.MULTILINE)
     fails(deploykit, "slurm", *two)
     is_cancelled(deploykit, "slurm", *two)
     deploykit("doctor", "--backend", "slurm", "--json")

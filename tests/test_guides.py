@@ -80,7 +80,7 @@ def test_a_node_without_a_route_says_why():
 
 
 def test_the_rendezvous_page_names_where_the_nodes_met():
-    meeting = (0, "node 0 of 2 (srun) meets the others at 10.0.0.1 port 12345")
+    meeting = (0, "node 0 of 2 (srun): rendezvous at 10.0.0.1 port 12345")
     page = guides.page("rendezvous", case(meeting))
     assert "nc -vz 10.0.0.1 12345" in commands(page)
 

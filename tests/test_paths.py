@@ -112,7 +112,7 @@ def test_a_state_folder_that_others_could_change_is_narrowed(trained, home, capl
 
 @pytest.mark.parametrize("verb", ["list", "status", "submit"])
 def test_another_users_state_folder_is_refused(trained, home, capsys, verb):
-    """Whoever created it first could put code there that runs as the user."""
+    """The user who created it first could put code there, which would run as this user."""
     home.mkdir(parents=True)
     (home / "runs.sqlite").touch()
     os.chown(home, STRANGER, STRANGER)

@@ -82,8 +82,10 @@ def _add_job(case: Case, args: argparse.Namespace) -> None:
     for name in names:
         lifecycle.check(file, name)
         options = file.sections[name]
+        if not hasattr(options, "security_group_ids"):  # nothing of AWS's network
+            continue
         case.settings = {
-            key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key, None)
+            key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key)
         }
         doctor = backend.require(name, backend.Doctor)
         findings = doctor.examine(file.job, options, saved=args.saved, save=None)
