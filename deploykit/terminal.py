@@ -12,8 +12,8 @@ import re
 import unicodedata
 
 _ODD = re.compile(r"[^ -~]")
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-"""SGR, the only kind of sequence that just sets colours (ECMA-48, 8.3.117)."""
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
+"""SGR, the only kind of sequence that just sets colors (ECMA-48, 8.3.117)."""
 _COLOURS_END = "\x1b[0m"
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 """Letters and marks in Unicode that are invisible."""
@@ -32,13 +32,13 @@ def lines(text: str) -> str:
     return "\n".join(map(line, text.split("\n")))
 
 
-def log(text: str, *, colours: bool) -> list[str]:
+def log(text: str, *, colors: bool) -> list[str]:
     """A line of a log as one line for each state of a progress bar, which overwrites itself.
 
-    `colours` keeps its colours, reset at the end of each line; otherwise they are removed.
+    `colors` keeps its colors, reset at the end of each line; otherwise they are removed.
     """
     states = [part for part in text.split("\r") if part] or [""]
-    return [_coloured(part) if colours else line(_COLOUR.sub("", part)) for part in states]
+    return [_colored(part) if colors else line(_COLOR.sub("", part)) for part in states]
 
 
 def data(text: str) -> str:
@@ -46,8 +46,8 @@ def data(text: str) -> str:
     return _ODD.sub(_in_json, text)
 
 
-def _coloured(text: str) -> str:
-    pieces = re.split(f"({_COLOUR.pattern})", text)  # every second piece is a colour
+def _colored(text: str) -> str:
+    pieces = re.split(f"({_COLOR.pattern})", text)  # every second piece is a color
     shown = [piece if number % 2 else line(piece) for number, piece in enumerate(pieces)]
     return "".join(shown) + (_COLOURS_END if len(pieces) > 1 else "")
 

@@ -161,10 +161,10 @@ def strategies() -> Picture:
         picture.rect((x, y), (276, 190))
         picture.text((x + 14, y + 24), name, "title")
         picture.text((x + 14, y + 42), holds, "small")
-        colour = "violet" if name in {"tp", "pp"} else "blue"
+        color = "violet" if name in {"tp", "pp"} else "blue"
         for rank in range(4):
             at = (x + 14 + 64 * rank, y + 54)
-            cells(picture, at, rank, (held, colour))
+            cells(picture, at, rank, (held, color))
             state(picture, at, rank, held if name not in {"zero1", "pp"} else sharded)
         picture.text((x + 14, y + 180), f"sends: {sends}", "small")
     legend(picture)
@@ -173,10 +173,10 @@ def strategies() -> Picture:
 
 def cells(picture: Picture, at: Point, rank: int, kind: tuple[Held, str]) -> None:
     """The four layers by four slices of one rank, filled where it holds them."""
-    held, colour = kind
+    held, color = kind
     for layer in range(4):
         for part in range(4):
-            style = colour if held(rank, layer, part) else "empty"
+            style = color if held(rank, layer, part) else "empty"
             picture.rect((at[0] + 13 * part, at[1] + 17 * layer), (11, 14), style, radius=2)
     picture.text((at[0] + 25, at[1] + 102), f"rank {rank}", "small middle")
 
@@ -189,15 +189,15 @@ def state(picture: Picture, at: Point, rank: int, held: Held) -> None:
 
 
 def legend(picture: Picture) -> None:
-    """What rows, columns and colours mean."""
+    """What rows, columns and colors mean."""
     picture.text((14, 424), "Rows are layers, columns slices of them.", "small")
     words = [
         ("blue", "each rank has its own samples", 282),
         ("violet", "all ranks work on the same samples", 484),
         ("amber", "optimizer state", 716),
     ]
-    for colour, text, x in words:
-        picture.rect((x, 413), (12, 12), colour, radius=2)
+    for color, text, x in words:
+        picture.rect((x, 413), (12, 12), color, radius=2)
         picture.text((x + 18, 424), text, "small")
 
 

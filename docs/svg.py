@@ -49,12 +49,12 @@ class Picture:
         )
 
     def text(self, at: Point, text: str, style: str = "middle") -> None:
-        """One line of text whose baseline begins, or is centred, at `at`."""
+        """One line of text whose baseline begins, or is centered, at `at`."""
         x, y = map(_number, at)
         self._parts.append(f'<text class="{style}" x="{x}" y="{y}">{escape(text)}</text>')
 
     def box(self, at: Point, size: Point, lines: Sequence[str], style: str = "plain") -> None:
-        """A rectangle with a title and smaller lines below it, centred."""
+        """A rectangle with a title and smaller lines below it, centered."""
         self.rect(at, size, style)
         middle = at[0] + size[0] / 2
         top = at[1] + size[1] / 2 - 8 * (len(lines) - 1) + 4

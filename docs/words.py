@@ -302,7 +302,7 @@ EXIT_RECORD_FIELDS = {
 }
 
 ORACLE = """\
-Some settings do not do what they say: the SageMaker SDK accepts a misspelt distribution, and the
+Some settings do not do what they say: the SageMaker SDK accepts a misspelled distribution, and the
 job trains on one process. `deploykit check` and `submit` apply these rules before they upload
 anything. **refused** is an error, and nothing is sent. **runs as something else** and **cannot
 know** are warnings, and so is an image that no longer receives patches.

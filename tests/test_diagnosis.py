@@ -122,8 +122,8 @@ def test_the_root_wins_over_what_repeats_it(tmp_path, capsys):
 
 def test_a_users_rules_come_first(tmp_path, capsys):
     path, mine = tmp_path / "a.log", tmp_path / "mine.toml"
-    path.write_text("no licence left\n")
-    mine.write_text("[[cause]]\nlabel='ours'\nmeans='m'\nfix='f'\nmatch=['no licence left']\n")
+    path.write_text("no license left\n")
+    mine.write_text("[[cause]]\nlabel='ours'\nmeans='m'\nfix='f'\nmatch=['no license left']\n")
     _, found = diagnosed(path, capsys, "--rules", mine)
     assert found[0]["cause"] == "ours"
 

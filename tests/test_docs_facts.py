@@ -65,7 +65,7 @@ def facts():
         (
             "how-to/choose-a-strategy.md",
             r"compute at (\d+)% of the peak",
-            constant("UTILISATION") * 100,
+            constant("UTILIZATION") * 100,
         ),
         ("explanation/strategies.md", r"after (\w+) exact steps", constant("UNCOMPRESSED_STEPS")),
     ]

@@ -222,8 +222,8 @@ def test_a_line_is_one_plain_line(text):
 
 
 @given(st.text(), st.booleans())
-def test_a_log_line_holds_colors_at_most(text, colours):
-    for shown in terminal.log(text, colours=colours):
+def test_a_log_line_holds_colors_at_most(text, colors):
+    for shown in terminal.log(text, colors=colors):
         assert OBEYED.search(re.sub(r"\x1b\[[0-9;:]*m", "", shown)) is None
 
 

@@ -9,7 +9,7 @@ from deploykit.advise.chooser import Advice, Candidate, layer_memory
 from deploykit.advise.configs import STRATEGIES
 from deploykit.advise.memory import Memory
 from deploykit.advise.model_shape import Model
-from deploykit.advise.traffic import UTILISATION
+from deploykit.advise.traffic import UTILIZATION
 from deploykit.advise.workload import Cluster, Training
 
 _GIB = 1024**3
@@ -259,6 +259,6 @@ def notes(advice: Advice) -> Iterator[str]:
     if cluster.nodes > 1:
         yield f"Between nodes: {_network(cluster)} per node (set it with --bandwidth)."
     yield (
-        f"Times are rough, at {UTILISATION:.0%} of the GPU's peak. Memory includes a reserve for "
+        f"Times are rough, at {UTILIZATION:.0%} of the GPU's peak. Memory includes a reserve for "
         "the CUDA context and fragmentation."
     )

@@ -16,7 +16,7 @@ from deploykit.advise.memory import stages
 from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import COMPUTE_BYTES, WEIGHT_BYTES, Cluster, ParallelConfig, Training
 
-UTILISATION = 0.4
+UTILIZATION = 0.4
 """Share of the peak that a good training loop reaches
 (https://arxiv.org/abs/2104.04473, table 1: 41% to 52% on A100)."""
 _ACHIEVED = {"nvlink": 0.8, "pcie": 0.4, "fabric": 0.8}
@@ -118,7 +118,7 @@ def rate(training: Training, cluster: Cluster) -> float:
     """Operations per second that one GPU reaches; those of fp32 if it does not support bf16."""
     name = "bf16" if training.precision == "pure-bf16" else training.precision
     flops = cluster.gpu.flops
-    return UTILISATION * (flops.get(name) or flops["fp32"])
+    return UTILIZATION * (flops.get(name) or flops["fp32"])
 
 
 def _transfers(
@@ -266,14 +266,14 @@ def _pipeline(
     model: Model, training: Training, cluster: Cluster, config: ParallelConfig
 ) -> Transfer:
     """Each micro-batch is sent to the next stage and its gradient back. Stages are the outermost
-    dimension, so neighbours may be on different nodes.
+    dimension, so neighbors may be on different nodes.
     """
     stride = config.data * config.tensor
     across = config.pipeline * stride > cluster.gpus_per_node < cluster.world
     message = activations.of_boundary(model, training, config)
     sent = 2 * message * config.micro_batches
-    neighbours = min(stride, cluster.gpus_per_node)
-    speed = _ACHIEVED["fabric"] * cluster.bandwidth / neighbours if across else _link(cluster)
+    neighbors = min(stride, cluster.gpus_per_node)
+    speed = _ACHIEVED["fabric"] * cluster.bandwidth / neighbors if across else _link(cluster)
     latency = _LATENCY[cluster.fabric if across else cluster.link]
     seconds = sent / speed + 2 * config.micro_batches * latency
     return Transfer(

@@ -112,7 +112,7 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None
         return
     folding = Folding()
     lines = lines if args.raw or args.first_error else folding.fold(lines)
-    output.log(lines, colours=args.color)
+    output.log(lines, colors=args.color)
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])

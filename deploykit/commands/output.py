@@ -45,14 +45,14 @@ def block(text: str) -> None:
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
 
 
-def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False) -> None:
+def log(lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    `colours` keeps their own colours on a terminal. `aside` prints to standard error.
+    `colors` keeps their own colors on a terminal. `aside` prints to standard error.
     """
     out = sys.stderr if aside else sys.stdout
     for line in lines:
-        texts = terminal.log(line.text, colours=colours) if out.isatty() else [line.text]
+        texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
         for text in texts:
             _write(out, f"{_origin(line)}{text}\n")
         out.flush()

@@ -1,10 +1,10 @@
-"""Prefixes of log lines: colours, and marks of rank, host and time."""
+"""Prefixes of log lines: colors, and marks of rank, host and time."""
 
 from __future__ import annotations
 
 import re
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
+_COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
 _PREFIX = re.compile(
     r"""\s*(?:
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
@@ -36,8 +36,8 @@ _SUMMARY_DETAIL = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
 
 
 def bare(text: str) -> str:
-    """Remove colours and all prefixes from a line."""
-    text = _COLOUR.sub("", text)
+    """Remove colors and all prefixes from a line."""
+    text = _COLOR.sub("", text)
     while match := _PREFIX.match(text):
         text = text[match.end() :]
     return text.strip()
@@ -45,7 +45,7 @@ def bare(text: str) -> str:
 
 def rank(text: str) -> int | None:
     """The rank that a prefix names; None if there is none."""
-    match = _RANK.search(_COLOUR.sub("", text))
+    match = _RANK.search(_COLOR.sub("", text))
     return int(match[match.lastindex or 0]) if match else None
 
 

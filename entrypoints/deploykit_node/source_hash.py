@@ -4,7 +4,7 @@
 ``files.json`` lists the bundle's files, so files added later (caches, build outputs) do not count.
 
 The check finds an archive that was mixed up, or changed by a program that does not know of the
-check. It is no defence against an attacker, who can change this file as well as the rest of the
+check. It is no defense against an attacker, who can change this file as well as the rest of the
 archive; docs/how-to/sagemaker.md says what is.
 """
 

@@ -1,7 +1,7 @@
 """The two models, which know nothing of parallelism.
 
 Each is a sequence of named layers, so that a pipeline can be split between any two of them. Neither
-uses batch normalisation or dropout: with those, results would depend on how a batch is split.
+uses batch normalization or dropout: with those, results would depend on how a batch is split.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """The final normalisation and the projection to scores."""
+    """The final normalization and the projection to scores."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

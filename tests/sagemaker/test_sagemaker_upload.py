@@ -183,7 +183,7 @@ def owned_by(account):
 
 
 def test_nothing_is_sent_to_a_bucket_of_another_account(aws, planned, tmp_path):
-    """A misspelt or abandoned name: the bucket's owner could read and replace the source."""
+    """A misspelled or abandoned name: the bucket's owner could read and replace the source."""
     aws.respond = owned_by("666666666666")
     with pytest.raises(
         NotPermitted, match="the bucket my-bucket of account 123456789012"

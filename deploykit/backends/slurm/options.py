@@ -91,7 +91,7 @@ class Options:
         Help("How the site expects GPU requests: `--gpus-per-node=N` or `--gres=gpu:N`."),
     ] = "gpus-per-node"
     licenses: Annotated[
-        str | None, Help("Licences that the job needs, as the site names them.", example="matlab:2")
+        str | None, Help("Licenses that the job needs, as the site names them.", example="matlab:2")
     ] = None
     mail_type: Annotated[
         str | None, Help("Events for which Slurm sends mail.", example='"END,FAIL"')

@@ -111,7 +111,7 @@ _REASONS = {
     "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held after too many requeues",
-    "Licenses": "waiting for a licence",
+    "Licenses": "waiting for a license",
     "Reservation": "waiting for its reservation to begin",
     "ReqNodeNotAvail": "nodes that it requires are down, drained or reserved",
     "NodeDown": "a node that it requires is down",

@@ -34,7 +34,7 @@ class Peers:
 
     @property
     def others(self) -> list[int]:
-        """The other nodes, each node's neighbour first, so that not all start with the same one."""
+        """The other nodes, each node's neighbor first, so that not all start with the same one."""
         count = len(self.hosts)
         return [(self.node + step) % count for step in range(1, count)]
 

@@ -120,7 +120,7 @@ def _precision_policy(precision: str) -> MixedPrecisionPolicy:
     In bf16, parameters are gathered in 16 bits, which halves the traffic, and gradients are reduced
     in 32, so that their sum is exact. Inputs are not cast, because autocast does that as in every
     other strategy. In fp16, parameters stay in 32 bits: with 16-bit parameters, gradients would be
-    16-bit even where autocast computes in 32 (normalisation, embedding), and the scaled ones would
+    16-bit even where autocast computes in 32 (normalization, embedding), and the scaled ones would
     overflow, so that steps would be skipped that no other strategy skips.
     """
     if precision != "bf16":

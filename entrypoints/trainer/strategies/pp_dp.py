@@ -1,6 +1,6 @@
 """Several pipelines, each with its data shard; ranks of the same stage average their gradients.
 
-Ranks of the same stage are neighbours in rank order: they exchange more data than consecutive
+Ranks of the same stage are neighbors in rank order: they exchange more data than consecutive
 stages do, so they should be on one machine.
 """
 

@@ -1,7 +1,7 @@
 """Tensor parallelism: all ranks work on the same samples, each with a slice of every large layer.
 
 Of two consecutive linear layers, the first is sharded by outputs and the second by inputs, so that
-one all-reduce serves both. With sequence parallelism, what lies between (normalisation, residual
+one all-reduce serves both. With sequence parallelism, what lies between (normalization, residual
 additions) is sharded along the sequence, and the all-reduce becomes a reduce-scatter and an
 all-gather: the same traffic, less memory.
 https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
