@@ -271,7 +271,7 @@ def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, 
     assert bool(found.err) is not bool(shown)
 
 
-def test_logs_of_a_time_that_is_none(logged, capsys):
+def test_logs_of_an_invalid_time(logged, capsys):
     assert run("logs", "one", "--since", "soon") == 64
     assert "'soon' is not a time such as 10m" in capsys.readouterr().err
 
@@ -284,7 +284,7 @@ def test_logs_of_a_time_that_is_none(logged, capsys):
         (2, -1, "one has no task -1"),
     ],
 )
-def test_logs_of_a_task_that_is_none(logged, capsys, monkeypatch, count, task, said):
+def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, task, said):
     tasks = types.SimpleNamespace(tasks=lambda handle: count)
     monkeypatch.setattr(backend, "require", lambda name, capability: tasks)
     assert run("logs", "one", f"--task={task}") == 64

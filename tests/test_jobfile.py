@@ -58,7 +58,7 @@ def test_key_given_twice(project):
     assert problems(add(project, "name: other\n")) == [(7, "name", "duplicate key", None)]
 
 
-def test_sections_of_other_backends_are_allowed_but_misspelt_ones_are_not(project):
+def test_sections_of_other_backends_are_allowed_but_misspelled_ones_are_not(project):
     path = add(project, "slurm: {partition: gpu}\nsagemakr: {}\n")
     assert problems(path) == [
         (8, "sagemakr", "unknown key", "did you mean 'sagemaker'?"),
@@ -143,7 +143,7 @@ def test_what_does_not_go_together(project, override, path, hint):
     assert (found_path, found_hint) == (path, hint)
 
 
-def test_places_are_relative_to_the_file(project, monkeypatch):
+def test_locations_are_relative_to_the_file(project, monkeypatch):
     monkeypatch.chdir("/")
     job = load(project / "job.yaml", "data.train=data/x", "output=s3://b/out", "data.home=~/y").job
     assert job.source == str(project)
