@@ -18,7 +18,7 @@ from typing import Any
 from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
-from deploykit.jobfile import JobFile
+from deploykit.jobfile import JobFile, Overrides, Source
 from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
 
@@ -38,16 +38,16 @@ class Prepared:
 
 
 def load(
-    path: Path, overrides: Sequence[str], names: Iterable[str], arguments: Sequence[str] = ()
+    job: Source, overrides: Overrides, names: Iterable[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`.
+    """Read a job with the sections of the backends `names`. Raises as `jobfile.load`.
 
-    `arguments` go to the trainer, after those of the file.
+    `arguments` go to the trainer, after those of the job.
     """
     if not all(map(_is_text, arguments)):
-        raise UsageError("an argument after `--` is not UTF-8 text")
+        raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(path, overrides, options=options, backends=backend.names)
+    file = jobfile.load(job, overrides, options=options, backends=backend.names)
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
@@ -58,16 +58,16 @@ def _is_text(word: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-def chosen(name: str | None, path: Path | None = None, overrides: Sequence[str] = ()) -> str:
-    """The backend to use: `name`, else the job file's, the environment's, or local."""
-    from_file = jobfile.backend_of(path, overrides) if path and name is None else None
-    return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
+def chosen(name: str | None, job: Source | None = None, overrides: Overrides = ()) -> str:
+    """The backend to use: `name`, else the job's, the environment's, or local."""
+    from_job = jobfile.backend_of(job, overrides) if job and name is None else None
+    return name or from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
-def sections(path: Path) -> list[str]:
-    """The backends that have a section in a job file; the one to use where none has."""
-    tree, _ = jobfile.parse(path)
-    return [name for name in backend.names() if name in tree] or [chosen(None, path)]
+def sections(job: Source) -> list[str]:
+    """The backends that have a section in a job; the one to use where none has."""
+    tree, _ = jobfile.parse(job)
+    return [name for name in backend.names() if name in tree] or [chosen(None, job)]
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
@@ -84,22 +84,22 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
-def refuse(path: Path, warnings: Sequence[Problem]) -> None:
+def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
         problems = [replace(problem, severity="error") for problem in warnings]
-        raise JobFileError(str(path), problems, hint="--strict treats warnings as errors")
+        raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
 
 
 def prepare(
-    path: Path,
-    overrides: Sequence[str],
+    job: Source,
+    overrides: Overrides,
     name: str,
     run: str | None,
     arguments: Sequence[str] = (),
 ) -> Prepared:
     """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
-    file = load(path, overrides, [name], arguments)
+    file = load(job, overrides, [name], arguments)
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings
@@ -147,7 +147,7 @@ def _claim(plan: Plan, folder: Path) -> Run:
     earlier = _known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
-            f"the run id {plan.run} belongs to a different job", hint="choose another --run"
+            f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
@@ -176,7 +176,7 @@ def _send(plan: Plan, folder: Path) -> None:
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
-        runs.update(plan.run, Status(State.UNSENT, "", str(error)))
+        runs.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
     runs.confirm(plan.run, handle.id)
 
@@ -331,7 +331,7 @@ def _known(run: str) -> Run:
 def _checked_id(run: str) -> str:
     if re.fullmatch(_RUN_ID, run) is None:
         raise UsageError(
-            f"--run {run!r}: a run id is letters, digits and single inner hyphens",
-            hint="at most 63 characters",
+            f"the run id {run!r} is not valid",
+            hint="letters, digits and single inner hyphens, at most 63 characters",
         )
     return run

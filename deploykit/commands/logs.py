@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from deploykit import backend, lifecycle, runs
-from deploykit.commands import diagnose, output
+from deploykit import backend, lifecycle, run_diagnosis, runs
+from deploykit.commands import output
 from deploykit.decode import DURATION
 from deploykit.errors import NotFound, UsageError
 from deploykit.folding import Folding, plain
@@ -116,7 +116,7 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])
-    if cause := diagnose.brief(row):
+    if cause := run_diagnosis.brief(row):
         output.note(f"cause: {cause}")
 
 

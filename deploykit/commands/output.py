@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from typing import Any, TextIO
 
 from deploykit import shell, terminal
-from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
@@ -74,19 +74,18 @@ def log_data(lines: Iterable[LogLine]) -> None:
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
     """Print an error, its hint, and every problem of a job file or a command line."""
-    problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
     if as_json:
         data = {
-            "message": str(error),
+            "message": error.message,
             "hint": error.hint,
             "exit_code": error.exit_code,
             "transient": error.transient,
-            "problems": [vars(problem) for problem in problems],
+            "problems": [vars(problem) for problem in error.problems],
         }
         emit({"error": data})
         return
-    note(f"error: {error}")
-    for problem in problems:
+    note(f"error: {error.message}")
+    for problem in error.problems:
         mark = "warning: " if problem.severity == "warning" else ""
         note(*(f"  {text}" for text in _problem(problem, mark)))
     note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
@@ -99,10 +98,7 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    line = f"line {problem.line}: " if problem.line else ""
-    path = f"{problem.path}: " if problem.path else ""
-    hint = f" ({problem.hint})" if problem.hint else ""
-    yield f"{mark}{line}{path}{problem.message}{hint}"
+    yield f"{mark}{problem.text}"
     if problem.source:
         yield f"  see {problem.source}"
 

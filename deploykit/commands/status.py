@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, runs
-from deploykit.commands import diagnose, output
+from deploykit import lifecycle, run_diagnosis, runs
+from deploykit.commands import output
 from deploykit.model import State
 
 
@@ -27,5 +27,5 @@ def run(args: argparse.Namespace) -> int:
         output.emit([output.run_data(row) for row in rows])
     else:
         for row in rows:
-            output.run_text(row, diagnose.brief(row))
+            output.run_text(row, run_diagnosis.brief(row))
     return 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import threading
 
-from deploykit import backend, lifecycle, runs, shell
-from deploykit.commands import diagnose, output
+from deploykit import backend, lifecycle, run_diagnosis, runs, shell
+from deploykit.commands import output
 from deploykit.decode import DURATION
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
@@ -80,5 +80,5 @@ def _finish(row: Run, *, as_json: bool) -> int:
     if as_json:
         output.emit(output.run_data(row))
     else:
-        output.run_text(row, diagnose.brief(row))
+        output.run_text(row, run_diagnosis.brief(row))
     return lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT
