@@ -76,6 +76,17 @@ def check(file: JobFile, name: str) -> list[Problem]:
     return file.raise_on([*problems(file, name), *secrets])
 
 
+def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
+    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
+    found = [problem for name in names for problem in problems(file, name)]
+    found += secret_scan.check(file.job, file.sections)
+    try:
+        found += bundle.scan(source(file), file.job.max_bundle).warnings
+    except JobFileError as error:
+        found += error.problems
+    return file.raise_on(found)
+
+
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
     engine = backend.find(name)
