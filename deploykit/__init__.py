@@ -8,10 +8,9 @@
 Importing this imports nothing else: each name is looked up when it is first used.
 """
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # type checkers take it as true; importing `typing` takes a while
 if TYPE_CHECKING:
     from deploykit import errors
     from deploykit.api import attach, check, get, launch, plan, runs, submit

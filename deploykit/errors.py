@@ -45,6 +45,7 @@ class DeploykitError(Exception):
 def _restored(kind: type[DeploykitError], args: tuple[Any, ...], values: Any) -> DeploykitError:
     """A pickled error: by its values, since `__init__` takes others than `args`."""
     error = kind.__new__(kind, *args)
+    error.args = args  # an OSError takes them only in __init__
     error.__dict__.update(values)
     return error
 

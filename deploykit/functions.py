@@ -26,7 +26,7 @@ from deploykit.errors import (
     RunFailed,
     UsageError,
 )
-from deploykit.job import Job
+from deploykit.job import EntrypointKeys, Job
 from deploykit.model import Plan, State
 from deploykit.runs import Run
 
@@ -55,7 +55,7 @@ def send(
     results = paths.run_folder(identity) / _FOLDER
     try:
         _write(folder, function, args)
-        entrypoint = {"script": "call.py", "args": [str(results)]}
+        entrypoint: EntrypointKeys = {"script": "call.py", "args": [str(results)]}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
         plan = lifecycle.prepare(job, (), chosen, identity).plan
         _refuse_unsupported(plan)

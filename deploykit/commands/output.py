@@ -54,7 +54,7 @@ def log(lines: Iterable[LogLine], *, colours: bool = False, aside: bool = False)
     for line in lines:
         texts = terminal.log(line.text, colours=colours) if out.isatty() else [line.text]
         for text in texts:
-            _write(out, f"{_origin(line)}{text}\n")
+            _write(out, f"{line.origin}{text}\n")
         out.flush()
 
 
@@ -169,13 +169,6 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
 def when(run: Run) -> str:
     """The time of submission, in UTC, to the second."""
     return datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _origin(line: LogLine) -> str:
-    task = f"[task {line.task}] " if line.task is not None else ""
-    if line.rank is not None:
-        return f"{task}[rank {line.rank}] "
-    return task + (f"[node {line.node}] " if line.node is not None else "")
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:
