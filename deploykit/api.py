@@ -13,8 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from deploykit import functions, lifecycle
-from deploykit import runs as registry
+from deploykit import functions, lifecycle, registry
 from deploykit.errors import UsageError
 from deploykit.job import Argument, Job, ResourcesKeys, plain, word
 from deploykit.jobfile import Overrides, Source

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit import lifecycle, paths, run_diagnosis, runs
+from deploykit import lifecycle, paths, registry, run_diagnosis
 from deploykit.errors import (
     DeploykitError,
     FunctionFailed,
@@ -28,7 +28,7 @@ from deploykit.errors import (
 )
 from deploykit.job import EntrypointKeys, Job
 from deploykit.model import Plan, State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _BACKENDS = ("local", "slurm")
 """Those whose nodes see the run folder, where the results are kept."""
@@ -50,7 +50,7 @@ def send(
         hint = "submit a script instead, as a job"
         raise UsageError(f"functions run on {' and '.join(_BACKENDS)}, not on {chosen}", hint=hint)
     keys = {"name": _name(function), **keys}
-    identity = runs.new_id(keys["name"])
+    identity = registry.new_id(keys["name"])
     folder = paths.private_folder(paths.state() / "functions" / identity)
     results = paths.run_folder(identity) / _FOLDER
     try:

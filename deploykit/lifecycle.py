@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
+from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
 from deploykit.model import Plan, Problem, State, Status
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
@@ -114,7 +114,7 @@ def prepare(
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings
-    identity = _checked_id(run) if run else runs.new_id(file.job.name)
+    identity = _checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings)
 
@@ -150,10 +150,10 @@ def _claim(plan: Plan, folder: Path) -> Run:
         hashlib.sha256(plan.text.encode()).hexdigest(),
         plan.bundle.hash,
         plan.bundle.commit,
-        runs.now(),
+        registry.now(),
         plan.output,
     )
-    if runs.add(row):
+    if registry.add(row):
         return row
     earlier = _known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
@@ -171,13 +171,13 @@ def attach(run: str, name: str, target: str | None) -> Run:
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
     engine = backend.require(name, backend.Attach)
-    if not runs.lookup(run):
+    if not registry.lookup(run):
         folder = paths.run_folder(_checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
         where = handle.target
-        runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
-        runs.confirm(run, handle.id)
+        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        registry.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 
 
@@ -187,9 +187,9 @@ def _send(plan: Plan, folder: Path) -> None:
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
-        runs.update(plan.run, Status(State.UNSENT, "", error.message))
+        registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
-    runs.confirm(plan.run, handle.id)
+    registry.confirm(plan.run, handle.id)
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
@@ -236,7 +236,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
             failures |= _refresh(backend.find(name), group)
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
-    current = runs.lookup(*(row.run for row in rows))
+    current = registry.lookup(*(row.run for row in rows))
     return [_with_reason(current[row.run], failures.get(row.run)) for row in rows]
 
 
@@ -254,7 +254,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
 
 def _may_still_come(row: Run) -> bool:
     """Whether the job may still appear: what sends it can outlive a killed submit."""
-    return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
+    return row.state == State.UNSENT.value and registry.now() - row.created < _IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
@@ -272,7 +272,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                 failures[row.run] = _last_known(row.backend, error)
     handles = {
         row.handle: row
-        for row in runs.lookup(*(row.run for row in rows)).values()
+        for row in registry.lookup(*(row.run for row in rows)).values()
         if row.handle is not None
     }
     if not handles:
@@ -280,7 +280,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     status_by_handle = engine.status(list(handles))
     for handle, row in handles.items():
         if status_by_handle[handle] != row.status:
-            runs.update(row.run, status_by_handle[handle])
+            registry.update(row.run, status_by_handle[handle])
     return failures
 
 
@@ -288,12 +288,12 @@ def _reconcile(engine: Backend, row: Run) -> None:
     """Find the job of an interrupted submit, and record whether it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
-        runs.confirm(row.run, handle.id)
+        registry.confirm(row.run, handle.id)
         return
     if row.state == State.UNSENT.value:
         return  # keep its reason
     reason = "submit was interrupted before anything was sent; submit it again"
-    runs.update(row.run, Status(State.UNSENT, "", reason))
+    registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
@@ -333,7 +333,7 @@ def exit_code(row: Run) -> int:
 
 
 def _known(run: str) -> Run:
-    row = runs.lookup(run).get(run)
+    row = registry.lookup(run).get(run)
     if row is None:
         raise NotFound(f"the run {run} is no longer in the registry")
     return row

@@ -11,7 +11,7 @@ from deploykit import backend
 from deploykit.errors import NotFound, UsageError
 from deploykit.folding import plain
 from deploykit.model import Handle, LogLine
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")

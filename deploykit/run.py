@@ -11,8 +11,8 @@ from deploykit import display, functions, lifecycle, log_selection, run_diagnosi
 from deploykit.errors import TimedOut, UsageError
 from deploykit.log_selection import Selection
 from deploykit.model import LogLine, Problem, State, Status
+from deploykit.registry import Run as Row
 from deploykit.run_diagnosis import RunDiagnosis
-from deploykit.runs import Run as Row
 
 
 class Run:

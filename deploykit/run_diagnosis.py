@@ -14,7 +14,7 @@ from deploykit.diagnosis.dumps import Dump
 from deploykit.diagnosis.ranking import Cause, Diagnosis, Evidence
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 @dataclass(frozen=True)

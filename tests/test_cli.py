@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from deploykit import backend, cli, errors, lifecycle, runs
+from deploykit import backend, cli, errors, lifecycle, registry
 from deploykit.commands.wait import follow
 
 
@@ -214,8 +214,8 @@ def logged(project, monkeypatch, tmp_path):
     (folder / "logs").mkdir(parents=True)
     for node in (0, 1):
         (folder / f"logs/node-{node}.log").write_text(LOG.format(node))
-    row = runs.Run("one", "x", "local", "here", str(folder), "a", "b", None, 1.0, "/out", "one")
-    runs.add(row)
+    row = registry.Run("one", "x", "local", "here", str(folder), "a", "b", None, 1.0, "/out", "one")
+    registry.add(row)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,14 @@ def test_logs_of_a_task_that_is_none(logged, capsys, monkeypatch, count, task, s
 
 def test_an_interrupt_while_a_run_is_followed_says_how_to_stop_the_run(logged, capsys, monkeypatch):
     def wait(name, timeout):
-        yield runs.get(name)
+        yield registry.get(name)
         raise KeyboardInterrupt
 
     silent = types.SimpleNamespace(logs=lambda handle, *, follow: iter(()))
     monkeypatch.setattr(backend, "find", lambda name: silent)
     monkeypatch.setattr(lifecycle, "wait", wait)
     with pytest.raises(KeyboardInterrupt):
-        follow(runs.get("one"), as_json=False, timeout=None)
+        follow(registry.get("one"), as_json=False, timeout=None)
     assert "one is still running; `deploykit cancel one` stops it" in capsys.readouterr().err
 
 
@@ -310,10 +310,10 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
         raise errors.BackendUnavailable("the disk is gone")
 
     local = types.SimpleNamespace(logs=no_logs)
-    ended = dataclasses.replace(runs.get("one"), state="succeeded")
+    ended = dataclasses.replace(registry.get("one"), state="succeeded")
     monkeypatch.setattr(backend, "find", lambda name: local)
     monkeypatch.setattr(lifecycle, "wait", lambda name, timeout: iter([ended]))
-    assert follow(runs.get("one"), as_json=False, timeout=None) == 0
+    assert follow(registry.get("one"), as_json=False, timeout=None) == 0
     said = capsys.readouterr().err
     assert "the logs of one are no longer available: the disk is gone; the run continues" in said
 
@@ -360,7 +360,7 @@ def test_spellings_of_a_dry_run(project, capsys, spelling):
 
 def test_a_list_that_is_cut_says_so(project, capsys):
     for name in ("one", "two", "three"):
-        runs.add(runs.Run(name, name, "local", "", str(project), "", "", None, 1.0, ""))
+        registry.add(registry.Run(name, name, "local", "", str(project), "", "", None, 1.0, ""))
     assert cli.main(["list", "-n", "2"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2

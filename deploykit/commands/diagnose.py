@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import guides, lifecycle, run_diagnosis, runs, shell
+from deploykit import guides, lifecycle, registry, run_diagnosis, shell
 from deploykit.commands import output
 from deploykit.diagnosis import cause_rules, dumps, scan
 from deploykit.diagnosis.cause_rules import RuleSet
@@ -71,7 +71,7 @@ def _of_run(what: Sequence[str], known: RuleSet) -> RunDiagnosis:
     if len(what) > 1:
         missing = next(name for name in what if name != "-" and not Path(name).exists())
         raise NotFound(f"no such file: {missing}", hint="name one run, or existing files")
-    row = lifecycle.refresh([runs.get(next(iter(what), None))])[0]
+    row = lifecycle.refresh([registry.get(next(iter(what), None))])[0]
     return run_diagnosis.of_run(row, known)
 
 

@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from deploykit import lifecycle, log_selection, run_diagnosis, runs
+from deploykit import lifecycle, log_selection, registry, run_diagnosis
 from deploykit.commands import output
 from deploykit.decode import DURATION
 from deploykit.folding import Folding
 from deploykit.log_selection import Selection
 from deploykit.model import LogLine
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 SHARED = ("run",)
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
-    row = lifecycle.refresh([runs.get(args.run)])[0]
+    row = lifecycle.refresh([registry.get(args.run)])[0]
     chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
     lines = log_selection.of_run(row, Selection(**chosen), follow=args.follow)
     _print(row, _or_note(lines, _none_message(args)), args)

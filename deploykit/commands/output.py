@@ -19,7 +19,7 @@ from deploykit import shell, terminal
 from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 """Surrogates for bytes that are not valid UTF-8; JSON cannot represent them."""
