@@ -304,4 +304,4 @@ class LogLine:
     def __str__(self) -> str:
         from deploykit import terminal  # only where lines are shown
 
-        return self.origin + " ".join(terminal.log(self.text, colours=False))
+        return self.origin + " ".join(terminal.log(self.text, colors=False))
