@@ -191,8 +191,10 @@ def test_a_job_has_every_key_of_a_job_file():
         ),
         (
             {"resources": {"time_limit": 60}},
-            "resources.time_limit: expected a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00, "
-            + "got 60",
+            (
+                "resources.time_limit: expected a time such as 90s, 30m, 1h30m, 2d or "
+                "1-12:00:00, got 60"
+            ),
         ),
         (
             {"entrypoint": {"script": "train.py", "args": [True]}},
