@@ -17,6 +17,10 @@ _LINE = re.compile(
 )
 _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
+_REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
+"""What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
+_END = 1 << 16
+"""Bytes at the end of a log in which that is looked for."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _PAUSE = 0.2
 """Seconds between two reads while following."""
@@ -41,6 +45,17 @@ def parse(text: str, node: int | None) -> LogLine:
     except ValueError:  # the 45th of the 13th month
         return LogLine(text, node)
     return LogLine(rest, node, int(number) if kind == "rank" else None, moment)
+
+
+def refusal(log: Path) -> str | None:
+    """Why the script of a job ended before it started anything, from its log; else None."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _END))
+            found = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+    except OSError:
+        return None
+    return found[-1] if found else None
 
 
 def read(
