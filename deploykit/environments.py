@@ -71,6 +71,19 @@ def problems(environment: Environment, *, prepared: bool) -> Iterator[Problem]:
             yield from _check_conda(name, prepared=prepared)
 
 
+def module_problems(environment: Environment) -> Iterator[Problem]:
+    """A warning where nothing on this machine looks like a program for environment modules."""
+    signs = any(name in os.environ for name in ("MODULESHOME", "LMOD_CMD", "MODULES_CMD"))
+    scripts = Path("/etc/profile.d").glob("*.sh")
+    if environment.modules and not signs and not any(map(_is_for_modules, scripts)):
+        message = "this machine seems to have no `module` command"
+        yield Problem("environment.modules", message, "remove it here", severity="warning")
+
+
+def _is_for_modules(script: Path) -> bool:
+    return "module" in script.name or "lmod" in script.name
+
+
 def python(environment: Environment) -> str | None:
     """The Python of an environment on this machine; None where there is none yet."""
     match environment.python:
@@ -116,11 +129,12 @@ def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
         yield Problem(path, "conda is not on PATH", "run `conda init`, or load its module")
     elif not prepared and folder is None:
         hint = did_you_mean(name, known) or f"known here: {', '.join(sorted(known)) or 'none'}"
-        yield Problem(path, f"conda has no environment {name!r}", f"{hint}; a folder works too")
+        message = f"conda has no environment {name!r}"
+        yield Problem(path, message, f"{hint} - or give its folder")
     if folder is None:
         return
-    if not folder.is_dir():
-        yield Problem(path, f"folder {folder} not found")
+    if not (folder / "conda-meta").is_dir():
+        yield Problem(path, f"there is no conda environment in {folder}")
     elif not os.access(folder / "bin/python", os.X_OK):
         hint = f"`conda install --prefix {shlex.quote(str(folder))} python` installs it"
         yield Problem(path, f"{folder} has no Python", hint)

@@ -69,6 +69,9 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - the node's Python is the user's choice
+        _version = ".".join(map(str, sys.version_info[:3]))
+        sys.exit(f"deploykit: {sys.executable} is Python {_version}; 3.10 or later is required")
     _folder = str(Path(__file__).resolve().parent)
     if _folder not in sys.path:  # PYTHONSAFEPATH is set
         sys.path.insert(0, _folder)

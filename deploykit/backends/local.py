@@ -61,6 +61,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield from environments.conflict(job, "local.python", options.python)
         prepared = bool(job.environment.modules)
         yield from environments.problems(job.environment, prepared=prepared)
+        yield from environments.module_problems(job.environment)
     python = Path(_python(options))
     if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
         message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
