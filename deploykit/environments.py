@@ -116,7 +116,7 @@ def _check_uv(folder: Path, *, prepared: bool) -> Iterator[Problem]:
         yield Problem("environment.uv", f"{folder} has no pyproject.toml", hint)
     if not prepared and _program("uv", "~/.local/bin") is None:
         yield Problem(
-            "environment.uv", "uv is not on PATH", "https://docs.astral.sh/uv/ installs it"
+            "environment.uv", "uv is not on PATH", "install it: https://docs.astral.sh/uv/"
         )
     yield from _too_old("environment.uv", _configured_version(_uv_environment(folder)))
 

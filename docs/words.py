@@ -26,8 +26,8 @@ Rules for every key:
 * A relative folder is relative to the job file, not to the current folder. `~` is your home folder.
 * `--set a.b=c` overrides one value for one command. Lists and sections are written as in YAML:
   `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` removes an optional value.
-* `entrypoint` has exactly one of `script` and `module`, `environment` at most one of `conda`, `venv`
-  and `uv`.
+* `entrypoint` has exactly one of `script` and `module`, `environment` at most one of `conda`,
+  `venv` and `uv`.
 * A backend's section is read only when that backend is used.
 """
 
@@ -159,12 +159,12 @@ They are not on the trainer's `sys.path`.
    one of the first three the ranks have {grace} seconds to exit, on Slurm as long as Slurm lets
    them; then they are killed;
 7. on Slurm, requests another attempt if one is [due](../how-to/slurm.md#a-job-that-survives);
-8. collects `outputs`, writes [exit records](#exit-records), and exits with the code of the rank that
-   failed first.
+8. collects `outputs`, writes [exit records](#exit-records), and exits with the code of the rank
+   that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
-them, and collects `outputs`. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
-one JSON list.
+them, and collects `outputs`. The command then travels in hyperparameters `{argument}0`,
+`{argument}1`, ... as pieces of one JSON list.
 
 ## Stopping and resuming
 
@@ -300,8 +300,8 @@ EXIT_RECORD_FIELDS = {
     "host": "address of the node",
     "local_world_size": "ranks of the node",
     "logs": "size of each log when the attempt began, in bytes",
-    "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and path "
-    "and bytes of the `largest`",
+    "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and "
+    "path and bytes of the `largest`",
     "outputs": "the patterns of the job file",
     "port": "TCP port",
     "rank": "number of the rank; for a node, the rank that failed first",
@@ -309,8 +309,8 @@ EXIT_RECORD_FIELDS = {
     "restart": "number of the restart, from 1",
     "stopped": "whether the rank had received a signal to stop",
     "time": "when, in UTC",
-    "working_folder": "the same for the working folder: files that did not come with the source, or "
-    "have changed",
+    "working_folder": "the same for the working folder: files that did not come with the source, "
+    "or have changed",
     "why": "`time_limit`, `preemption`, `node_failure`, `error` or `request`",
     "world_size": "ranks of the job",
 }

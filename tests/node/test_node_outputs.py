@@ -7,6 +7,7 @@ import os
 import zipfile
 
 import pytest
+
 from deploykit_node import outputs, written
 from deploykit_node.outputs import KEPT, Outputs
 from deploykit_node.requeue import checkpoints
