@@ -44,6 +44,7 @@ ENDS = {0, 64, 65, 66, 69, 76, 77, 79, 80}
 def start(argv, env, **streams):
     command = [sys.executable, "-m", "deploykit", *argv]
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    own["NO_COLOR"] = "1"  # any escape sequence is then one too many
     return subprocess.Popen(command, env={**own, **env, "PYTHONPATH": str(ROOT)}, **streams)
 
 

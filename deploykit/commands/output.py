@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +20,22 @@ from deploykit import shell, terminal
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
-from deploykit.runs import Run
+from deploykit.runs import Run, now
 
+_STATE_COLORS = {
+    State.SUCCEEDED.value: "green",
+    State.FAILED.value: "red",
+    State.RUNNING.value: "cyan",
+    State.QUEUED.value: "yellow",
+    State.SUBMITTING.value: "yellow",
+    State.STOPPING.value: "magenta",
+    State.CANCELLED.value: "magenta",
+    State.UNSENT.value: "red",
+}
+_SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""The numbers of colors in SGR (ECMA-48, 8.3.117)."""
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+"""Seconds and letter of a unit of time, and those of the next smaller one."""
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 """Surrogates for bytes that are not valid UTF-8; JSON cannot represent them."""
 
@@ -120,7 +135,10 @@ def table(
     from rich.text import Text
 
     drawn = Table(box=None, header_style="", pad_edge=False)
-    shown = [[Text(terminal.line(cell)) for cell in row] for row in rows]
+    colors = _STATE_COLORS if has_colors(sys.stdout) else {}
+    shown = [
+        [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
+    ]
     for heading, *cells in zip(headings, *shown, strict=True):
         whole = heading != headings[-1]  # only the last column is text, and may be broken
         width = max((cell.cell_len for cell in cells), default=0) if whole else None
@@ -134,7 +152,8 @@ def table(
 
 
 def run_data(run: Run) -> dict[str, Any]:
-    """A run as JSON."""
+    """A run as JSON. Times are ISO 8601 in UTC; null where the target has not told them."""
+    started, seconds = run.started, run.seconds(now())
     return {
         "run": run.run,
         "name": run.name,
@@ -145,7 +164,11 @@ def run_data(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "exit_code": run.exit_code,
         "final": State(run.state).final,
-        "created": when(run),
+        "created": when(run.created),
+        "started": started and when(started),
+        "finished": run.finished and when(run.finished),
+        "queue_seconds": started and round(max(0.0, started - run.created), 3),
+        "duration_seconds": seconds if seconds is None else round(seconds, 3),
         "folder": run.folder,
         "output": run.output,
         "bundle": run.bundle,
@@ -156,11 +179,11 @@ def run_data(run: Run) -> dict[str, Any]:
 def run_text(run: Run, diagnosis: str | None = None) -> None:
     """Print a run as a few lines; `diagnosis` is the cause of its failure, if known."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
-    say(f"{run.run}: {run.state}{code}")
+    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
     for label, value in (
         ("reason", run.reason),
         ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
-        ("sent", when(run)),
+        *_times(run),
         ("folder", run.folder),
         ("output", run.output),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
@@ -170,9 +193,47 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
             say(f"  {label:<7} {value}")
 
 
-def when(run: Run) -> str:
-    """The time of submission, in UTC, to the second."""
-    return datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def when(seconds: float) -> str:
+    """A time since the epoch in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def span(seconds: float | None) -> str:
+    """A duration in its two largest units, ``1h 5m``; ``-`` where it is not known."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    for size, unit, below, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // below}{smaller}"
+    return f"{whole}s"
+
+
+def has_colors(out: TextIO) -> bool:
+    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
+
+    https://no-color.org
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
+    return out.isatty() and not plain
+
+
+def _state(run: Run) -> str:
+    color = _SGR.get(_STATE_COLORS.get(run.state, ""))
+    if color is None or not has_colors(sys.stdout):
+        return run.state
+    return f"\x1b[{color}m{run.state}\x1b[0m"
+
+
+def _times(run: Run) -> Iterator[tuple[str, str]]:
+    """When a run was sent, when it started and ended, and how long it took."""
+    at, seconds = now(), run.seconds(now())
+    yield "sent", f"{when(run.created)}, {span(at - run.created)} ago"
+    if run.started is not None and seconds is not None:
+        running = "" if run.finished else f", running for {span(seconds)}"
+        yield "started", f"{when(run.started)}{running}"
+    if run.finished is not None and State(run.state).final:
+        yield "ended", f"{when(run.finished)}{f', after {span(seconds)}' if seconds else ''}"
 
 
 def _origin(line: LogLine) -> str:
@@ -183,9 +244,12 @@ def _origin(line: LogLine) -> str:
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:
-    shown = map(terminal.line, texts) if out.isatty() else texts
-    for text in shown:
-        _write(out, f"{text}\n")
+    for text in texts:
+        _write(out, f"{_line(out, text)}\n")
+
+
+def _line(out: TextIO, text: str) -> str:
+    return terminal.line(text) if out.isatty() else text
 
 
 def _json(data: Any, indent: int | None = None) -> None:
