@@ -287,15 +287,21 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
     """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
+    return (row for (row,) in wait_all([run], timeout))
+
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The same for several runs, until all have ended: all of them each time one has changed."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, longest = _POLL
-    last: Run | None = None
+    last: list[Run] = []
     while True:
-        row = refresh([_known(run)])[0]
-        if row != last:
-            yield row
-            last, pause = row, _POLL[0]
-        if State(row.state).final or (end is not None and time.monotonic() >= end):
+        rows = refresh([_known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
+        final = all(State(row.state).final for row in rows)
+        if final or (end is not None and time.monotonic() >= end):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)

@@ -291,3 +291,5 @@ class LogLine:
     time: datetime | None = None
     task: int | None = None
     """The task of a job array."""
+    bar: bool = False
+    """Whether this is a state of a progress bar that a later one overwrites."""

@@ -10,7 +10,7 @@ import argparse
 import fnmatch
 
 from deploykit import lifecycle, runs
-from deploykit.commands import output
+from deploykit.commands import arguments, output
 from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
 from deploykit.model import State
@@ -22,7 +22,11 @@ _WILD = "*?["
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --limit and the filters."""
     parser.add_argument(
-        *("-n", "--limit"), type=_count, default=20, metavar="N", help="at most N (default: 20)"
+        *("-n", "--limit"),
+        type=arguments.count,
+        default=20,
+        metavar="N",
+        help="at most N (default: 20)",
     )
     parser.add_argument(
         "--state",
@@ -82,13 +86,6 @@ def _matching(every: list[Run], name: str | None, states: set[str]) -> list[Run]
 def _has_name(row: Run, name: str) -> bool:
     wild = any(letter in name for letter in _WILD)
     return fnmatch.fnmatchcase(row.run, name) if wild else name in row.run
-
-
-def _count(text: str) -> int:
-    """A whole number of at least 1. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _cells(row: Run) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from deploykit import backend, lifecycle, runs
-from deploykit.commands import diagnose, output
+from deploykit.commands import arguments, diagnose, output
 from deploykit.decode import DURATION
 from deploykit.errors import NotFound, UsageError
 from deploykit.folding import Folding, plain
@@ -25,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to select of the run's lines."""
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow until the run has ended"
+    )
+    parser.add_argument(
+        *("-n", "--tail"),
+        type=arguments.count,
+        metavar="N",
+        help="only the last N lines, and with -f those that follow",
     )
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
@@ -61,9 +69,29 @@ def run(args: argparse.Namespace) -> int:
     row = lifecycle.refresh([runs.get(args.run)])[0]
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
-    lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
     if args.task is not None:
         _refuse_unknown_task(row.handle, args.task)
+    folding = Folding()
+    lines = _shown(row.handle, args, folding, follow=args.follow)
+    if args.tail is not None and args.follow:
+        count = sum(1 for _ in _shown(row.handle, args, Folding(), follow=False))
+        lines = itertools.islice(lines, max(0, count - args.tail), None)
+    elif args.tail is not None:
+        lines = deque(lines, args.tail)
+    _print(row, _or_note(lines, _none_message(args)), args, folding)
+    return 0
+
+
+def _shown(
+    handle: Handle, args: argparse.Namespace, folding: Folding, *, follow: bool
+) -> Iterable[LogLine]:
+    """The run's lines that were asked for, folded."""
+    lines = _selected(backend.find(handle.backend).logs(handle, follow=follow), args)
+    return lines if args.raw or args.first_error or args.json else folding.fold(lines)
+
+
+def _selected(lines: Iterable[LogLine], args: argparse.Namespace) -> Iterable[LogLine]:
+    if args.task is not None:
         lines = (line for line in lines if line.task == args.task)
     if args.attempt is not None:
         lines = _attempt(lines, args.attempt)
@@ -73,10 +101,7 @@ def run(args: argparse.Namespace) -> int:
         lines = (line for line in lines if line.node == args.node)
     if args.since is not None:
         lines = _since(lines, args.since)
-    if args.first_error:
-        lines = _first_error(lines)
-    _print(row, _or_note(lines, _none_message(args)), args)
-    return 0
+    return _first_error(lines) if args.first_error else lines
 
 
 def _moment(text: str) -> datetime:
@@ -105,14 +130,12 @@ def _refuse_unknown_task(handle: Handle, task: int) -> None:
         raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
 
 
-def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
+def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace, folding: Folding) -> None:
     """Print the lines, then the cause where the run failed."""
     if args.json:
         output.log_data(lines)
         return
-    folding = Folding()
-    lines = lines if args.raw or args.first_error else folding.fold(lines)
-    output.log(lines, colors=args.color)
+    output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 from deploykit import shell, terminal
@@ -60,17 +61,42 @@ def block(text: str) -> None:
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
 
 
-def log(lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False) -> None:
+def log(
+    lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False, folder: str = ""
+) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    `colors` keeps their own colors on a terminal. `aside` prints to standard error.
+    `colors` keeps their own colors on a terminal. `aside` prints to standard error. With the
+    `folder` of a run that is followed, a terminal shows its progress bar below the lines.
     """
     out = sys.stderr if aside else sys.stdout
-    for line in lines:
-        texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
-        for text in texts:
-            _write(out, f"{_origin(line)}{text}\n")
-        out.flush()
+    if not folder or not out.isatty():
+        for line in lines:
+            _log(out, line, colors=colors)
+        return
+    from deploykit.commands.last_line import LastLine
+
+    latest = [""]
+    with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
+        for line in lines:
+            latest[0] = f"{_origin(line)}{line.text}" if line.bar else ""
+            with last.hidden():
+                if not (line.bar and last.drawn):
+                    _log(out, line, colors=colors)
+
+
+def _log(out: TextIO, line: LogLine, *, colors: bool) -> None:
+    texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
+    for text in texts:
+        _write(out, f"{_origin(line)}{text}\n")
+    out.flush()
+
+
+def _bar(folder: Path) -> str:
+    from deploykit import logfiles
+
+    state = logfiles.bar(folder).strip("\n")
+    return f"[rank 0] {state}" if state else ""
 
 
 def folded(row: Run, folding: Folding) -> None:
