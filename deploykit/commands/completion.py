@@ -41,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
             _complete(action, "unfinished" if verb.prog.endswith(" cancel") else "runs")
     functions = {"bash": _bash, "zsh": _zsh, "fish": lambda _: ""}[args.shell]
     preamble = "\n".join(map(functions, _LISTS)).strip()
-    output.block(f"{shtab.complete(parser, shell=args.shell, preamble=preamble)}\n")
+    script = shtab.complete(parser, shell=args.shell, preamble=preamble)
+    if args.shell == "zsh":  # shtab's `(*)` completes only the first of several words
+        script = re.sub(r'"\(\*\)::?', '"*:', script)
+    output.block(f"{script}\n")
     return 0
 
 
