@@ -27,6 +27,7 @@ VERBS = {
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
+    "rerun": "submit again exactly what a run was",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",
     "list": "list all runs",
@@ -148,7 +149,8 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
-    if "--" not in argv or argv[0] not in VERBS or "job" not in _shared(_module(argv[0])):
+    takes = argv[0] == "rerun" or (argv[0] in VERBS and "job" in _shared(_module(argv[0])))
+    if "--" not in argv or not takes:
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]

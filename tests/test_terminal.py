@@ -127,6 +127,7 @@ VERBS = {
     "submit": ["submit", "--backend", "local", "--dry-run", "--set", f"env.A='{HOSTILE}'"],
     "submit-backend": ["submit", "--backend", HOSTILE],
     "submit-run": ["submit", "--backend", "local", "--run", HOSTILE],
+    "rerun": ["rerun", "one"],
     "doctor": ["doctor", "--backend", "local", "--from", "facts"],
     "doctor-aws": ["doctor", "--backend", "sagemaker", "--from", "facts", "--set", SAGEMAKER],
     "doctor-nothing": ["doctor", "--backend", "local", "--from", HOSTILE],

@@ -11,17 +11,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import shell, terminal
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run, now
+
+if TYPE_CHECKING:
+    from deploykit.commands.last_line import LastLine
 
 _STATE_COLORS = {
     State.SUCCEEDED.value: "green",
@@ -83,6 +86,13 @@ def log(
             with last.hidden():
                 if not (line.bar and last.drawn):
                     _log(out, line, colors=colors)
+
+
+def last_line(text: Callable[[], str]) -> LastLine:
+    """A context in which standard error ends with what `text` returns, if it is a terminal."""
+    from deploykit.commands.last_line import LastLine
+
+    return LastLine(sys.stderr, text)
 
 
 def _log(out: TextIO, line: LogLine, *, colors: bool) -> None:

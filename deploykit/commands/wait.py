@@ -10,7 +10,6 @@ deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from pathlib import Path
 
 from deploykit import backend, lifecycle, logfiles, runs, shell
 from deploykit.commands import arguments, diagnose, output
-from deploykit.commands.last_line import LastLine
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.model import State
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     names = [runs.get(name).run for name in dict.fromkeys(args.run)] or [runs.get(None).run]
     rows: list[Run] = []
     told: dict[str, tuple[str, str]] = {}
-    with LastLine(sys.stderr, lambda: _now(rows)) as last:
+    with output.last_line(lambda: _now(rows)) as last:
         for current in lifecycle.wait_all(list(dict.fromkeys(names)), args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
