@@ -42,6 +42,8 @@ VERBS = {
 _COLLECT = 50_000
 """New objects between two garbage collections: imports make many, none of them garbage."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+_PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
+"""Packages that `--version` looks for, without importing them."""
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -94,7 +96,8 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
         epilog="Start with `deploykit init`, then `deploykit submit --backend local --wait`.",
     )
-    top.add_argument("--version", action="version", version=f"deploykit {__version__}")
+    text = "print the versions of deploykit, Python and packages that it uses, and exit"
+    top.add_argument("--version", action=_Version, nargs=0, help=text)
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
     verbs = top.add_subparsers(dest="verb", metavar="VERB [OPTIONS]", required=True, title="verbs")
     known = [name for name in VERBS if name in chosen]
@@ -193,6 +196,25 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 _ADD = {"job": _add_job, "backend": _add_backend, "strict": _add_strict, "run": _add_run}
 """What declares each shared argument, by its name in `SHARED`."""
+
+
+class _Version(argparse.Action):
+    """Print versions, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import platform
+        from importlib import metadata
+
+        from deploykit.commands import output
+
+        output.say(f"deploykit {__version__}")
+        output.say(f"Python {platform.python_version()} ({sys.executable})")
+        for name in _PACKAGES:
+            try:
+                output.say(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                output.say(f"{name}: not installed here")
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
