@@ -15,7 +15,7 @@ from pathlib import Path
 from deploykit import bundle, lifecycle, paths
 from deploykit.errors import NotFound
 from deploykit.lifecycle import JOB, Prepared
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 @contextlib.contextmanager

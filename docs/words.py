@@ -110,8 +110,8 @@ PASSED_ON = """\
 ## Exit codes of a run
 
 `wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
-If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of the
-first, in the order in which they were given, whose code is not 0. These codes do not come from
+If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of
+the first, in the order in which they were given, whose code is not 0. These codes do not come from
 the trainer:
 
 | code | meaning |

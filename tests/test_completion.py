@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, runs
-from deploykit.runs import Run
+from deploykit import cli, registry
+from deploykit.registry import Run
 
 BIN = Path(sys.executable).parent
 SHELLS = {
@@ -46,7 +46,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     Path("other-job.yaml").touch()
     for name in ("exp-alpha", "other-beta"):
-        runs.add(Run(name, name, "local", "h", str(tmp_path), "", "", None, 1.0, ""))
+        registry.add(Run(name, name, "local", "h", str(tmp_path), "", "", None, 1.0, ""))
     return tmp_path
 
 
@@ -114,7 +114,7 @@ def test_fish_completes(capsys):
 
 @pytest.mark.usefixtures("here")
 def test_lists_hold_no_word_that_a_shell_would_run(capsys):
-    runs.add(Run("$(touch evil)", "x", "local", "h", "/", "", "", None, 2.0, ""))
+    registry.add(Run("$(touch evil)", "x", "local", "h", "/", "", "", None, 2.0, ""))
     assert cli.main(["completion", "--list", "runs"]) == 0
     assert capsys.readouterr().out == "other-beta\nexp-alpha\n"
 

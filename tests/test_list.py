@@ -7,24 +7,26 @@ import json
 
 import pytest
 
-from deploykit import cli, runs
+from deploykit import cli, registry
 from deploykit.commands import output
 from deploykit.model import State, Status
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 @pytest.fixture
 def three(monkeypatch):
     """Three runs that ended, an hour ago, and what one of them took."""
-    monkeypatch.setattr(runs, "now", lambda: 7200.0)
+    monkeypatch.setattr(registry, "now", lambda: 7200.0)
     monkeypatch.setattr(output, "now", lambda: 7200.0)
     for number, (name, state) in enumerate(
         [("exp-a", State.SUCCEEDED), ("exp-b", State.FAILED), ("other-c", State.CANCELLED)]
     ):
-        runs.add(Run(name, "j", "local", "here", "/", "", "", None, 3600.0 + number, "", id=name))
-        runs.update(name, Status(state, "", "why", 1))
+        registry.add(
+            Run(name, "j", "local", "here", "/", "", "", None, 3600.0 + number, "", id=name)
+        )
+        registry.update(name, Status(state, "", "why", 1))
     start, end = (output.datetime.fromtimestamp(at, output.UTC) for at in (3610.5, 7190.0))
-    runs.update("exp-b", Status(State.FAILED, "", "why", 1, start, end))
+    registry.update("exp-b", Status(State.FAILED, "", "why", 1, start, end))
 
 
 def listed(capsys, *words, code=0):

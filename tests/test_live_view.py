@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, logfiles, runs
+from deploykit import cli, logfiles, registry
 from deploykit.commands import output
 from deploykit.model import LogLine, State, Status
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 ROOT = Path(__file__).parent.parent
 STAMP = "2026-11-21T01:46:08.123Z"
@@ -34,8 +34,10 @@ class LiveRun:
         self._alive = (self.folder / "alive").open("w")
         fcntl.flock(self._alive, fcntl.LOCK_EX)
         host = os.uname().nodename
-        runs.add(Run(name, name, "local", host, str(self.folder), "", "", None, runs.now(), ""))
-        runs.confirm(name, name)
+        registry.add(
+            Run(name, name, "local", host, str(self.folder), "", "", None, registry.now(), "")
+        )
+        registry.confirm(name, name)
 
     def log(self, *lines):
         with (self.folder / "logs/node-0.log").open("a") as file:
@@ -182,8 +184,8 @@ def test_several_runs_are_cancelled_or_none(start, capsys, monkeypatch):
     assert asked == []
     assert cli.main(["cancel", "one-a", "two-b", "one-a"]) == 0
     assert asked == ["one-a", "two-b"]
-    runs.add(Run("never-sent", "n", "local", "h", "/", "", "", None, 1.0, ""))
-    runs.update("never-sent", Status(State.UNSENT, "", "refused"))
+    registry.add(Run("never-sent", "n", "local", "h", "/", "", "", None, 1.0, ""))
+    registry.update("never-sent", Status(State.UNSENT, "", "refused"))
     capsys.readouterr()
     assert cli.main(["cancel", "never-sent", "two-b"]) == 66
     out, err = capsys.readouterr()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import bundle, cli, lifecycle, paths, runs
+from deploykit import bundle, cli, lifecycle, paths, registry
 from deploykit.decode import decode
 from deploykit.model import Handle, as_data
 from tests.aws_server import SECTION
@@ -78,7 +78,7 @@ def test_what_was_not_kept_is_said(project, sent, capsys):
     assert cli.main(["rerun", "first"]) == 66
     assert "first has no record of its job" in capsys.readouterr().err
     assert len(sent) == 1
-    assert [row.run for row in runs.every()] == ["first"]
+    assert [row.run for row in registry.every()] == ["first"]
 
 
 @pytest.mark.parametrize("name", CASES)

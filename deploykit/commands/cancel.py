@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, runs
+from deploykit import lifecycle, registry
 from deploykit.commands import output
 from deploykit.errors import DeploykitError
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stop the runs and print their states. Where a name is wrong none is stopped."""
-    rows = {row.run: row for row in map(runs.get_to_stop, args.run)}.values()
+    rows = {row.run: row for row in map(registry.get_to_stop, args.run)}.values()
     stopped: list[Run] = []
     errors: list[DeploykitError] = []
     for row in rows:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import fnmatch
 
-from deploykit import lifecycle, runs
+from deploykit import lifecycle, registry
 from deploykit.commands import arguments, output
 from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
 from deploykit.model import State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _WILD = "*?["
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
     states = _states(args.state or [])
-    every = runs.every()
+    every = registry.every()
     found = _matching(every, args.name, states)
     rows = lifecycle.refresh(found[: args.limit]) if not states else found[: args.limit]
     if args.json:
@@ -89,7 +89,7 @@ def _has_name(row: Run, name: str) -> bool:
 
 
 def _cells(row: Run) -> list[str]:
-    at = runs.now()
+    at = registry.now()
     started = "-" if row.started is None else output.when(row.started)[:16].replace("T", " ")
     duration, age = output.span(row.seconds(at)), output.span(at - row.created)
     return [row.run, row.backend, row.state, started, duration, age, row.reason]

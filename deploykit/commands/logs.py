@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from deploykit import backend, lifecycle, runs
-from deploykit.commands import arguments, diagnose, output
+from deploykit import lifecycle, log_selection, registry, run_diagnosis
+from deploykit.commands import arguments, output
 from deploykit.decode import DURATION
-from deploykit.errors import NotFound, UsageError
-from deploykit.folding import Folding, plain
-from deploykit.model import Handle, LogLine
-from deploykit.runs import Run
+from deploykit.folding import Folding
+from deploykit.log_selection import Selection
+from deploykit.model import LogLine
+from deploykit.registry import Run
 
-_AGAIN = re.compile(r"restart (\d{1,9})\b")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
 SHARED = ("run",)
 
 
@@ -66,15 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
-    row = lifecycle.refresh([runs.get(args.run)])[0]
-    if row.handle is None:
-        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
-    if args.task is not None:
-        _refuse_unknown_task(row.handle, args.task)
+    row = lifecycle.refresh([registry.get(args.run)])[0]
     folding = Folding()
-    lines = _shown(row.handle, args, folding, follow=args.follow)
+    lines: Iterable[LogLine] = _shown(row, args, folding, follow=args.follow)
     if args.tail is not None and args.follow:
-        count = sum(1 for _ in _shown(row.handle, args, Folding(), follow=False))
+        count = sum(1 for _ in _shown(row, args, Folding(), follow=False))
         lines = itertools.islice(lines, max(0, count - args.tail), None)
     elif args.tail is not None:
         lines = deque(lines, args.tail)
@@ -83,25 +76,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(
-    handle: Handle, args: argparse.Namespace, folding: Folding, *, follow: bool
-) -> Iterable[LogLine]:
+    row: Run, args: argparse.Namespace, folding: Folding, *, follow: bool
+) -> Iterator[LogLine]:
     """The run's lines that were asked for, folded."""
-    lines = _selected(backend.find(handle.backend).logs(handle, follow=follow), args)
+    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
+    lines = log_selection.of_run(row, Selection(**chosen), follow=follow)
     return lines if args.raw or args.first_error or args.json else folding.fold(lines)
-
-
-def _selected(lines: Iterable[LogLine], args: argparse.Namespace) -> Iterable[LogLine]:
-    if args.task is not None:
-        lines = (line for line in lines if line.task == args.task)
-    if args.attempt is not None:
-        lines = _attempt(lines, args.attempt)
-    if args.rank is not None:
-        lines = (line for line in lines if line.rank == args.rank)
-    if args.node is not None:
-        lines = (line for line in lines if line.node == args.node)
-    if args.since is not None:
-        lines = _since(lines, args.since)
-    return _first_error(lines) if args.first_error else lines
 
 
 def _moment(text: str) -> datetime:
@@ -121,15 +101,6 @@ def _moment(text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _refuse_unknown_task(handle: Handle, task: int) -> None:
-    """Raise UsageError where the run has no task of that number."""
-    count = backend.require(handle.backend, backend.Tasks).tasks(handle)
-    if count is None:
-        raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
-    if task not in range(count):
-        raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
-
-
 def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace, folding: Folding) -> None:
     """Print the lines, then the cause where the run failed."""
     if args.json:
@@ -139,43 +110,8 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace, folding
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])
-    if cause := diagnose.brief(row):
+    if cause := run_diagnosis.brief(row):
         output.note(f"cause: {cause}")
-
-
-def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
-    """Lines since `moment`. A line without a time has that of the previous line of its node."""
-    reached: set[int | None] = set()
-    for line in lines:
-        if line.time is not None and line.time >= moment:
-            reached.add(line.node)
-        if line.node in reached:
-            yield line
-
-
-def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
-    """Lines of one attempt: each node's launcher logs ``restart N`` before all but the first."""
-    reached: dict[tuple[int | None, int | None], int] = {}
-    for line in lines:
-        if line.rank is None and (again := _AGAIN.match(line.text)):
-            reached[line.task, line.node] = int(again[1])
-        if reached.get((line.task, line.node), 0) == number:
-            yield line
-
-
-def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """The first traceback, complete, or the first line that names an error."""
-    first = None
-    for line in lines:
-        if first is None and line.rank is not None and _ERROR.match(plain(line)):
-            first = line
-        if first is None or (line.task, line.rank) != (first.task, first.rank):
-            continue
-        yield line
-        if line is not first and not plain(line).startswith(" "):
-            return
-        if not _TRACEBACK.match(plain(first)):
-            return
 
 
 def _none_message(args: argparse.Namespace) -> str:

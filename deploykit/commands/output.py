@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import shell, terminal
-from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
-from deploykit.runs import Run, now
+from deploykit.registry import Run, now
 
 if TYPE_CHECKING:
     from deploykit.commands.last_line import LastLine
@@ -82,7 +82,7 @@ def log(
     latest = [""]
     with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
         for line in lines:
-            latest[0] = f"{_origin(line)}{line.text}" if line.bar else ""
+            latest[0] = f"{line.origin}{line.text}" if line.bar else ""
             with last.hidden():
                 if not (line.bar and last.drawn):
                     _log(out, line, colors=colors)
@@ -98,7 +98,7 @@ def last_line(text: Callable[[], str]) -> LastLine:
 def _log(out: TextIO, line: LogLine, *, colors: bool) -> None:
     texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
     for text in texts:
-        _write(out, f"{_origin(line)}{text}\n")
+        _write(out, f"{line.origin}{text}\n")
     out.flush()
 
 
@@ -125,19 +125,18 @@ def log_data(lines: Iterable[LogLine]) -> None:
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
     """Print an error, its hint, and every problem of a job file or a command line."""
-    problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
     if as_json:
         data = {
-            "message": str(error),
+            "message": error.message,
             "hint": error.hint,
             "exit_code": error.exit_code,
             "transient": error.transient,
-            "problems": [vars(problem) for problem in problems],
+            "problems": [vars(problem) for problem in error.problems],
         }
         emit({"error": data})
         return
-    note(f"error: {error}")
-    for problem in problems:
+    note(f"error: {error.message}")
+    for problem in error.problems:
         mark = "warning: " if problem.severity == "warning" else ""
         note(*(f"  {text}" for text in _problem(problem, mark)))
     note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
@@ -150,10 +149,7 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    line = f"line {problem.line}: " if problem.line else ""
-    path = f"{problem.path}: " if problem.path else ""
-    hint = f" ({problem.hint})" if problem.hint else ""
-    yield f"{mark}{line}{path}{problem.message}{hint}"
+    yield f"{mark}{problem.text}"
     if problem.source:
         yield f"  see {problem.source}"
 
@@ -270,13 +266,6 @@ def _times(run: Run) -> Iterator[tuple[str, str]]:
         yield "started", f"{when(run.started)}{running}"
     if run.finished is not None and State(run.state).final:
         yield "ended", f"{when(run.finished)}{f', after {span(seconds)}' if seconds else ''}"
-
-
-def _origin(line: LogLine) -> str:
-    task = f"[task {line.task}] " if line.task is not None else ""
-    if line.rank is not None:
-        return f"{task}[rank {line.rank}] "
-    return task + (f"[node {line.node}] " if line.node is not None else "")
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, rerun, runs
+from deploykit import lifecycle, registry, rerun
 from deploykit.commands import output, submit, wait
 
 SHARED = ("run",)
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job again, or print its plan; with --wait, return the job's exit code."""
-    row = runs.get(args.run)
+    row = registry.get(args.run)
     with rerun.prepare(row, args.set, args.new_run, args.arguments) as prepared:
         output.warnings(prepared.warnings)
         if args.dry_run:

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import backend, lifecycle, logfiles, runs, shell
-from deploykit.commands import arguments, diagnose, output
+from deploykit import backend, lifecycle, logfiles, registry, run_diagnosis, shell
+from deploykit.commands import arguments, output
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.model import State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _TIMED_OUT = 124
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Wait; return the exit code of the first run that failed, or 124 on timeout."""
-    names = [runs.get(name).run for name in dict.fromkeys(args.run)] or [runs.get(None).run]
+    names = [registry.get(name).run for name in dict.fromkeys(args.run)] or [registry.get(None).run]
     rows: list[Run] = []
     told: dict[str, tuple[str, str]] = {}
     with output.last_line(lambda: _now(rows)) as last:
@@ -65,14 +65,14 @@ def _now(rows: Sequence[Run]) -> str:
 
 def _now_one(row: Run) -> str:
     """The state of a run, for how long, and its last step where that is known."""
-    seconds, reason = row.seconds(runs.now()), row.reason
+    seconds, reason = row.seconds(registry.now()), row.reason
     parts = [f"{row.run}: {row.state}"]
     if row.state == State.RUNNING.value:
         folder = Path(row.folder)
         parts += [output.span(seconds)] if seconds is not None else []
         parts += [logfiles.bar(folder).strip() or logfiles.last_step(folder)]
     elif not State(row.state).final:
-        parts += [output.span(runs.now() - row.created), reason]
+        parts += [output.span(registry.now() - row.created), reason]
     return ", ".join(filter(None, parts))
 
 
@@ -122,6 +122,6 @@ def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
         output.emit(data if len(data) > 1 else data[0])
     else:
         for row in rows:
-            output.run_text(row, diagnose.brief(row))
+            output.run_text(row, run_diagnosis.brief(row))
     codes = [lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT for row in rows]
     return next(filter(None, codes), 0)
