@@ -71,6 +71,12 @@ def store(bundle: Bundle) -> Path:
     return path
 
 
+def kept(digest: str) -> Path | None:
+    """The archive of an earlier bundle; None where it was deleted or changed."""
+    path = paths.bundles() / f"{digest}.tar.gz"
+    return path if digest and paths.is_own_file(path) and _holds(path, digest) else None
+
+
 def _listing(entries: list[Entry]) -> Entry:
     """The list of all other files and links, by which a node verifies what it has unpacked.
 

@@ -19,9 +19,16 @@ from deploykit import backend, bundle, jobfile, paths, registry, revision, secre
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status
+from deploykit.model import Plan, Problem, State, Status, as_data
 from deploykit.registry import Run
 
+JOB = "job.json"
+"""In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
@@ -193,11 +200,14 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Write the plan's text, and the source's changes since its commit, into the run folder."""
+    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False)
+    paths.write(folder / JOB, _NO_YAML.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = bundle.store(plan.bundle)
         try:
             patch = revision.patch(plan.bundle, archive)
         except DeploykitError as error:
@@ -298,15 +308,21 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
     """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
+    return (row for (row,) in wait_all([run], timeout))
+
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The same for several runs, until all have ended: all of them each time one has changed."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, longest = _POLL
-    last: Run | None = None
+    last: list[Run] = []
     while True:
-        row = refresh([_known(run)])[0]
-        if row != last:
-            yield row
-            last, pause = row, _POLL[0]
-        if State(row.state).final or (end is not None and time.monotonic() >= end):
+        rows = refresh([_known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
+        final = all(State(row.state).final for row in rows)
+        if final or (end is not None and time.monotonic() >= end):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)

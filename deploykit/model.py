@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.decode import (
+    NOT_EMPTY,
+    Bounds,
+    Duration,
+    Help,
+    Pattern,
+    Quantity,
+    Size,
+    hints,
+    split,
+)
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(
@@ -214,6 +225,24 @@ class JobSpec:
     ] = 100 * 1024**2
 
 
+def as_data(value: Any) -> Any:
+    """A job, or a backend's options, as in a job file that decodes to the same."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
+        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
+
+
 class State(enum.Enum):
     """The state of a run, in the same words on every backend."""
 
@@ -346,6 +375,8 @@ class LogLine:
     time: datetime | None = None
     task: int | None = None
     """The task of a job array."""
+    bar: bool = False
+    """Whether this is a state of a progress bar that a later one overwrites."""
 
     @property
     def origin(self) -> str:

@@ -82,6 +82,10 @@ COMMANDS = """\
 to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
 tab-separated without headings in a pipe. See also [exit codes](exit-codes.md).
 
+Times are printed in UTC. As JSON a run has `created`, `started` and `finished` in ISO 8601, null
+where the target has not told them, and `queue_seconds` and `duration_seconds`. States have colors
+on a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`.
+
 RUN is a run id, or a unique beginning or end of one. `cancel` takes the id, or its
 first four characters or more.
 """
@@ -107,7 +111,9 @@ PASSED_ON = """\
 ## Exit codes of a run
 
 `wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
-If the run failed and no code is known, it is 1. These codes do not come from the trainer:
+If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of
+the first, in the order in which they were given, whose code is not 0. These codes do not come from
+the trainer:
 
 | code | meaning |
 |---|---|

@@ -318,7 +318,7 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
     assert "the logs of one are no longer available: the disk is gone; the run continues" in said
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_verb(shell, capsys):
     assert run("completion", shell) == 0
     text = capsys.readouterr().out

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -160,7 +161,7 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     """The status of each run, from the files of its run folder."""
-    return {handle: _status(handle) for handle in handles}
+    return {handle: _with_times(handle, _status(handle)) for handle in handles}
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -196,6 +197,17 @@ def examine(
     yield from local.findings(job, facts)
 
 
+def _with_times(handle: Handle, status: Status) -> Status:
+    """The status with its start, when the shell claimed the run, and its end, where recorded."""
+    folder = Path(handle.folder)
+    started = None
+    with contextlib.suppress(OSError):
+        started = datetime.fromtimestamp((folder / "claim").stat().st_mtime, UTC)
+    records = exit_records.read(folder) if status.state.final else []
+    last = max((record.finished for record in records), default=None)
+    return replace(status, started=started, finished=last)
+
+
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
     if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
@@ -213,14 +225,13 @@ def _status(handle: Handle) -> Status:
 def _ended(folder: Path) -> Status:
     records = exit_records.read(folder)
     first = records[0] if records else None
-    finished = first.finished if first else None
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
-        return Status(State.FAILED, "timed out", reason, 124, finished=finished)
+        return Status(State.FAILED, "timed out", reason, 124)
     if first is None:
         return _without_record(folder)
     state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
-    return Status(state, "ended", first.reason, first.exit_code, finished=finished)
+    return Status(state, "ended", first.reason, first.exit_code)
 
 
 def _without_record(folder: Path) -> Status:
