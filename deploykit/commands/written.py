@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import exit_records, quoting
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _NAMED = 5
 """Files of a folder that are listed."""
