@@ -152,8 +152,9 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
-    takes = argv[0] == "rerun" or (argv[0] in VERBS and "job" in _shared(_module(argv[0])))
-    if "--" not in argv or not takes:
+    if "--" not in argv or argv[0] not in VERBS:
+        return argv, []
+    if argv[0] != "rerun" and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]

@@ -59,7 +59,7 @@ def test_version(capsys):
         (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
         (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
         (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
-        (["wait", "a", "b"], "unrecognized arguments: b", "see `deploykit wait --help`"),
+        (["logs", "a", "b"], "unrecognized arguments: b", "see `deploykit logs --help`"),
         (["wait", "--timeout", "2x"], "'2x' is not a time such as 90s or 30m", "wait --help"),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "the run id 'a b' is not valid", ""),
