@@ -183,7 +183,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
     default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
-    parser.add_argument("-b", "--backend", metavar="B", help=f"{names} (default: {default})")
+    parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
 
 
 def _add_strict(parser: argparse.ArgumentParser) -> None:
