@@ -251,7 +251,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `source/` | the unpacked source, the working folder of the trainer |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
 | `job.json` | the job with all overrides and arguments, for `deploykit rerun` |
-| `logs/node-N.log` | the output of node N; of a progress bar one state in 10 seconds, and the last |
+| `logs/node-N.log` | the output of node N; of a progress bar one state in 10 s, and the last |
 | `progress` | the current state of the progress bar of rank 0, while there is one |
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |

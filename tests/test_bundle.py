@@ -375,4 +375,4 @@ def test_a_python_environment_stays_behind_and_is_named_with_its_size(tmp_path, 
     assert warning.message == "left out: the Python environment myenv/ (2 MB)"
     assert warning.severity == "warning"
     (tmp_path / ".deploykitignore").write_text("!/myenv/\n")
-    assert any("is a link to /usr/bin/python3" in one.message for one in scan_problems(tmp_path))
+    assert any("is a link to /usr/bin/python3" in one for one in scan_problems(tmp_path))
