@@ -311,7 +311,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
             yield Problem(
                 f"env.{name}",
                 "is set by the launcher on each rank and cannot be overridden",
-                "remove it; docs/reference/node.md lists the variables that a trainer can read",
+                "remove it; the trainer reads what the launcher has set",
             )
         if is_secret(value) and _kind(value) is None:
             yield Problem(

@@ -152,8 +152,9 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
-    takes = argv[0] == "rerun" or (argv[0] in VERBS and "job" in _shared(_module(argv[0])))
-    if "--" not in argv or not takes:
+    if "--" not in argv or argv[0] not in VERBS:
+        return argv, []
+    if argv[0] != "rerun" and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]
@@ -182,7 +183,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
     default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
-    parser.add_argument("-b", "--backend", metavar="B", help=f"{names} (default: {default})")
+    parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
 
 
 def _add_strict(parser: argparse.ArgumentParser) -> None:

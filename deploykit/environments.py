@@ -6,10 +6,11 @@ Checks read files only, and run nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from deploykit import paths
@@ -29,6 +30,31 @@ def lines(environment: Environment) -> Iterator[str]:
         yield f"environment={home_path(value)}"
         yield (paths.shipped("templates") / f"environment/{kind}.sh").read_text(encoding="utf-8")
         yield "export python\n"
+
+
+def absolute(environment: Environment, place: Callable[[str], str]) -> Environment:
+    """The environment with the folders that `place` gives; ``~/`` may be another machine's home."""
+
+    def found(text: str | None) -> str | None:
+        return text if text is None or text.startswith("~/") else place(text)
+
+    conda = environment.conda
+    return dataclasses.replace(
+        environment,
+        conda=found(conda) if conda and "/" in conda else conda,
+        venv=found(environment.venv),
+        uv=found(environment.uv),
+    )
+
+
+def check(environment: Environment) -> Iterator[Problem]:
+    """What is wrong with the keys themselves."""
+    kinds = [kind for kind in ("conda", "venv", "uv") if getattr(environment, kind)]
+    if len(kinds) > 1:
+        message = f"expected only one of `conda`, `venv` and `uv`; got {' and '.join(kinds)}"
+        yield Problem("environment", message)
+    elif not kinds and not environment.modules:
+        yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
 
 
 def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:

@@ -255,7 +255,10 @@ def _check(job: JobSpec) -> Iterable[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
-    yield from _check_environment(job)
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        yield from environments.check(job.environment)
     for number, pattern in enumerate(job.outputs):
         if ".." in pattern.split("/"):
             message = f"{pattern!r} leaves the working folder"
@@ -264,15 +267,6 @@ def _check(job: JobSpec) -> Iterable[Problem]:
         yield Problem("source", f"folder {source} not found")
     elif entry.script is not None:
         yield from _check_script(entry.script, source)
-
-
-def _check_environment(job: JobSpec) -> Iterable[Problem]:
-    kinds = [kind for kind in ("conda", "venv", "uv") if getattr(job.environment, kind, None)]
-    if len(kinds) > 1:
-        message = f"expected only one of `conda`, `venv` and `uv`; got {' and '.join(kinds)}"
-        yield Problem("environment", message)
-    elif job.environment is not None and not kinds and not job.environment.modules:
-        yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
 
 
 def _check_script(script: str, source: Path) -> Iterable[Problem]:
@@ -294,22 +288,12 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
         home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
         return os.path.normpath(folder / home)
 
-    def found(environment: str | None, *, name: bool = False) -> str | None:
-        """An environment with its folder; `~` may be the home of another machine."""
-        if environment is None or environment[:2] == "~/" or (name and "/" not in environment):
-            return environment
-        return absolute(environment)
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
 
-    where = job.environment
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, absolute))
     return dataclasses.replace(
         job,
-        environment=where
-        and dataclasses.replace(
-            where,
-            conda=found(where.conda, name=True),
-            venv=found(where.venv),
-            uv=found(where.uv),
-        ),
         source=absolute(job.source),
         data={name: absolute(location) for name, location in job.data.items()},
         output=absolute(job.output) if job.output else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -10,16 +11,17 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
+from deploykit.decode import Quantity, hints, split
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status, as_data
+from deploykit.model import Plan, Problem, State, Status
 from deploykit.registry import Run
 
 JOB = "job.json"
@@ -346,6 +348,24 @@ def exit_code(row: Run) -> int:
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1
+
+
+def as_data(value: Any) -> Any:
+    """A job, or a backend's options, as in a job file that decodes to the same."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
+        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
 
 
 def _known(run: str) -> Run:

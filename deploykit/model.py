@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,17 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.decode import (
-    NOT_EMPTY,
-    Bounds,
-    Duration,
-    Help,
-    Pattern,
-    Quantity,
-    Size,
-    hints,
-    split,
-)
+from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(
@@ -223,24 +212,6 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
-
-
-def as_data(value: Any) -> Any:
-    """A job, or a backend's options, as in a job file that decodes to the same."""
-    if dataclasses.is_dataclass(value):
-        kind: Any = type(value)
-        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
-        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
-    if isinstance(value, Mapping):
-        return {key: as_data(one) for key, one in value.items()}
-    return [as_data(one) for one in value] if isinstance(value, tuple) else value
-
-
-def _with_unit(hint: Any, value: Any) -> Any:
-    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
-    if quantity is None:
-        return as_data(value)
-    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
 
 
 class State(enum.Enum):

@@ -257,7 +257,9 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `plan.sh` | what was sent (`plan.json` for SageMaker) |
 | `source/` | the unpacked source, the working folder of the trainer |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
-| `logs/node-N.log` | the output of node N |
+| `job.json` | the job with all overrides and arguments, for `deploykit rerun` |
+| `logs/node-N.log` | the output of node N; of a progress bar one state in 10 s, and the last |
+| `progress` | the current state of the progress bar of rank 0, while there is one |
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
 | `checkpoints/working_folder/` | the files of [`outputs`](../how-to/results.md), to continue from |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |

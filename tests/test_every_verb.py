@@ -91,7 +91,10 @@ def succeeds(deploykit, backend, *settings):
         sorted(line.split("] ", 1)[1] for line in lines)
         == ["sum 3.0 arguments ['--lr', '0.10', 'a b']"] * RANKS
     )
-    assert [one["run"] for one in deploykit("list", "--json")] == ["good"]
+    (listed,) = deploykit("list", "--json", "--state", "succeeded")
+    assert listed["run"] == "good"
+    assert listed["created"] <= listed["started"] <= listed["finished"]
+    assert listed["duration_seconds"] > 0
     kept = next(Path(row["folder"]).glob("plan.*")).read_text()
     assert deploykit("rerun", "good", "--run", "good", "--dry-run") == kept
     assert f"Run good on {backend}: succeeded" in deploykit("guide", "rendezvous", "good")

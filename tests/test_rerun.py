@@ -10,7 +10,8 @@ import pytest
 
 from deploykit import bundle, cli, lifecycle, paths, registry
 from deploykit.decode import decode
-from deploykit.model import Handle, as_data
+from deploykit.lifecycle import as_data
+from deploykit.model import Handle
 from tests.aws_server import SECTION
 from tests.slurm.plans import CASES
 

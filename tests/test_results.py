@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, lifecycle, paths, runs
+from deploykit import cli, lifecycle, paths, registry
 from deploykit.commands import written
 from deploykit.errors import JobFileError
 from tests.test_local import status, submit, wait_for
@@ -67,7 +67,7 @@ def test_what_a_failing_script_wrote_is_collected_and_listed(project, capsys):
     assert ends() == 3
     lines = capsys.readouterr().out.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("  files"))
-    row = runs.get(None)
+    row = registry.get(None)
     assert lines[start:] == [
         "  files   in output: none",
         f"          in the working folder, {row.folder}/source: 1, 2.5 kB",
@@ -150,4 +150,6 @@ def record_of(tmp_path, record):
     """A run with this record."""
     paths.make_folder(tmp_path / "exit_records")
     (tmp_path / "exit_records/written.json").write_text(json.dumps(record))
-    return runs.Run("one", "one", "local", os.uname().nodename, str(tmp_path), "", "", None, 0, "")
+    return registry.Run(
+        "one", "one", "local", os.uname().nodename, str(tmp_path), "", "", None, 0, ""
+    )

@@ -1,6 +1,8 @@
 """Stop runs; a run that has ended is not changed.
 
 Ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
+
+deploykit cancel exp-1 exp-2
 """
 
 from __future__ import annotations

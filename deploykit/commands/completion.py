@@ -57,7 +57,7 @@ def _complete(action: argparse.Action, runs: str) -> None:
     """Say what completes an argument, by the word that stands for its value in the help."""
     import shtab
 
-    words = {"RUN": runs, "B": "backends", "STATE": "states", "NAME": "guides"}
+    words = {"RUN": runs, "BACKEND": "backends", "STATE": "states", "NAME": "guides"}
     files = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
     if action.metavar in files:
         action.complete = files[action.metavar]  # type: ignore[attr-defined]

@@ -1,4 +1,9 @@
-"""Print the log lines of a run's ranks, oldest first."""
+"""Print the log lines of a run's ranks, oldest first.
+
+deploykit logs -f                        follow the newest run
+deploykit logs exp-1 -n 50 --rank 0      the last 50 lines of rank 0
+deploykit logs exp-1 --since 10m
+"""
 
 from __future__ import annotations
 

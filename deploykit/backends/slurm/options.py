@@ -142,7 +142,7 @@ class Options:
             "Seconds before the time limit at which the job gets SIGUSR2. Slurm may send it up to "
             "60 s early. Default: 90, or half of a short time limit."
         ),
-        Bounds(1, 65535),
+        Bounds(1, 65535, "s"),
     ] = None
     restarts: Annotated[
         Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
