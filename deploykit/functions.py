@@ -13,6 +13,7 @@ import pickle
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,17 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def _search_path() -> list[str]:
-    """The folders of modules here, for functions that import modules of the user's own."""
-    return [os.path.abspath(path) for path in sys.path if path.isprintable()]  # noqa: PTH100 - "" is the current folder
+    """The folders of the user's own modules here; the node has a Python and packages of its own."""
+    installed = sysconfig.get_path("stdlib")
+    every = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
+    packages = {"site-packages", "dist-packages"}
+    return [
+        path
+        for path in every
+        if not path.startswith(installed)
+        and not path.endswith(".zip")
+        and packages.isdisjoint(Path(path).parts)
+    ]
 
 
 def _refuse_unsupported(plan: Plan) -> None:
