@@ -28,6 +28,11 @@ class RunDiagnosis:
     def __str__(self) -> str:
         return "\n".join(lines(self.causes))
 
+    def _repr_html_(self) -> str:
+        from deploykit import display  # for notebooks
+
+        return display.notes(self.warnings) + display.block(str(self))
+
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
