@@ -19,7 +19,11 @@ from deploykit.registry import Run
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints."""
+    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints.
+
+    A cause has `rule.label`, `rule.means`, `evidence` (with `file`, `line`, `text` and `rank`),
+    `first_rank` and `fix`.
+    """
 
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...] = ()
