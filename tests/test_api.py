@@ -208,8 +208,8 @@ def test_a_wrong_key_has_its_name_and_what_was_meant(project, keys, problem):
     with pytest.raises(JobFileError) as caught:
         deploykit.check(job(**keys))
     (found,) = caught.value.problems
-    assert found.text.startswith(problem.format(project))
-    assert str(caught.value) == f"the job: 1 problem\n  {found.text}"
+    assert str(found).startswith(problem.format(project))
+    assert str(caught.value) == f"the job: 1 problem\n  {found}"
 
 
 @pytest.mark.parametrize(
