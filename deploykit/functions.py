@@ -122,8 +122,7 @@ def results(row: Run) -> dict[int, Any]:
     """
     folder = Path(row.folder, _FOLDER)
     records = list(_records(folder)) if folder.exists() else []
-    failures = [record for record in records if "kind" in record]
-    if failures and row.state != State.SUCCEEDED.value:
+    if failures := [record for record in records if "kind" in record]:
         raise _function_failed(min(failures, key=lambda record: record["time"]), row)
     if row.state != State.SUCCEEDED.value:
         raise failure(row)
@@ -133,7 +132,7 @@ def results(row: Run) -> dict[int, Any]:
 
 
 def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The record of each rank, in the order of ranks. Raises NotPermitted."""
+    """The record of each rank, in the order of ranks. Raises NotPermitted or DeploykitError."""
     if not paths.is_private_folder(folder):
         raise NotPermitted(
             f"{folder} is open to other users, who could put code there",
@@ -141,8 +140,9 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
         )
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
-        if data is not None:
-            yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
+        if data is None:
+            raise DeploykitError(f"{folder}/{rank}.pkl is no regular file of at most 4 GiB")
+        yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
 
 
 def _unpacked(record: Mapping[str, Any], row: Run) -> Any:
