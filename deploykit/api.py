@@ -54,7 +54,7 @@ def submit(  # noqa: PLR0913 - the command's options
     run: str | None = None,
     strict: bool = False,
 ) -> Run:
-    """Run a job on a backend, and return at once.
+    """Run a job on a backend, and return at once; `Run.warnings` has the warnings about it.
 
     `job` is a job file or a `Job`. `backend` defaults to the job's, else DEPLOYKIT_BACKEND, else
     local. `args` go to the trainer after those of the job. `set` overrides keys by their path:

@@ -15,6 +15,7 @@ import pytest
 import deploykit
 from deploykit import display, registry
 from deploykit.model import State, Status
+from deploykit.run import Run
 from tests.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
 
 NOTEBOOK = Path(__file__).parents[1] / "examples/notebook.ipynb"
@@ -65,9 +66,12 @@ def test_no_text_of_a_run_becomes_html(project, monkeypatch):
     assert registry.get("one").reason == HOSTILE
 
 
-def test_a_plan_shows_its_text_and_warnings(project):
+def test_a_plan_shows_its_text_and_warnings(project, monkeypatch):
     options = {"set": {"resources.memory": "1GiB", "entrypoint.args": [HOSTILE]}, "run": "one"}
     plan = deploykit.plan(backend="local", **options)
+    warned = Run(registry.Run("r", "n", "local", "t", "/f", "", "", None, 0.0, ""), plan.warnings)
+    monkeypatch.setattr(Run, "status", lambda run: Status(State.RUNNING))
+    assert "resources.memory: is not enforced on this machine" in shown(warned).text
     page = shown(plan)
     assert "resources.memory: is not enforced on this machine" in page.text
     assert "torchrun --nnodes=1" in page.text
