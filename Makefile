@@ -29,7 +29,8 @@ coverage: $(VENV)/.dev
 	$(BIN)/python -m coverage json -q -i -o $(REPORT)
 	$(BIN)/python -m tests.coverage_table $(REPORT)
 
-# Minutes more: every example of examples/frameworks, in three places each.
+# Minutes more: every example of examples/frameworks and ten scripts of other people, in three
+# places each. `python -m tests.frameworks.people fetch` downloads those that no package has.
 test-frameworks: $(VENV)/.dev .venv-sagemaker/.ready .venv-frameworks/.ready
 	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
