@@ -226,8 +226,7 @@ def verb_parsers() -> Mapping[str, argparse.ArgumentParser]:
 
 
 def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
-    every = sub._actions  # noqa: SLF001
-    actions = [one for one in every if one.dest != "help" and one.help != argparse.SUPPRESS]
+    actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
     actions.sort(key=lambda action: bool(action.option_strings))  # as --help: options last
     yield f"## deploykit {name}"
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
