@@ -52,7 +52,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SETTABLE = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 T = TypeVar("T")
 
@@ -246,6 +246,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         variables["DEPLOYKIT_RUN_DIR"] = folder
+    if job.outputs:
+        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:

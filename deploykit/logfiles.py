@@ -18,6 +18,10 @@ _LINE = re.compile(
 )
 _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
+_REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
+"""What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
+_END = 1 << 16
+"""Bytes at the end of a log in which that is looked for."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _STEP = r"(?i)\b((?:global )?step|iter(?:ation)?|epoch)s?[ =:#\[]{1,3}(\d{1,12}(?:/\d{1,12})?)\b"
 _TAIL = 1 << 14
@@ -49,6 +53,17 @@ def parse(text: str, node: int | None) -> LogLine:
     bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/progress.py
     rank = int(number) if kind == "rank" else None
     return LogLine(rest[bar:], node, rank, moment, bar=bar)
+
+
+def refusal(log: Path) -> str | None:
+    """Why the script of a job ended before it started anything, from its log; else None."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _END))
+            found = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+    except OSError:
+        return None
+    return found[-1] if found else None
 
 
 def read(

@@ -18,6 +18,11 @@ NAME = Pattern(
 )
 VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+PLACE = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -39,6 +44,39 @@ class Entrypoint:
             example="[--epochs, 5]",
         ),
     ] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+
+    conda: Annotated[
+        str | None, Help("Conda environment, by name or folder.", example="train"), PLACE
+    ] = None
+    venv: Annotated[
+        str | None,
+        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
+        PLACE,
+    ] = None
+    uv: Annotated[
+        str | None,
+        Help(
+            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
+            "to date before the trainer starts.",
+            example=".",
+        ),
+        PLACE,
+    ] = None
+    modules: Annotated[
+        tuple[Annotated[str, PLACE], ...],
+        Help("Environment modules to load first.", "[cuda/12.8]"),
+    ] = ()
+
+    @property
+    def python(self) -> tuple[str, str] | None:
+        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
+        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
+        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -103,6 +141,13 @@ class JobSpec:
         Help("Folder that travels with the job, relative to the job file.", example="."),
         NOT_EMPTY,
     ] = "."
+    environment: Annotated[
+        Environment | None,
+        Help(
+            "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
+            "modules to load before it. Not on SageMaker, where the image brings it."
+        ),
+    ] = None
     env: Annotated[
         Mapping[Annotated[str, VARIABLE], str],
         Help(
@@ -132,6 +177,15 @@ class JobSpec:
         ),
         NOT_EMPTY,
     ] = None
+    outputs: Annotated[
+        tuple[Annotated[str, OUTPUT], ...],
+        Help(
+            "Files and folders that the trainer writes into its working folder, as patterns. They "
+            "are copied into `output` when it has ended, and brought back when the job is "
+            "restarted or another run names the same `checkpoints`. `**` stands for any folders.",
+            example='[snapshot.pt, "*.ckpt"]',
+        ),
+    ] = ()
     retries: Annotated[
         int,
         Help(

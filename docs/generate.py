@@ -30,16 +30,18 @@ from deploykit.model import JobSpec, State
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
+sys.path.insert(0, str(HERE.parent / "entrypoints"))
+from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
+
 JSON_TYPES = {
     bool: "true or false",
     int: "whole number",
     str: "text",
     type(None): "null",
     dict[str, int]: "object",
+    list[str]: "list",
+    records.FilesRecord: "object",
 }
-
-sys.path.insert(0, str(HERE.parent / "entrypoints"))
-from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
 
 
 def pages() -> dict[str, str]:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from deploykit import backend, exit_records, logfiles, paths
+from deploykit import backend, environments, exit_records, logfiles, paths
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
@@ -58,6 +58,11 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
                 f"{location} is not a folder on this machine",
                 f"set a folder, for example with --set {path}=FOLDER",
             )
+    if job.environment is not None:
+        yield from environments.conflict(job, "local.python", options.python)
+        prepared = bool(job.environment.modules)
+        yield from environments.problems(job.environment, prepared=prepared)
+        yield from environments.module_problems(job.environment)
     python = Path(_python(options))
     if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
         message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
@@ -81,7 +86,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     environment = backend.in_folder(job, "local", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.nodes, job.resources.time_limit
-    launcher = [_python(options), backend.LAUNCH, "--emulated-nodes"]
+    launcher = [backend.LAUNCH, "--emulated-nodes"]
     launcher += [f"--nodes={nodes}", f"--time-limit={seconds}"]
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
@@ -89,11 +94,26 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        *("", "# one launcher per node; each adds its address, port and node rank to the command"),
-        f"exec {shlex.join(launcher)} \\",
+        "",
+        *_environment_lines(job),
+        "# one launcher per node; each adds its address, port and node rank to the command",
+        f"exec {_python_word(job, options)} {shlex.join(launcher)} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _environment_lines(job: JobSpec) -> Iterator[str]:
+    """Lines that load modules and activate the environment."""
+    if job.environment is not None:
+        yield from environments.module_lines(job.environment.modules, "environment.modules")
+        yield from environments.lines(job.environment)
+
+
+def _python_word(job: JobSpec, options: Options) -> str:
+    """The Python that runs the trainer, as shell text."""
+    chosen = job.environment is not None and job.environment.python is not None
+    return environments.PYTHON if chosen else shlex.quote(_python(options))
 
 
 def _python(options: Options) -> str:
@@ -170,7 +190,8 @@ def examine(
     """Findings about this machine; see `deploykit.backend.Doctor`."""
     from deploykit.doctor import local
 
-    facts = local.load(saved) if saved else local.inspect(options.python)
+    chosen = environments.python(job.environment) if job.environment else None
+    facts = local.load(saved) if saved else local.inspect(options.python or chosen)
     if save:
         local.save(facts, save)
     yield from local.findings(job, facts)
@@ -215,6 +236,8 @@ def _ended(folder: Path) -> Status:
 
 def _without_record(folder: Path) -> Status:
     """The status of a run without exit records: the reason is the last line of its shell."""
+    if refusal := logfiles.refusal(folder / "logs/job.log"):
+        return Status(State.FAILED, "ended", refusal, 78)
     if not folder.exists():
         return Status(State.FAILED, "vanished", "its exit status is unknown")
     try:

@@ -205,6 +205,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "output": run.output,
         "bundle": run.bundle,
         "commit": run.revision,
+        "written": _written(run) if _is_over(run) else None,
     }
 
 
@@ -223,6 +224,22 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
     ):
         if value:
             say(f"  {label:<7} {value}")
+    if _is_over(run):
+        from deploykit.commands import written  # not needed for a submit
+
+        for number, text in enumerate(written.lines(run)):
+            say(f"  {'' if number else 'files':<7} {text}")
+
+
+def _written(run: Run) -> dict[str, Any] | None:
+    from deploykit.commands import written  # not needed for a submit
+
+    return written.data(run)
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has ended after it was sent."""
+    return State(run.state).final and run.id is not None
 
 
 def when(seconds: float) -> str:
