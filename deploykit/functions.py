@@ -53,10 +53,9 @@ def send(
     keys = {"name": _name(function), **keys}
     identity = registry.new_id(keys["name"])
     folder = paths.private_folder(paths.state() / "functions" / identity)
-    results = paths.run_folder(identity) / _FOLDER
     try:
         _write(folder, function, args)
-        entrypoint: EntrypointKeys = {"script": "call.py", "args": [str(results)]}
+        entrypoint: EntrypointKeys = {"script": "call.py"}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
         plan = lifecycle.prepare(job, (), chosen, identity).plan
         _refuse_unsupported(plan)

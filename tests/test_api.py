@@ -274,6 +274,13 @@ def test_the_same_run_id_is_sent_once(project):
         deploykit.submit(backend="print", run="one", args=["more"])
 
 
+def test_a_run_can_be_run_again(project):
+    first = deploykit.submit(backend="print", args=[1])
+    again = first.rerun(args=[2], set={"name": "again"}, run="two")
+    assert (again.id, again.name, again.backend) == ("two", "again", "print")
+    assert [line.text for line in again.logs()] == ["train.py --epochs 5 1 2"]
+
+
 def test_a_run_that_goes_on_times_out(project, monkeypatch):
     import backend_print
 
