@@ -264,6 +264,8 @@ class Plan:
     bundle: Bundle
     output: str = ""
     """The location of the results, as the user can reach it."""
+    summary: str = ""
+    """What it costs and whom, in one line that `submit` prints first; empty where it costs nothing."""
 
 
 @dataclass(frozen=True)
