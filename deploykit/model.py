@@ -265,7 +265,7 @@ class Plan:
     output: str = ""
     """The location of the results, as the user can reach it."""
     summary: str = ""
-    """What it costs and whom, in one line that `submit` prints first; empty where it costs nothing."""
+    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
 @dataclass(frozen=True)
