@@ -273,6 +273,16 @@ def locations(job: JobSpec) -> dict[str, str]:
     return data | {path: location for path, location in others.items() if location is not None}
 
 
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
+
+
+def addresses(job: JobSpec) -> dict[str, str]:
+    """The `locations` that are addresses."""
+    return {path: location for path, location in locations(job).items() if is_address(location)}
+
+
 def command(job: JobSpec) -> list[str]:
     """The arguments of ``launch.py``: torchrun's options, ``--``, the program and its arguments.
 

@@ -275,7 +275,7 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
     """The job with absolute locations; addresses (s3://...) are kept."""
 
     def absolute(text: str) -> str:
-        if "://" in text:
+        if backend.is_address(text):
             return text
         home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
         return os.path.normpath(folder / home)

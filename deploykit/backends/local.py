@@ -50,13 +50,12 @@ class Options:
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Refuse addresses as locations, and warn about limits that are not enforced."""
-    for path, location in backend.locations(job).items():
-        if "://" in location:
-            yield Problem(
-                path,
-                f"{location} is not a folder on this machine",
-                f"set a folder, for example with --set {path}=FOLDER",
-            )
+    for path, location in backend.addresses(job).items():
+        yield Problem(
+            path,
+            f"{location} is not a folder on this machine",
+            f"set a folder, for example with --set {path}=FOLDER",
+        )
     python = Path(_python(options))
     if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
         message = f"{python} {'is not executable' if python.exists() else 'was not found'}"

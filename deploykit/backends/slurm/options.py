@@ -274,13 +274,12 @@ def _check_home(options: Options) -> Iterator[Problem]:
 
 
 def _check_locations(job: JobSpec) -> Iterator[Problem]:
-    for path, location in backend.locations(job).items():
-        if "://" in location:
-            yield Problem(
-                path,
-                f"a Slurm node cannot use {location} as a folder",
-                f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
-            )
+    for path, location in backend.addresses(job).items():
+        yield Problem(
+            path,
+            f"a Slurm node cannot use {location} as a folder",
+            f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
+        )
 
 
 def _check_values(options: Options) -> Iterator[Problem]:
@@ -364,7 +363,7 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
     for path, location in {"": str(options.home), **backend.locations(job)}.items():
-        if re.search("[,:]", location) and "://" not in location:
+        if re.search("[,:]", location) and not backend.is_address(location):
             message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
             yield Problem(path, message, "choose another folder")
 
