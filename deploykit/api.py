@@ -157,9 +157,7 @@ def check(
     source = _source(job)
     named = [backend] if isinstance(backend, str) else backend
     names = list(named or lifecycle.sections(source))
-    warnings = lifecycle.check_all(
-        lifecycle.load(source, _overrides(set), names, _words(args)), names
-    )
+    warnings = lifecycle.check_all(lifecycle.load(source, _overrides(set), names, _words(args)))
     if strict:
         lifecycle.refuse(source, warnings)
     return warnings

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,7 +88,7 @@ class JobSpec:
     """The part of a job file that is the same on every backend."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
-    entrypoint: Annotated[Entrypoint, Help("What to run.")]
+    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
     resources: Annotated[Resources, Help("What the job needs.")]
     backend: Annotated[
         str | None,
@@ -158,6 +159,28 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
+
+    def in_folder(self, folder: Path) -> JobSpec:
+        """The same job with absolute locations; addresses (s3://...) are kept."""
+
+        def absolute(text: str) -> str:
+            if is_address(text):
+                return text
+            home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+            return os.path.normpath(folder / home)
+
+        return replace(
+            self,
+            source=absolute(self.source),
+            data={name: absolute(location) for name, location in self.data.items()},
+            output=absolute(self.output) if self.output else None,
+            checkpoints=absolute(self.checkpoints) if self.checkpoints else None,
+        )
+
+
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
 
 
 class State(enum.Enum):

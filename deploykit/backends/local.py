@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from deploykit import backend, exit_records, logfiles, paths
+from deploykit import backend, exit_records, logfiles, machine, paths
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
@@ -33,6 +34,8 @@ PROGRAMS = ("sh",)
 MODULES = ("torch",)
 PREFLIGHT = backend.PREFLIGHT
 
+_RANKS_PER_CORE = 4
+"""Above which a job on this machine is probably meant for another one."""
 _START = 10
 """Seconds in which a started shell must claim its run."""
 
@@ -56,14 +59,53 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             f"{location} is not a folder on this machine",
             f"set a folder, for example with --set {path}=FOLDER",
         )
-    python = Path(_python(options))
-    if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
-        message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
-        yield Problem("local.python", message, "the path that `command -v python3` prints")
+    yield from _check_python(_python(options))
+    yield from backend.check_module(job, Path(_python(options)))
+    yield from (Problem(*missing) for missing in backend.missing_data(job))
+    yield from backend.check_ranks(job)
+    yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
             path, message = f"resources.{name}", "is not enforced on this machine"
             yield Problem(path, message, severity="warning")
+
+
+def _check_python(text: str) -> Iterator[Problem]:
+    """Whether the trainer's Python is a program."""
+    python, hint = Path(text), "the path that `command -v python3` prints"
+    if python.is_absolute():
+        if not (python.is_file() and os.access(python, os.X_OK)):
+            message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
+            yield Problem("local.python", message, hint)
+    elif len(python.parts) > 1:
+        message = f"{python} is relative, and the job starts in a copy of the source"
+        yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
+    elif shutil.which(text) is None:
+        yield Problem("local.python", f"{text} is not on PATH", hint)
+
+
+def _check_machine(job: JobSpec) -> Iterator[Problem]:
+    """Whether this machine has what the emulated nodes together need."""
+    nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
+    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    available = machine.gpus(visible) if gpus else 0
+    if gpus and available == 0:
+        message = "this machine has no GPU that the job can use: its ranks get none"
+        hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
+        yield Problem("resources.gpus_per_node", message, hint, severity="warning")
+    elif available is not None and nodes * gpus > available:
+        each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
+        message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
+        if gpus <= available:
+            yield Problem("resources.nodes", message, f"nodes: {available // gpus}")
+            return
+        too_many = (job.resources.processes_per_node or 0) > available
+        hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
+        yield Problem("resources.gpus_per_node", message, hint)
+    ranks, cores = job.resources.world_size, machine.cpus()
+    if not gpus and ranks > _RANKS_PER_CORE * cores:
+        message = f"{ranks} ranks would share {cores} CPU cores"
+        yield Problem("resources.processes_per_node", message, severity="warning")
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:

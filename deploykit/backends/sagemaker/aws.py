@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.decode import did_you_mean
 from deploykit.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -28,6 +27,7 @@ from deploykit.errors import (
     TryAgain,
 )
 from deploykit.model import Problem
+from deploykit.spelling import did_you_mean
 
 _ATTEMPTS = 5
 _LOGIN = "log in again (aws sso login, or new keys) and check with: aws sts get-caller-identity"
