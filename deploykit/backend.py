@@ -172,6 +172,17 @@ class Preflight(Protocol):
         """Seconds that the network test may take."""
 
 
+@runtime_checkable
+class Ready(Protocol):
+    """A backend that can tell whether a job could be submitted from this machine now."""
+
+    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """What is missing, each with how to get it; `absent` are its programs and modules.
+
+        Asks the target where that takes a few seconds at most. Changes nothing there.
+        """
+
+
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
 """What a backend may offer; it does so by having the member that the protocol describes."""
 

@@ -97,7 +97,8 @@ def _check_machine(job: JobSpec) -> Iterator[Problem]:
         each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
         message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
         if gpus <= available:
-            yield Problem("resources.nodes", message, f"nodes: {available // gpus}")
+            hint = f"nodes: {available // gpus}"
+            yield Problem("resources.nodes", message, hint, severity="warning")
             return
         too_many = (job.resources.processes_per_node or 0) > available
         hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
