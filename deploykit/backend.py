@@ -17,19 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from deploykit import paths
+from deploykit import model, paths
 from deploykit.errors import UsageError
-from deploykit.model import (
-    Bundle,
-    Handle,
-    JobSpec,
-    LogLine,
-    Plan,
-    Problem,
-    Profile,
-    Status,
-    is_address,
-)
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
 if TYPE_CHECKING:
     from deploykit.finding import Finding
@@ -63,7 +53,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SETTABLE = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 T = TypeVar("T")
 
@@ -268,6 +258,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         variables["DEPLOYKIT_RUN_DIR"] = folder
+    if job.outputs:
+        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
@@ -297,7 +289,9 @@ def locations(job: JobSpec) -> dict[str, str]:
 
 def addresses(job: JobSpec) -> dict[str, str]:
     """The `locations` that are addresses."""
-    return {path: location for path, location in locations(job).items() if is_address(location)}
+    return {
+        path: location for path, location in locations(job).items() if model.is_address(location)
+    }
 
 
 def command(job: JobSpec) -> list[str]:
@@ -336,7 +330,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
             yield Problem(
                 f"env.{name}",
                 "is set by the launcher on each rank and cannot be overridden",
-                "remove it; docs/reference/node.md lists the variables that a trainer can read",
+                "remove it; the trainer reads what the launcher has set",
             )
         if is_secret(value) and _kind(value) is None:
             yield Problem(
@@ -361,7 +355,7 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
 def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """The folders of `data` that this machine does not have: path, message, hint."""
     for name, location in job.data.items():
-        if not is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
+        if not model.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
             from deploykit import presence  # only where something is wrong
 
             message = f"{location} was not found on this machine"

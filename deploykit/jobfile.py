@@ -13,6 +13,7 @@ C). The rules of `diagnose` are read by the same functions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -25,27 +26,16 @@ from typing import Any
 from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import JobSpec, Problem
+from deploykit.model import JobSpec, Problem, absolute
 from deploykit.spelling import did_you_mean, unknown_keys
 
 _LARGEST = 2**20
 """Bytes of a file written by a person."""
-_LARGEST_TOML = _LARGEST // 4
-"""tomllib needs 500 times the memory of a text made of headers."""
 _DEEPEST = 50
 _HEAVIEST = 4 * _LARGEST
 """Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
-_STRING = re.compile(
-    r"""(?s:\"{3}.*?(?:\"{3}|\Z))|(?s:'{3}.*?(?:'{3}|\Z))|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*"""
-)
-"""A string or a comment of TOML, closed or not."""
-_KEYS = re.compile(r"[\w. \t-]+")
-_PARTS = re.compile(r"\.[ \t]*[\w-]")
-_MOST_PARTS = 20
-"""Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
-
 Source = Path | Mapping[str, Any]
 """A job file, or the keys of a job without one."""
 Overrides = Sequence[str | tuple[str, Any]]
@@ -124,7 +114,13 @@ def load(
 def _file(source: Source, values: Mapping[str, Any], lines: Mapping[str, int]) -> JobFile:
     sections = {name: value for name, value in values.items() if name}
     folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
-    return JobFile(source, values[""].in_folder(folder), sections, lines)
+    job = values[""].in_folder(folder)
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        place = functools.partial(absolute, folder=folder)
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, place))
+    return JobFile(source, job, sections, lines)
 
 
 def title(source: Source) -> str:
@@ -146,7 +142,9 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            return toml(text), {}
+            from deploykit import toml_text  # most job files are YAML
+
+            return toml_text.parse(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -181,23 +179,6 @@ def read_text(path: Path) -> str:
         return read_file(path, _LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
-
-
-def toml(text: str) -> dict[str, Any]:
-    """TOML as data. Raises Malformed."""
-    import tomllib
-
-    if len(text) > _LARGEST_TOML:
-        raise Malformed(f"is larger than {_LARGEST_TOML >> 10} KiB")
-    keys = _STRING.sub("q", text)
-    if any(len(_PARTS.findall(run)) > _MOST_PARTS for run in _KEYS.findall(keys)):
-        raise Malformed(f"is not valid TOML here: a key of more than {_MOST_PARTS} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise Malformed("is nested too deeply") from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise Malformed(f"is not valid TOML: {error}") from None
 
 
 def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
@@ -282,6 +263,14 @@ def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        yield from environments.check(job.environment)
+    for number, pattern in enumerate(job.outputs):
+        if ".." in pattern.split("/"):
+            message = f"{pattern!r} leaves the working folder"
+            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
         yield Problem("source", f"folder {source} not found")
     elif entry.script is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -10,18 +11,26 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
+from deploykit.decode import Quantity, hints, split
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
 from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
+JOB = "job.json"
+"""In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ANY_RUN = "check"
 _IN_FLIGHT = 300
@@ -206,11 +215,14 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Write the plan's text, and the source's changes since its commit, into the run folder."""
+    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False)
+    paths.write(folder / JOB, _NO_YAML.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = bundle.store(plan.bundle)
         try:
             patch = revision.patch(plan.bundle, archive)
         except DeploykitError as error:
@@ -311,15 +323,21 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
     """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
+    return (row for (row,) in wait_all([run], timeout))
+
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The same for several runs, until all have ended: all of them each time one has changed."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, longest = _POLL
-    last: Run | None = None
+    last: list[Run] = []
     while True:
-        row = refresh([_known(run)])[0]
-        if row != last:
-            yield row
-            last, pause = row, _POLL[0]
-        if State(row.state).final or (end is not None and time.monotonic() >= end):
+        rows = refresh([_known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
+        final = all(State(row.state).final for row in rows)
+        if final or (end is not None and time.monotonic() >= end):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)
@@ -343,6 +361,24 @@ def exit_code(row: Run) -> int:
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1
+
+
+def as_data(value: Any) -> Any:
+    """A job, or a backend's options, as in a job file that decodes to the same."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
+        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
 
 
 def _known(run: str) -> Run:
