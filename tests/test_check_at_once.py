@@ -93,7 +93,7 @@ sagemaker:
             "env.NOTE": "short",
             "data.train": "s3://bucket/folder",
         },
-        own=("env.NOTE",),
+        own=("env.NOTE", "data.train"),
     ),
     "what this machine does not have": Bad(
         "local",

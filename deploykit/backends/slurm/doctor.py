@@ -48,7 +48,7 @@ def examine(
         site, runs = sites.read(), runs_folder(paths.state(), sites.hosts())
     else:
         node = login_node.inspect(options)
-        yield from login_node.findings(node, options)
+        yield from login_node.findings(node, job, options)
         if "scontrol" in node.missing:
             return
         site, runs = sites.read(options.host), _runs_folder_there(node, sites.hosts(options.host))

@@ -10,6 +10,7 @@ from deploykit.backends.slurm import ssh
 from deploykit.backends.slurm.options import Options
 from deploykit.errors import BackendUnavailable
 from deploykit.finding import Finding, Fix
+from deploykit.model import JobSpec
 
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "flock", "gzip", "tar", "sha256sum")
 """Those that a submit and the queries after it run there."""
@@ -63,7 +64,7 @@ def _python(options: Options) -> str:
     return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
 
 
-def findings(node: LoginNode, options: Options) -> Iterator[Finding]:
+def findings(node: LoginNode, job: JobSpec, options: Options) -> Iterator[Finding]:
     """What would stop a submit there. Pure."""
     if node.missing:
         yield Finding(
@@ -81,13 +82,12 @@ def findings(node: LoginNode, options: Options) -> Iterator[Finding]:
             (f"{options.folder} is {node.folder}",),
             Fix("choose another", settings={"slurm.folder": "/a/shared/folder/of/yours"}),
         )
-    yield from _python_findings(node, options)
+    if not (job.environment or options.container or options.setup or options.modules):
+        yield from _python_findings(node, options)
 
 
 def _python_findings(node: LoginNode, options: Options) -> Iterator[Finding]:
-    """About the job's Python, unless `setup`, `modules` or a container provide it on the nodes."""
-    if options.container or options.setup or options.modules:
-        return
+    """About the job's Python, where nothing else provides it on the nodes."""
     version = tuple(int(part) for part in node.python.split() if part.isdecimal())
     if version >= _OLDEST:
         return

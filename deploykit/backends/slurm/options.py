@@ -264,8 +264,12 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
     elif here and options.python and not os.path.exists(_expanded(options.python)):  # noqa: PTH110 - as below
         message = f"{options.python} was not found on this machine; the nodes must have it"
         yield Problem("slurm.python", message, severity="warning")
-    default = here and not (options.python or options.setup or options.modules)
-    yield from backend.check_module(job, Path(sys.executable) if default else None)
+    python = None if options.python or options.setup or options.modules else sys.executable
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        python = environments.python(job.environment)
+    yield from backend.check_module(job, Path(python) if here and python else None)
 
 
 def _expanded(path: str) -> str:
