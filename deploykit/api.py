@@ -157,7 +157,7 @@ def check(
     named = [backend] if isinstance(backend, str) else backend
     names = list(named or lifecycle.sections(source))
     warnings = lifecycle.check_all(
-        lifecycle.load(source, jobs.overrides(set), names, jobs.words(args)), names
+        lifecycle.load(source, jobs.overrides(set), names, jobs.words(args))
     )
     if strict:
         lifecycle.refuse(source, warnings)

@@ -145,6 +145,7 @@ def test_nothing_is_printed(project, capfd):
 
 
 def test_a_job_gives_the_plan_of_its_file(project):
+    (project / "data").mkdir()
     (project / "job.yaml").write_text(
         "name: hello\nentrypoint: {script: train.py, args: [--lr, 0.1]}\nenv: {A: b}\n"
         "resources: {time_limit: 30m, nodes: 2, processes_per_node: 4, memory: 4GiB}\n"
