@@ -19,6 +19,7 @@ VARIANTS = [
     ["resources.gpus_per_node=2", "retries=2", "slurm.partition=gpu", "slurm.gres_style=gres"],
     ["entrypoint.args=[-v, '', \"it's\", '$(x)', '`y`', '{{ z }}', ü]", "env.A=$HOME `id` \\ '"],
     ["env.TOKEN=secret:file:~/token", "data.train=a b"],
+    ["environment={conda: train, modules: [conda]}", "outputs=[a b, '*.pt']"],
 ]
 
 
@@ -30,7 +31,7 @@ def main() -> int:
             for backend in ("local", "slurm")
             for number in range(len(VARIANTS))
         ]
-        globs = ("templates/*.sh", "tests/**/*.sh", "infra/**/*.sh")
+        globs = ("templates/**/*.sh", "tests/**/*.sh", "infra/**/*.sh")
         scripts = [ROOT / ".ci/run", *(path for glob in globs for path in ROOT.glob(glob))]
         return subprocess.run(["shellcheck", *scripts, *rendered], check=False).returncode
 
