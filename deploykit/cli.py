@@ -125,7 +125,7 @@ def _require_known(chosen: list[str]) -> None:
     """Raise UsageError for an unknown verb, with the one that was probably meant."""
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
-            from deploykit.decode import did_you_mean
+            from deploykit.spelling import did_you_mean
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
@@ -143,7 +143,7 @@ def _with_hyphens(word: str) -> str:
 def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise UsageError for what a verb does not take, with the option that was probably meant."""
     if words:
-        from deploykit.decode import did_you_mean
+        from deploykit.spelling import did_you_mean
 
         near = did_you_mean(words[0].partition("=")[0], verb._option_string_actions)  # noqa: SLF001
         message = f"unrecognized arguments: {' '.join(words)}"

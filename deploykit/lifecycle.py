@@ -21,7 +21,7 @@ from deploykit.backend import Backend
 from deploykit.decode import Quantity, hints, split
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status
+from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
 JOB = "job.json"
@@ -32,6 +32,7 @@ _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 https://yaml.org/spec/1.2.2/#51-character-set
 """
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
+_ANY_RUN = "check"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
 _POLL = (0.2, 15.0)
@@ -56,7 +57,9 @@ def load(
     if not all(map(_is_text, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(job, overrides, options=options, backends=backend.names)
+    file = jobfile.load(
+        job, overrides, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+    )
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
@@ -85,15 +88,14 @@ def check(file: JobFile, name: str) -> list[Problem]:
     return file.raise_on([*problems(file, name), *secrets])
 
 
-def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
-    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
-    found = [problem for name in names for problem in problems(file, name)]
-    found += secret_scan.check(file.job, file.sections)
-    try:
-        found += bundle.scan(source(file), file.job.max_bundle).warnings
-    except JobFileError as error:
-        found += error.problems
-    return file.raise_on(found)
+def check_all(file: JobFile) -> list[Problem]:
+    """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    for name, options in file.sections.items():
+        if packed is not None:  # what shows only in the text that would be sent
+            backend.find(name).plan(file.job, options, run=_ANY_RUN, bundle=packed)
+    return warnings
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
@@ -102,6 +104,17 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     yield from engine.check(file.job, file.sections[name])
     if file.job.preflight and not isinstance(engine, backend.Preflight):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+
+
+def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one."""
+    found = [problem for name in file.sections for problem in problems(file, name)]
+    found += secret_scan.check(file.job, file.sections)
+    try:
+        packed = bundle.scan(source(file), file.job.max_bundle)
+    except JobFileError as error:
+        return [*found, *error.problems], None
+    return [*found, *packed.warnings], packed
 
 
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
@@ -120,9 +133,9 @@ def prepare(
 ) -> Prepared:
     """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
     file = load(job, overrides, [name], arguments)
-    warnings = check(file, name)
-    packed = bundle.scan(source(file), file.job.max_bundle)
-    warnings += packed.warnings
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = _checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -125,7 +126,7 @@ class JobSpec:
     """The part of a job file that is the same on every backend."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
-    entrypoint: Annotated[Entrypoint, Help("What to run.")]
+    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
     resources: Annotated[Resources, Help("What the job needs.")]
     backend: Annotated[
         str | None,
@@ -212,6 +213,29 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
+
+    def in_folder(self, folder: Path) -> JobSpec:
+        """The same job with absolute locations; addresses (s3://...) are kept."""
+        return replace(
+            self,
+            source=absolute(self.source, folder),
+            data={name: absolute(location, folder) for name, location in self.data.items()},
+            output=absolute(self.output, folder) if self.output else None,
+            checkpoints=absolute(self.checkpoints, folder) if self.checkpoints else None,
+        )
+
+
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
+
+
+def absolute(location: str, folder: Path) -> str:
+    """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
+    if is_address(location):
+        return location
+    home = os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return os.path.normpath(folder / home)
 
 
 class State(enum.Enum):
@@ -318,6 +342,8 @@ class Plan:
     bundle: Bundle
     output: str = ""
     """The location of the results, as the user can reach it."""
+    summary: str = ""
+    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
     names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names, args.arguments)
-    warnings = lifecycle.check_all(file, names)
+    warnings = lifecycle.check_all(file)
     if args.strict:
         lifecycle.refuse(args.job, warnings)
     if args.json:
