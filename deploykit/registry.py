@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +58,7 @@ _TEXTS = (
 )
 _LAST = 253402300799
 """The last second of the year 9999."""
+RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _SHORTEST = 4
 """Characters of the beginning of an id by which a run can be stopped."""
@@ -140,6 +141,23 @@ def update(run: str, status: Status) -> None:
         *(status.state.value, status.native, status.reason, status.exit_code),
         *(*times, status.output, run),
     )
+
+
+def remove(run: str) -> None:
+    """Forget a run."""
+    _write("DELETE FROM runs WHERE run = ?", run)
+
+
+def release(bundle: str, then: Callable[[], None]) -> None:
+    """Call `then` if no run refers to this bundle; until it returns, no new run can.
+
+    A submit inserts its row before it stores its bundle, so one that comes later stores it again.
+    """
+    with _database(create=True) as database:
+        database.execute("BEGIN IMMEDIATE")
+        marks = "SELECT count(*) FROM runs WHERE bundle = ?"
+        if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
+            then()
 
 
 def get(name: str | None) -> Run:
