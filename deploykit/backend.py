@@ -173,17 +173,6 @@ class Ready(Protocol):
         """
 
 
-@runtime_checkable
-class Remains(Protocol):
-    """A backend whose jobs leave files elsewhere than in the run folder on this machine."""
-
-    def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
-        """Each place where a run left files, and the command that removes them. Asks nobody.
-
-        `output` is the location of its results. The run may never have been sent.
-        """
-
-
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
 """What a backend may offer a user; it does so by having the member that the protocol describes."""
 

@@ -34,8 +34,6 @@ https://yaml.org/spec/1.2.2/#51-character-set
 _ANY_RUN = "check"
 LAST_KNOWN = "last known;"
 """Begins the reason of a run whose backend does not answer."""
-IN_FLIGHT = 300
-"""Seconds after a submit in which its job may still appear."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -255,7 +253,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     """
     unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
-        if not State(row.state).final or may_still_come(row):
+        if not State(row.state).final or registry.may_still_come(row):
             unfinished[row.backend].append(row)
     failures: dict[str, str] = {}
     for name, group in unfinished.items():
@@ -283,11 +281,6 @@ def _with_reason(row: Run, reason: str | None) -> Run:
     if not Path(row.folder).exists() and row.folder not in parts[0]:
         parts.append(f"its folder {row.folder} was deleted")
     return replace(row, reason="; ".join(filter(None, parts)))
-
-
-def may_still_come(row: Run) -> bool:
-    """Whether the job may still appear: what sends it can outlive a killed submit."""
-    return row.state == State.UNSENT.value and registry.now() - row.created < IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:

@@ -62,6 +62,8 @@ RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _SHORTEST = 4
 """Characters of the beginning of an id by which a run can be stopped."""
+IN_FLIGHT = 300
+"""Seconds after a submit in which its job may still appear."""
 _PATIENCE = 60
 """Seconds to wait for another process's lock."""
 
@@ -232,6 +234,11 @@ def _moment(seconds: float | None) -> datetime | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else repr(value)
+
+
+def may_still_come(row: Run) -> bool:
+    """Whether the job may still appear: what sends it can outlive a killed submit."""
+    return row.state == State.UNSENT.value and now() - row.created < IN_FLIGHT
 
 
 def now() -> float:

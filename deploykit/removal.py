@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-from deploykit import backend, lifecycle, paths, storage
+from deploykit import backend, lifecycle, paths, registry, storage
 from deploykit.errors import UsageError
 from deploykit.model import Handle, Problem, State
 from deploykit.registry import Run
+
+
+@runtime_checkable
+class Remains(Protocol):
+    """A backend whose jobs leave files elsewhere than in the run folder on this machine."""
+
+    def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+        """Each place where a run left files, and the command that removes them. Asks nobody.
+
+        `output` is the location of its results. The run may never have been sent.
+        """
 
 
 def refuse_unfinished(rows: Sequence[Run], *, force: bool = False) -> None:
@@ -45,7 +57,7 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
     with contextlib.suppress(UsageError):  # its backend is no longer installed
         engine = backend.find(row.backend)
-        if isinstance(engine, backend.Remains):
+        if isinstance(engine, Remains):
             job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
             found += engine.remains(job, row.output)
     output = Path(row.output)
@@ -56,7 +68,7 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
 
 def removable(row: Run) -> bool:
     """Whether a run has ended, and no job of it can still appear."""
-    return State(row.state).final and not lifecycle.may_still_come(row)
+    return State(row.state).final and not registry.may_still_come(row)
 
 
 def _is_out_of_reach(row: Run) -> bool:
@@ -67,5 +79,5 @@ def _how_to_end(row: Run) -> str:
     if _is_out_of_reach(row):
         return f"{row.reason}; if its job is gone for good, add --force"
     if State(row.state).final:
-        return f"its job may still appear; try again in {lifecycle.IN_FLIGHT // 60} minutes"
+        return f"its job may still appear; try again in {registry.IN_FLIGHT // 60} minutes"
     return f"`deploykit cancel {row.run}` stops it, `deploykit wait {row.run}` waits for its end"
