@@ -161,6 +161,15 @@ class Preflight(Protocol):
         """Seconds that the network test may take."""
 
 
+@runtime_checkable
+class Unlimited(Protocol):
+    """A backend whose jobs may run without a time limit; on others `check` requires one."""
+
+    @property
+    def UNLIMITED(self) -> bool:
+        """True."""
+
+
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
 """What a backend may offer; it does so by having the member that the protocol describes."""
 

@@ -44,6 +44,16 @@ _MOST_PARTS = 20
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A job as plain data, before it is decoded."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: Mapping[str, int]
+    """Line of each key of the file, by its path; empty for TOML."""
+
+
+@dataclass(frozen=True)
 class JobFile:
     """A job, and the decoded sections of the requested backends."""
 
@@ -51,7 +61,7 @@ class JobFile:
     job: JobSpec
     sections: Mapping[str, Any]
     lines: Mapping[str, int]
-    """Line of each key of the file, by its path; empty for TOML."""
+    """Those of the draft."""
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
@@ -61,25 +71,33 @@ class JobFile:
         return ordered
 
 
+def read(path: Path, overrides: Sequence[str] = ()) -> Draft:
+    """The job file `path` with `overrides` (``a.b=c``).
+
+    Raises NotFound, JobFileError, or UsageError for an invalid override.
+    """
+    return override(Draft(path, *parse(path)), overrides)
+
+
+def override(draft: Draft, overrides: Sequence[str]) -> Draft:
+    """The draft, in which `overrides` (``a.b=c``) are applied. Raises UsageError."""
+    for text in overrides:
+        _override(draft.data, text)
+    return draft
+
+
 def load(
-    path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    options: Mapping[str, type[Any]],
-    backends: Callable[[], Iterable[str]],
+    draft: Draft, *, options: Mapping[str, type[Any]], backends: Callable[[], Iterable[str]]
 ) -> JobFile:
-    """Read and decode `path`, then apply `overrides` (``a.b=c``).
+    """The draft, decoded.
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first.
 
-    Relative locations become absolute, from the folder of the file.
-
-    Raises NotFound, UsageError (an invalid override) or JobFileError with every problem.
+    Relative locations become absolute, from the folder of the file. Raises JobFileError with every
+    problem.
     """
-    tree, lines = parse(path)
-    for override in overrides:
-        _override(tree, override)
+    path, tree, lines = draft.path, draft.data, draft.lines
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems = list(unknown_keys("", [key for key in tree if key not in known], known))
@@ -118,15 +136,6 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     if problems:
         raise JobFileError(str(path), problems)
     return tree, lines
-
-
-def backend_of(path: Path, overrides: Sequence[str]) -> str | None:
-    """The backend that a job file or an override names. Raises as `load`."""
-    tree, _ = parse(path)
-    for override in overrides:
-        _override(tree, override)
-    name = tree.get("backend")
-    return name if isinstance(name, str) else None
 
 
 def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:

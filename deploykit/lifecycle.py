@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
-from deploykit.jobfile import JobFile
+from deploykit.jobfile import Draft, JobFile
 from deploykit.model import Plan, Problem, State, Status
 from deploykit.runs import Run
 
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
+_TIME_LIMIT = 3600
+"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -38,16 +40,25 @@ class Prepared:
 
 
 def load(
-    path: Path, overrides: Sequence[str], names: Iterable[str], arguments: Sequence[str] = ()
+    path: Path, overrides: Sequence[str], names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`.
+    """Read a job file with the sections of the backends `names`; without, of those it has.
 
-    `arguments` go to the trainer, after those of the file.
+    A job file with no section gets that of the backend to use. `arguments` go to the trainer, after
+    those of the file. Raises NotFound, UsageError (an override) or JobFileError with every problem.
     """
+    draft = jobfile.read(path, overrides)
+    if not names:
+        sections = [name for name in backend.names() if name in draft.data]
+        names = sections or [chosen(None, draft.data)]
+    return _load(draft, names, arguments)
+
+
+def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
     if not all(map(_is_text, arguments)):
         raise UsageError("an argument after `--` is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(path, overrides, options=options, backends=backend.names)
+    file = jobfile.load(draft, options=options, backends=backend.names)
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
@@ -58,16 +69,11 @@ def _is_text(word: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-def chosen(name: str | None, path: Path | None = None, overrides: Sequence[str] = ()) -> str:
-    """The backend to use: `name`, else the job file's, the environment's, or local."""
-    from_file = jobfile.backend_of(path, overrides) if path and name is None else None
+def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
+    """The backend to use: `name`, else that of a job as plain data, the environment's, or local."""
+    own = (job or {}).get("backend")
+    from_file = own if isinstance(own, str) else None  # anything else is a problem of the file
     return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
-
-
-def sections(path: Path) -> list[str]:
-    """The backends that have a section in a job file; the one to use where none has."""
-    tree, _ = jobfile.parse(path)
-    return [name for name in backend.names() if name in tree] or [chosen(None, path)]
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
@@ -78,9 +84,12 @@ def check(file: JobFile, name: str) -> list[Problem]:
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
-    engine = backend.find(name)
-    yield from engine.check(file.job, file.sections[name])
-    if file.job.preflight and not isinstance(engine, backend.Preflight):
+    engine, job = backend.find(name), file.job
+    if not job.resources.time_limit and not isinstance(engine, backend.Unlimited):
+        yield Problem("resources.time_limit", "is required", "for example time_limit: 1h")
+        job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
+    yield from engine.check(job, file.sections[name])
+    if job.preflight and not isinstance(engine, backend.Preflight):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
@@ -94,12 +103,17 @@ def refuse(path: Path, warnings: Sequence[Problem]) -> None:
 def prepare(
     path: Path,
     overrides: Sequence[str],
-    name: str,
+    name: str | None,
     run: str | None,
     arguments: Sequence[str] = (),
 ) -> Prepared:
-    """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
-    file = load(path, overrides, [name], arguments)
+    """Everything up to the plan, for the backend `name`, or else the one that the job names.
+
+    Only reads files. Raises JobFileError with every problem.
+    """
+    draft = jobfile.read(path, overrides)
+    name = chosen(name, draft.data)
+    file = _load(draft, [name], arguments)
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings

@@ -46,8 +46,14 @@ class Resources:
     """What the job needs."""
 
     time_limit: Annotated[
-        Duration, Help("Time limit; the job is stopped when it expires.", example="30m"), Bounds(60)
-    ]
+        Duration,
+        Help(
+            "Time limit; the job is stopped when it expires. Required, except on `local`.",
+            example="30m",
+        ),
+        Bounds(60),
+    ] = 0
+    """In seconds; 0 is no limit."""
     nodes: Annotated[
         int,
         Help("Number of nodes; `local` emulates several on this machine.", example="1"),
@@ -88,7 +94,7 @@ class JobSpec:
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
     entrypoint: Annotated[Entrypoint, Help("What to run.")]
-    resources: Annotated[Resources, Help("What the job needs.")]
+    resources: Annotated[Resources, Help("What the job needs.")] = field(default_factory=Resources)
     backend: Annotated[
         str | None,
         Help(

@@ -14,7 +14,7 @@ _WIDTH = 96
 """Characters of a comment line."""
 _SHOWN = {
     *("entrypoint.script", "entrypoint.args"),
-    *("resources.nodes", "resources.processes_per_node"),
+    *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
     *("sagemaker.instance_type", "sagemaker.framework_version"),
 }
 """Optional keys that the commented file sets."""

@@ -84,10 +84,9 @@ def test_all_problems_with_lines(project, capsys):
     (project / "job.yaml").write_text("nmae: x\nentrypoint: {script: trian.py}\n")
     assert run("check") == 65
     assert capsys.readouterr().err.splitlines() == [
-        "error: job.yaml: 3 problems",
+        "error: job.yaml: 2 problems",
         "  line 1: nmae: unknown key (did you mean 'name'?)",
         "  name: is required (for example name: digits)",
-        "  resources: is required",
     ]
 
 

@@ -32,6 +32,7 @@ SUMMARY = "this machine, through torchrun; several nodes are emulated on loopbac
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
 PREFLIGHT = backend.PREFLIGHT
+UNLIMITED = True
 
 _START = 10
 """Seconds in which a started shell must claim its run."""

@@ -36,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
     overrides = [*args.set, *switches]
-    backend = lifecycle.chosen(args.backend, args.job, overrides)
-    prepared = lifecycle.prepare(args.job, overrides, backend, args.run, args.arguments)
+    prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run, args.arguments)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
