@@ -38,6 +38,13 @@ VERBS = {
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }
+_RESOURCES = (
+    ("nodes", "N", "number of nodes"),
+    ("processes-per-node", "N", "ranks on each node"),
+    ("gpus-per-node", "N", "GPUs on each node"),
+    ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
+)
+"""Options for keys of `resources`."""
 _COLLECT = 50_000
 """New objects between two garbage collections: imports make many, none of them garbage."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -141,9 +148,11 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     if words:
         from deploykit.decode import did_you_mean
 
-        near = did_you_mean(words[0].partition("=")[0], verb._option_string_actions)  # noqa: SLF001
-        message = f"unrecognized arguments: {' '.join(words)}"
-        raise UsageError(message, hint=near or f"see `{verb.prog} --help`")
+        options = verb._option_string_actions  # noqa: SLF001
+        hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"
+        if "--set" in options:
+            hint += "\narguments of the script follow `--`, as in `-- --lr 0.1`"
+        raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -162,8 +171,17 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         default=Path("job.yaml"),
-        metavar="FILE",
-        help="job file, YAML or TOML (default: job.yaml)",
+        metavar="FILE|SCRIPT",
+        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
+    )
+    parser.add_argument(
+        *("-m", "--module"),
+        action="append",
+        dest="set",
+        default=[],
+        type=_entrypoint,
+        metavar="MODULE",
+        help="run this module, as `python -m` does, in place of the job file's script",
     )
     parser.add_argument(
         "--set",
@@ -172,6 +190,24 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
     )
+    for name, metavar, text in _RESOURCES:
+        key = name.replace("-", "_")
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            dest="set",
+            default=[],
+            type=f"resources.{key}={{}}".format,
+            metavar=metavar,
+            help=text,
+        )
+
+
+def _entrypoint(module: str) -> str:
+    """The override that a module is."""
+    import json
+
+    return f"entrypoint={json.dumps({'module': module})}"
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, 
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
 
+DEFAULT = "job.yaml"
 _LARGEST = 2**20
 """Bytes of a file written by a person."""
 _LARGEST_TOML = _LARGEST // 4
@@ -123,7 +124,7 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(
             f"cannot read the job file {path}: {what}",
-            hint="name an existing file, or write one with `deploykit init`",
+            hint="name a job file or a script, or write a job file with `deploykit init`",
         ) from error
     try:
         if path.suffix == ".toml":
@@ -209,8 +210,16 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     """A problem of the job's name with a name that is near and allowed."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
-    near = "-".join(re.findall(r"[a-zA-Z0-9]+", tree["name"]))[:40].strip("-")
+    near = near_name(tree["name"])
     return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
+
+
+def near_name(text: str) -> str:
+    """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
+    import unicodedata  # rarely needed
+
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")
 
 
 def _override(tree: dict[str, Any], text: str) -> None:

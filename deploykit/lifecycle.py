@@ -37,6 +37,18 @@ class Prepared:
 
     plan: Plan
     warnings: list[Problem]
+    path: Path = Path()
+    """The job file."""
+
+
+def read(path: Path, overrides: Sequence[str]) -> Draft:
+    """The job file `path`, or the job of a script; an entrypoint in `overrides` needs no file."""
+    replaced = any(text.startswith("entrypoint=") for text in overrides)
+    if path.suffix == ".py" or (replaced and path == Path(jobfile.DEFAULT) and not path.exists()):
+        from deploykit import script_job  # rarely needed
+
+        return script_job.read(path, overrides)
+    return jobfile.read(path, overrides)
 
 
 def load(
@@ -47,7 +59,7 @@ def load(
     A job file with no section gets that of the backend to use. `arguments` go to the trainer, after
     those of the file. Raises NotFound, UsageError (an override) or JobFileError with every problem.
     """
-    draft = jobfile.read(path, overrides)
+    draft = read(path, overrides)
     if not names:
         sections = [name for name in backend.names() if name in draft.data]
         names = sections or [chosen(None, draft.data)]
@@ -86,7 +98,8 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
     engine, job = backend.find(name), file.job
     if not job.resources.time_limit and not isinstance(engine, backend.Unlimited):
-        yield Problem("resources.time_limit", "is required", "for example time_limit: 1h")
+        hint = "for example time_limit: 1h, or --time-limit 1h"
+        yield Problem("resources.time_limit", "is required", hint)
         job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
     yield from engine.check(job, file.sections[name])
     if job.preflight and not isinstance(engine, backend.Preflight):
@@ -111,7 +124,7 @@ def prepare(
 
     Only reads files. Raises JobFileError with every problem.
     """
-    draft = jobfile.read(path, overrides)
+    draft = read(path, overrides)
     name = chosen(name, draft.data)
     file = _load(draft, [name], arguments)
     warnings = check(file, name)
@@ -119,7 +132,7 @@ def prepare(
     warnings += packed.warnings
     identity = _checked_id(run) if run else runs.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    return Prepared(plan, warnings)
+    return Prepared(plan, warnings, file.path)
 
 
 def source(file: JobFile) -> Path:

@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Self
 
-from deploykit.errors import CannotWrite
+from deploykit.errors import CannotWrite, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
@@ -105,6 +105,17 @@ def write(path: Path, content: str | bytes) -> None:
     """Write a private file, text in UTF-8."""
     with open(path, "wb", opener=private_opener) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def create(path: Path, text: str, what: str = "name another file") -> None:
+    """Write a new file of the user's. Raises UsageError where it exists or cannot be written."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} already exists", hint=what) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def touch(path: Path) -> None:

@@ -66,6 +66,13 @@ def test_doctor_prints_its_findings(project, capsys):
     assert "warning: the line is too wide\n  proof  100 columns\n" in shown.out
 
 
+def test_doctor_sees_the_script_and_its_arguments(project, capsys):
+    (project / "other.py").touch()
+    code, shown = run(capsys, "doctor", "other.py", "--backend", "print", "--", "x" * 80)
+    assert code == 0
+    assert "proof  89 columns\n" in shown.out
+
+
 LACKING = {
     "attach": (["attach", "two", "--backend", "print"], "sagemaker"),
     "probe": (["backends", "print", "--probe"], "slurm"),
