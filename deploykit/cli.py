@@ -21,7 +21,7 @@ from deploykit import __version__
 from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
-    "init": "write a commented job file to start from",
+    "init": "write a job file, and a trainer in an empty folder",
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
     "check": "find every problem in a job file, offline",
@@ -98,7 +98,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     top = _Parser(
         prog="deploykit",
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
-        epilog="Start with `deploykit init`, then `deploykit submit --backend local --wait`.",
+        epilog="Start with `deploykit init`, then `deploykit submit --wait`.",
     )
     top.add_argument("--version", action="version", version=f"deploykit {__version__}")
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`

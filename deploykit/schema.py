@@ -115,6 +115,16 @@ def commented(sections: Mapping[str, type[Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+def brief(name: str, options: Any) -> str | None:
+    """A backend's section on one line, with the keys that most jobs set; None where none does."""
+    shown = [
+        f"{field.name}: {sample(field, split(hints(options)[field.name])[1])}"
+        for field in dataclasses.fields(options)
+        if is_required(field) or f"{name}.{field.name}" in _SHOWN
+    ]
+    return f"{name}: {{{', '.join(shown)}}}" if shown else None
+
+
 def _fields(cls: Any, path: str) -> Iterator[str]:
     """The lines of a section, with an empty line between keys of the top level."""
     indent = "  " * path.count(".")

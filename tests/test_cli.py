@@ -109,14 +109,16 @@ def test_init_writes_a_file_that_check_accepts(project, capsys):
     assert run("init") == 0
     assert run("check") == 0
     assert run("init") == 64
-    assert "--force overwrites it" in capsys.readouterr().err
-    assert run("init", "--force", "other.yaml") == 0
+    assert "job.yaml already exists" in capsys.readouterr().err
+    assert run("init", "other.yaml") == 0
 
 
 def test_init_says_where_it_cannot_write(project, capsys):
     assert run("init", "no folder/job.yaml") == 64
+    assert "no folder: No such file" in capsys.readouterr().err
+    assert run("init", "--full", "no folder/job.yaml") == 64
     assert "cannot write no folder/job.yaml: No such file" in capsys.readouterr().err
-    assert run("init", "--json", "other.yaml") == 0
+    assert run("init", "--full", "--json", "other.yaml") == 0
     assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
 
 

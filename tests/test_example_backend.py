@@ -122,7 +122,7 @@ def test_its_problems_are_reported(project, capsys):
 
 
 def test_init_writes_its_section_too(project, capsys):
-    assert run(capsys, "init", "new.yaml")[0] == 0
+    assert run(capsys, "init", "--full", "new.yaml")[0] == 0
     assert "#   # Text before the command.\n" in (project / "new.yaml").read_text()
 
 
