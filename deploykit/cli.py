@@ -22,6 +22,7 @@ from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
     "init": "write a job file, and a trainer in an empty folder",
+    "config": "show your defaults, and where each value comes from",
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
     "check": "find every problem in a job file, offline",
@@ -212,7 +213,9 @@ def _entrypoint(module: str) -> str:
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
-    default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
+    default = (
+        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local"
+    )
     parser.add_argument("-b", "--backend", metavar="B", help=f"{names} (default: {default})")
 
 

@@ -15,22 +15,22 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend
-from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys
+from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys, whole
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
 
 DEFAULT = "job.yaml"
-_LARGEST = 2**20
+LARGEST = 2**20
 """Bytes of a file written by a person."""
-_LARGEST_TOML = _LARGEST // 4
+_LARGEST_TOML = LARGEST // 4
 """tomllib needs 500 times the memory of a text made of headers."""
 _DEEPEST = 50
-_HEAVIEST = 4 * _LARGEST
+_HEAVIEST = 4 * LARGEST
 """Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -52,6 +52,8 @@ class Draft:
     data: dict[str, Any]
     lines: Mapping[str, int]
     """Line of each key of the file, by its path; empty for TOML."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where a value is set that the job does not set itself, by its path."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class JobFile:
     job: JobSpec
     sections: Mapping[str, Any]
     lines: Mapping[str, int]
+    origins: Mapping[str, str]
     """Those of the draft."""
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
-        ordered = located(problems, self.lines)
+        ordered = located(problems, self.lines, self.origins)
         if any(problem.severity == "error" for problem in ordered):
             raise JobFileError(str(self.path), ordered)
         return ordered
@@ -112,8 +115,8 @@ def load(
         job = _absolute(job, path.absolute().parent)
         problems += [*_check(job), *backend.check_variables(job)]
     if problems or job is None:
-        raise JobFileError(str(path), located(problems, lines))
-    return JobFile(path, job, sections, lines)
+        raise JobFileError(str(path), located(problems, lines, draft.origins))
+    return JobFile(path, job, sections, lines, draft.origins)
 
 
 def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -139,19 +142,22 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return tree, lines
 
 
-def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
-    """The problems with their lines, in the order of the file."""
-    numbered = [
-        dataclasses.replace(problem, line=problem.line or lines.get(problem.path))
-        for problem in problems
-    ]
+def located(
+    problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
+) -> list[Problem]:
+    """The problems with their lines, in the order of the file, or where else a value is set."""
+    numbered = []
+    for problem in problems:
+        line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
+        text = f"{problem.message}; set in {origin}" if origin else problem.message
+        numbered.append(dataclasses.replace(problem, line=line, message=text))
     return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)
 
 
 def read_text(path: Path) -> str:
     """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
     try:
-        return read_file(path, _LARGEST).decode()
+        return read_file(path, LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
 
@@ -170,7 +176,10 @@ def toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Malformed("is nested too deeply") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise Malformed(f"is not valid TOML: {error}") from None
+        what, at, place = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
+        last = len(text.rstrip().splitlines()) if at else None
+        line = whole(place.removeprefix("line ").partition(",")[0]) or last
+        raise Malformed(f"is not valid TOML: {what}", line) from None
 
 
 def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:

@@ -51,6 +51,16 @@ def read(path: Path, overrides: Sequence[str]) -> Draft:
     return jobfile.read(path, overrides)
 
 
+def with_defaults(draft: Draft) -> Draft:
+    """The draft with the user's defaults for what it does not set. Raises ConfigError."""
+    path = paths.config()
+    if not os.path.lexists(path):
+        return draft
+    from deploykit import config  # most have none
+
+    return config.filled(draft, config.read(path))
+
+
 def load(
     path: Path, overrides: Sequence[str], names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
@@ -59,9 +69,10 @@ def load(
     A job file with no section gets that of the backend to use. `arguments` go to the trainer, after
     those of the file. Raises NotFound, UsageError (an override) or JobFileError with every problem.
     """
-    draft = read(path, overrides)
+    draft = with_defaults(read(path, overrides))
     if not names:
-        sections = [name for name in backend.names() if name in draft.data]
+        own = set(draft.data).difference(draft.origins)
+        sections = [name for name in backend.names() if name in own]
         names = sections or [chosen(None, draft.data)]
     return _load(draft, names, arguments)
 
@@ -82,8 +93,12 @@ def _is_text(word: str) -> bool:
 
 
 def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
-    """The backend to use: `name`, else that of a job as plain data, the environment's, or local."""
-    own = (job or {}).get("backend")
+    """The backend to use: `name`, else that of a job as plain data, the user's default, or local.
+
+    The data of a job have the user's defaults.
+    """
+    data = with_defaults(Draft(Path(), {}, {})).data if job is None and not name else job
+    own = (data or {}).get("backend")
     from_file = own if isinstance(own, str) else None  # anything else is a problem of the file
     return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
@@ -124,7 +139,7 @@ def prepare(
 
     Only reads files. Raises JobFileError with every problem.
     """
-    draft = read(path, overrides)
+    draft = with_defaults(read(path, overrides))
     name = chosen(name, draft.data)
     file = _load(draft, [name], arguments)
     warnings = check(file, name)

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from typing import Any, TextIO
 
 from deploykit import shell, terminal
-from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
@@ -93,7 +93,7 @@ def log_data(lines: Iterable[LogLine]) -> None:
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
     """Print an error, its hint, and every problem of a job file or a command line."""
-    problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
+    problems: Sequence[Problem] = getattr(error, "problems", ())
     if as_json:
         data = {
             "message": str(error),
