@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from deploykit import backend, jobfile, paths
+from deploykit import backend, jobfile, paths, toml_text
 from deploykit.decode import Malformed, did_you_mean
 from deploykit.errors import ConfigError
 from deploykit.jobfile import Draft
@@ -70,7 +70,7 @@ def read(path: Path) -> Config:
     text = _text(path)
     lines = _lines(text)
     try:
-        tree = jobfile.toml(text)
+        tree = toml_text.read(text)
     except Malformed as error:
         raise ConfigError(str(path), [Problem("", str(error), line=error.line)]) from error
     values = dict(_flat(tree))
@@ -209,7 +209,7 @@ def _setting(key: str, file: Draft | None, job: Draft, given: Sequence[str]) -> 
         return Setting(key, value, "flag", flags[-1])
     if file is not None and _is_in(key, file.data):
         line = f", line {file.lines[key]}" if key in file.lines else ""
-        return Setting(key, value, "job file", f"{file.path}{line}")
+        return Setting(key, value, "job file", f"{file.source}{line}")
     if variable := _variable(key):
         return Setting(key, os.environ[variable], "environment", variable)
     return Setting(key, backend.DEFAULT if key == "backend" else None, "default")

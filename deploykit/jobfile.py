@@ -1,5 +1,7 @@
 """Read a job file, YAML or TOML, with overrides (``--set a.b=c``), into a JobSpec and sections.
 
+A job from Python is the same data without a file: its keys, in a mapping.
+
 An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
 ``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 
@@ -20,35 +22,29 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend
-from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys, whole
+from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
 """Bytes of a file written by a person."""
-_LARGEST_TOML = LARGEST // 4
-"""tomllib needs 500 times the memory of a text made of headers."""
 _DEEPEST = 50
 _HEAVIEST = 4 * LARGEST
 """Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
-_STRING = re.compile(
-    r"""(?s:\"{3}.*?(?:\"{3}|\Z))|(?s:'{3}.*?(?:'{3}|\Z))|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*"""
-)
-"""A string or a comment of TOML, closed or not."""
-_KEYS = re.compile(r"[\w. \t-]+")
-_PARTS = re.compile(r"\.[ \t]*[\w-]")
-_MOST_PARTS = 20
-"""Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
+Source = Path | Mapping[str, Any]
+"""A job file, or the keys of a job without one."""
+Overrides = Sequence[str | tuple[str, Any]]
+"""Texts ``a.b=c``, or paths of keys with their values."""
 
 
 @dataclass(frozen=True)
 class Draft:
     """A job as plain data, before it is decoded."""
 
-    path: Path
+    source: Source
     data: dict[str, Any]
     lines: Mapping[str, int]
     """Line of each key of the file, by its path; empty for TOML."""
@@ -60,7 +56,7 @@ class Draft:
 class JobFile:
     """A job, and the decoded sections of the requested backends."""
 
-    path: Path
+    path: Source
     job: JobSpec
     sections: Mapping[str, Any]
     lines: Mapping[str, int]
@@ -71,22 +67,25 @@ class JobFile:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
         ordered = located(problems, self.lines, self.origins)
         if any(problem.severity == "error" for problem in ordered):
-            raise JobFileError(str(self.path), ordered)
+            raise JobFileError(title(self.path), ordered)
         return ordered
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Draft:
-    """The job file `path` with `overrides` (``a.b=c``).
-
-    Raises NotFound, JobFileError, or UsageError for an invalid override.
-    """
-    return override(Draft(path, *parse(path)), overrides)
+def read(source: Source, overrides: Overrides = ()) -> Draft:
+    """A job with `overrides`. Raises NotFound, JobFileError, or UsageError for an override."""
+    return override(Draft(source, *parse(source)), overrides)
 
 
-def override(draft: Draft, overrides: Sequence[str]) -> Draft:
-    """The draft, in which `overrides` (``a.b=c``) are applied. Raises UsageError."""
-    for text in overrides:
-        _override(draft.data, text)
+def is_entrypoint(override: str | tuple[str, Any]) -> bool:
+    """Whether an override replaces the entrypoint as a whole."""
+    key = override.partition("=")[0] if isinstance(override, str) else override[0]
+    return key == "entrypoint"
+
+
+def override(draft: Draft, overrides: Overrides) -> Draft:
+    """The draft, in which `overrides` are applied. Raises UsageError."""
+    for one in overrides:
+        _override(draft.data, one)
     return draft
 
 
@@ -98,10 +97,10 @@ def load(
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first.
 
-    Relative locations become absolute, from the folder of the file. Raises JobFileError with every
-    problem.
+    Relative locations become absolute, from the folder of the file, else from the current one.
+    Raises JobFileError with every problem.
     """
-    path, tree, lines = draft.path, draft.data, draft.lines
+    source, tree, lines = draft.source, draft.data, draft.lines
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems = list(unknown_keys("", [key for key in tree if key not in known], known))
@@ -112,15 +111,22 @@ def load(
         sections[name], more = decode(cls, tree.get(name), name)
         problems += more
     if job is not None:
-        job = _absolute(job, path.absolute().parent)
+        job = _absolute(job, source.absolute().parent if isinstance(source, Path) else Path.cwd())
         problems += [*_check(job), *backend.check_variables(job)]
     if problems or job is None:
-        raise JobFileError(str(path), located(problems, lines, draft.origins))
-    return JobFile(path, job, sections, lines, draft.origins)
+        raise JobFileError(title(source), located(problems, lines, draft.origins))
+    return JobFile(source, job, sections, lines, draft.origins)
 
 
-def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A job file as plain data, and the line of each key. Raises NotFound or JobFileError."""
+def title(source: Source) -> str:
+    """What a job is called in messages."""
+    return str(source) if isinstance(source, Path) else "the job"
+
+
+def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
+    """A job as plain data, and the line of each key of a file. Raises NotFound or JobFileError."""
+    if not isinstance(path, Path):
+        return dict(path), {}
     try:
         text = read_text(path)
     except (OSError, Malformed) as error:
@@ -131,7 +137,9 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            return toml(text), {}
+            from deploykit import toml_text  # rarely needed
+
+            return toml_text.read(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -160,26 +168,6 @@ def read_text(path: Path) -> str:
         return read_file(path, LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
-
-
-def toml(text: str) -> dict[str, Any]:
-    """TOML as data. Raises Malformed."""
-    import tomllib
-
-    if len(text) > _LARGEST_TOML:
-        raise Malformed(f"is larger than {_LARGEST_TOML >> 10} KiB")
-    keys = _STRING.sub("q", text)
-    if any(len(_PARTS.findall(run)) > _MOST_PARTS for run in _KEYS.findall(keys)):
-        raise Malformed(f"is not valid TOML here: a key of more than {_MOST_PARTS} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise Malformed("is nested too deeply") from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        what, at, place = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
-        last = len(text.rstrip().splitlines()) if at else None
-        line = whole(place.removeprefix("line ").partition(",")[0]) or last
-        raise Malformed(f"is not valid TOML: {what}", line) from None
 
 
 def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
@@ -231,17 +219,24 @@ def near_name(text: str) -> str:
     return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
+def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:
     """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
-    key, equals, value = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
+    key, value = _read_override(override) if isinstance(override, str) else override
+    if not all(key.split(".")):
+        raise UsageError(f"set {key!r}: expected a key", hint="for example resources.nodes")
     *parents, last = key.split(".")
     for name in parents:
         below = tree.get(name)
         tree[name] = dict(below) if isinstance(below, dict) else {}
         tree = tree[name]
-    tree[last] = _override_value(text, value)
+    tree[last] = value
+
+
+def _read_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
+    return key, _override_value(text, value)
 
 
 def _override_value(text: str, value: str) -> Any:

@@ -10,17 +10,17 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
+from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
-from deploykit.jobfile import Draft, JobFile
+from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Plan, Problem, State, Status
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
@@ -37,18 +37,19 @@ class Prepared:
 
     plan: Plan
     warnings: list[Problem]
-    path: Path = Path()
-    """The job file."""
+    source: Source = Path()
+    """The job file, or the job without one."""
 
 
-def read(path: Path, overrides: Sequence[str]) -> Draft:
-    """The job file `path`, or the job of a script; an entrypoint in `overrides` needs no file."""
-    replaced = any(text.startswith("entrypoint=") for text in overrides)
-    if path.suffix == ".py" or (replaced and path == Path(jobfile.DEFAULT) and not path.exists()):
-        from deploykit import script_job  # rarely needed
+def read(job: Source, overrides: Overrides) -> Draft:
+    """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
+    if isinstance(job, Path):
+        lacking = job == Path(jobfile.DEFAULT) and not job.exists()
+        if job.suffix == ".py" or (lacking and any(map(jobfile.is_entrypoint, overrides))):
+            from deploykit import script_job  # rarely needed
 
-        return script_job.read(path, overrides)
-    return jobfile.read(path, overrides)
+            return script_job.read(job, overrides)
+    return jobfile.read(job, overrides)
 
 
 def with_defaults(draft: Draft) -> Draft:
@@ -62,24 +63,24 @@ def with_defaults(draft: Draft) -> Draft:
 
 
 def load(
-    path: Path, overrides: Sequence[str], names: Sequence[str], arguments: Sequence[str] = ()
+    job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job file with the sections of the backends `names`; without, of those it has.
+    """Read a job with the sections of the backends `names`; without, of those that it has.
 
-    A job file with no section gets that of the backend to use. `arguments` go to the trainer, after
-    those of the file. Raises NotFound, UsageError (an override) or JobFileError with every problem.
+    A job with no section gets that of the backend to use. `arguments` go to the trainer, after
+    those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
     """
-    draft = with_defaults(read(path, overrides))
+    draft = with_defaults(read(job, overrides))
     if not names:
         own = set(draft.data).difference(draft.origins)
         sections = [name for name in backend.names() if name in own]
-        names = sections or [chosen(None, draft.data)]
+        names = sections or [_chosen(draft.data)]
     return _load(draft, names, arguments)
 
 
 def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
     if not all(map(_is_text, arguments)):
-        raise UsageError("an argument after `--` is not UTF-8 text")
+        raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(draft, options=options, backends=backend.names)
     entry = file.job.entrypoint
@@ -93,20 +94,32 @@ def _is_text(word: str) -> bool:
 
 
 def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
-    """The backend to use: `name`, else that of a job as plain data, the user's default, or local.
+    """The backend to use: `name`, else that of a job's data, the user's default, or local."""
+    return name or _chosen(with_defaults(Draft(Path(), dict(job or {}), {})).data)
 
-    The data of a job have the user's defaults.
-    """
-    data = with_defaults(Draft(Path(), {}, {})).data if job is None and not name else job
-    own = (data or {}).get("backend")
-    from_file = own if isinstance(own, str) else None  # anything else is a problem of the file
-    return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
+
+def _chosen(data: Mapping[str, Any]) -> str:
+    """The same, of data that have the user's defaults."""
+    own = data.get("backend")
+    from_job = own if isinstance(own, str) else None  # anything else is a problem of the job
+    return from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
     secrets = secret_scan.check(file.job, {name: file.sections[name]})
     return file.raise_on([*problems(file, name), *secrets])
+
+
+def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
+    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
+    found = [problem for name in names for problem in problems(file, name)]
+    found += secret_scan.check(file.job, file.sections)
+    try:
+        found += bundle.scan(source(file), file.job.max_bundle).warnings
+    except JobFileError as error:
+        found += error.problems
+    return file.raise_on(found)
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
@@ -121,16 +134,16 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
-def refuse(path: Path, warnings: Sequence[Problem]) -> None:
+def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
         problems = [replace(problem, severity="error") for problem in warnings]
-        raise JobFileError(str(path), problems, hint="--strict treats warnings as errors")
+        raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
 
 
 def prepare(
-    path: Path,
-    overrides: Sequence[str],
+    job: Source,
+    overrides: Overrides,
     name: str | None,
     run: str | None,
     arguments: Sequence[str] = (),
@@ -139,13 +152,13 @@ def prepare(
 
     Only reads files. Raises JobFileError with every problem.
     """
-    draft = with_defaults(read(path, overrides))
-    name = chosen(name, draft.data)
+    draft = with_defaults(read(job, overrides))
+    name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings
-    identity = _checked_id(run) if run else runs.new_id(file.job.name)
+    identity = _checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings, file.path)
 
@@ -181,15 +194,15 @@ def _claim(plan: Plan, folder: Path) -> Run:
         hashlib.sha256(plan.text.encode()).hexdigest(),
         plan.bundle.hash,
         plan.bundle.commit,
-        runs.now(),
+        registry.now(),
         plan.output,
     )
-    if runs.add(row):
+    if registry.add(row):
         return row
     earlier = _known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
-            f"the run id {plan.run} belongs to a different job", hint="choose another --run"
+            f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
@@ -202,13 +215,13 @@ def attach(run: str, name: str, target: str | None) -> Run:
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
     engine = backend.require(name, backend.Attach)
-    if not runs.lookup(run):
+    if not registry.lookup(run):
         folder = paths.run_folder(_checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
         where = handle.target
-        runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
-        runs.confirm(run, handle.id)
+        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        registry.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 
 
@@ -218,9 +231,9 @@ def _send(plan: Plan, folder: Path) -> None:
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
-        runs.update(plan.run, Status(State.UNSENT, "", str(error)))
+        registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
-    runs.confirm(plan.run, handle.id)
+    registry.confirm(plan.run, handle.id)
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
@@ -267,7 +280,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
             failures |= _refresh(backend.find(name), group)
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
-    current = runs.lookup(*(row.run for row in rows))
+    current = registry.lookup(*(row.run for row in rows))
     return [_with_reason(current[row.run], failures.get(row.run)) for row in rows]
 
 
@@ -285,7 +298,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
 
 def _may_still_come(row: Run) -> bool:
     """Whether the job may still appear: what sends it can outlive a killed submit."""
-    return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
+    return row.state == State.UNSENT.value and registry.now() - row.created < _IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
@@ -303,7 +316,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                 failures[row.run] = _last_known(row.backend, error)
     handles = {
         row.handle: row
-        for row in runs.lookup(*(row.run for row in rows)).values()
+        for row in registry.lookup(*(row.run for row in rows)).values()
         if row.handle is not None
     }
     if not handles:
@@ -311,7 +324,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     status_by_handle = engine.status(list(handles))
     for handle, row in handles.items():
         if status_by_handle[handle] != row.status:
-            runs.update(row.run, status_by_handle[handle])
+            registry.update(row.run, status_by_handle[handle])
     return failures
 
 
@@ -319,12 +332,12 @@ def _reconcile(engine: Backend, row: Run) -> None:
     """Find the job of an interrupted submit, and record whether it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
-        runs.confirm(row.run, handle.id)
+        registry.confirm(row.run, handle.id)
         return
     if row.state == State.UNSENT.value:
         return  # keep its reason
     reason = "submit was interrupted before anything was sent; submit it again"
-    runs.update(row.run, Status(State.UNSENT, "", reason))
+    registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
@@ -364,7 +377,7 @@ def exit_code(row: Run) -> int:
 
 
 def _known(run: str) -> Run:
-    row = runs.lookup(run).get(run)
+    row = registry.lookup(run).get(run)
     if row is None:
         raise NotFound(f"the run {run} is no longer in the registry")
     return row
@@ -373,7 +386,7 @@ def _known(run: str) -> Run:
 def _checked_id(run: str) -> str:
     if re.fullmatch(_RUN_ID, run) is None:
         raise UsageError(
-            f"--run {run!r}: a run id is letters, digits and single inner hyphens",
-            hint="at most 63 characters",
+            f"the run id {run!r} is not valid",
+            hint="letters, digits and single inner hyphens, at most 63 characters",
         )
     return run

@@ -14,7 +14,7 @@ from typing import Any
 
 from deploykit import jobfile, quoting
 from deploykit.errors import UsageError
-from deploykit.jobfile import Draft
+from deploykit.jobfile import Draft, Overrides
 
 _ALONE = Path("command line")
 """Stands for the job file in messages; relative locations start from the current folder."""
@@ -22,9 +22,9 @@ _PLAIN = re.compile(r"(?!(?:-|~|null)\Z)[\w./+~-][\w./+~@%=:-]*(?<!:)", re.ASCII
 """Text that needs no quotes in YAML, in a list either: `jobfile` reads 0.10 as it is written."""
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Draft:
+def read(path: Path, overrides: Overrides = ()) -> Draft:
     """The job of the script `path`, or of the entrypoint in `overrides`. Raises as jobfile.read."""
-    if path.suffix == ".py" and any(map(_is_entrypoint, overrides)):
+    if path.suffix == ".py" and any(map(jobfile.is_entrypoint, overrides)):
         raise UsageError(f"{path} and another entrypoint are given", hint="name one of them")
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
@@ -32,10 +32,6 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Draft:
     file = _beside(script)
     draft = _alone(script) if file is None else _replaced(jobfile.read(file), script)
     return _named(jobfile.override(draft, overrides))
-
-
-def _is_entrypoint(override: str) -> bool:
-    return override.startswith("entrypoint=")
 
 
 def _beside(script: Path) -> Path | None:
@@ -57,13 +53,18 @@ def _alone(script: Path) -> Draft:
 def _replaced(draft: Draft, script: Path) -> Draft:
     """The job of a file, with another script; the file's arguments are those of its own script."""
     source = draft.data.get("source", ".")
-    folder = os.path.abspath(draft.path.parent / str(source))  # noqa: PTH100 - as above
+    folder = os.path.abspath(_folder(draft) / str(source))  # noqa: PTH100 - as above
     within = script.relative_to(folder) if Path(folder) in script.parents else script
     entry = draft.data.get("entrypoint")
     own = entry.get("script") if isinstance(entry, dict) else None
     if not isinstance(own, str) or Path(own) != within:
         draft.data["entrypoint"] = {"script": within.as_posix()}
     return draft
+
+
+def _folder(draft: Draft) -> Path:
+    """The folder from which relative locations start."""
+    return draft.source.parent if isinstance(draft.source, Path) else Path()
 
 
 def _named(draft: Draft) -> Draft:
@@ -89,7 +90,7 @@ def text(draft: Draft, arguments: Sequence[str], folder: Path) -> str:
 
 def _moved(draft: Draft, folder: Path) -> Iterator[tuple[str, Any]]:
     """The values, with relative locations as they are seen from another folder."""
-    old, new = Path(os.path.realpath(draft.path)).parent, os.path.realpath(folder)
+    old, new = Path(os.path.realpath(_folder(draft))), os.path.realpath(folder)
 
     def seen(location: Any) -> Any:
         if not isinstance(location, str) or "://" in location or location.startswith("~"):

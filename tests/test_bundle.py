@@ -248,7 +248,7 @@ def test_an_ignore_file_above_the_source_that_cannot_be_read_is_a_problem(tmp_pa
     assert "cannot be read" in scan_problems(source)[0]
 
 
-def test_patterns_that_are_none_are_passed_over(tmp_path):
+def test_invalid_patterns_are_skipped(tmp_path):
     ignore = "\ufeff*.log\r\n!\n\\\n[z-a]\nb.txt\n"
     source = tree(tmp_path / "src", {".gitignore": ignore, "a.log": "", "b.txt": "", "c": ""})
     assert names(source) == {".gitignore", "c"}

@@ -90,7 +90,7 @@ def test_the_variables_on_the_node_are_those_of_the_code(generator):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)
-def test_pages_name_no_place_of_the_machine_that_wrote_them(path):
+def test_pages_name_no_path_of_the_machine_that_wrote_them(path):
     text = path.read_text(encoding="utf-8")
     assert re.search(r"(?<![\w.:/])/(home|root|tmp|work|var|usr)/", text) is None
 

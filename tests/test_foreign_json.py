@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from deploykit import cli, exit_records, runs
+from deploykit import cli, exit_records, registry
 from deploykit.model import State, Status
 
 DEEP = "[" * 100_000
@@ -41,7 +41,7 @@ def doctor(folder, *argv):
     ("backend", "name"),
     [("local", "machine.json"), ("slurm", "site.json"), ("sagemaker", "get-role.json")],
 )
-def test_facts_that_are_none(project, capsys, text, backend, name):
+def test_invalid_facts(project, capsys, text, backend, name):
     (project / "facts").mkdir()
     (project / "facts" / name).write_text(text)
     code = doctor("facts", "--backend", backend, "--set", AWS, "--set", "slurm.partition=x")
@@ -60,7 +60,7 @@ def test_answers_of_another_shape(project, capsys, name):
 
 
 @pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])
-def test_exit_records_that_are_none(tmp_path, text):
+def test_invalid_exit_records(tmp_path, text):
     (tmp_path / "exit_records").mkdir()
     for name in ("node-0", "restart-1", "attempt"):
         (tmp_path / "exit_records" / f"{name}.json").write_text(text)
@@ -78,14 +78,16 @@ def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
     (folder / "logs/job.log").touch()
     (folder / "exit_records/node-0.json").write_text(DEEP)
     here = os.uname().nodename
-    runs.add(runs.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one"))
-    runs.update("one", Status(State.RUNNING))
+    registry.add(
+        registry.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one")
+    )
+    registry.update("one", Status(State.RUNNING))
     assert cli.main(["status", "one"]) == 0
     assert "one: failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("python", ["true", "echo", "yes | head -c 9999999"])
-def test_a_python_that_is_none(project, capsys, python):
+def test_a_python_that_is_no_program(project, capsys, python):
     (project / "python").write_text(f"#!/bin/sh\n{python}\n")
     (project / "python").chmod(0o755)
     argv = ["--backend", "local", "--set", f"local.python={project}/python"]

@@ -48,7 +48,7 @@ def test_every_problem_has_its_line_and_path(project):
     path = add(project, "  nodse: 2\n  nodes: 0\nspurce: .\n")
     assert problems(path) == [
         (7, "resources.nodse", "unknown key", "did you mean 'nodes'?"),
-        (8, "resources.nodes", "must be at least 1, got '0'", None),
+        (8, "resources.nodes", "must be at least 1, got 0", None),
         (9, "spurce", "unknown key", "did you mean 'source'?"),
     ]
 
@@ -57,7 +57,7 @@ def test_key_given_twice(project):
     assert problems(add(project, "name: other\n")) == [(7, "name", "duplicate key", None)]
 
 
-def test_sections_of_other_backends_are_allowed_but_misspelt_ones_are_not(project):
+def test_sections_of_other_backends_are_allowed_but_misspelled_ones_are_not(project):
     path = add(project, "slurm: {partition: gpu}\nsagemakr: {}\n")
     assert problems(path) == [
         (8, "sagemakr", "unknown key", "did you mean 'sagemaker'?"),
@@ -142,7 +142,7 @@ def test_what_does_not_go_together(project, override, path, hint):
     assert (found_path, found_hint) == (path, hint)
 
 
-def test_places_are_relative_to_the_file(project, monkeypatch):
+def test_locations_are_relative_to_the_file(project, monkeypatch):
     monkeypatch.chdir("/")
     job = load(project / "job.yaml", "data.train=data/x", "output=s3://b/out", "data.home=~/y").job
     assert job.source == str(project)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploykit import cli, jobfile, paths, runs
+from deploykit import cli, jobfile, paths, registry
 from deploykit.backends import local
 from deploykit.errors import BackendUnavailable, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
@@ -15,15 +15,15 @@ from deploykit.model import Handle, State, Status
 def add(run, state=State.RUNNING, identity="7", created=None, reason=""):
     folder = paths.run_folder(run)
     folder.mkdir(parents=True)
-    row = runs.Run(
+    row = registry.Run(
         *(run, "job", "local", "here", str(folder), "a", "b", None),
-        runs.now() if created is None else created,
+        registry.now() if created is None else created,
         "/out",
     )
-    runs.add(row)
+    registry.add(row)
     if identity is not None:
-        runs.confirm(run, identity)
-    runs.update(run, Status(state, reason=reason))
+        registry.confirm(run, identity)
+    registry.update(run, Status(state, reason=reason))
     return run
 
 
@@ -48,7 +48,7 @@ def test_a_backend_that_cannot_be_asked_hides_no_run(capsys, unreachable):
     assert found["running"]["state"] == "running"
     assert "local cannot be reached: no route to the cluster" in found["running"]["reason"]
     assert found["ended"]["reason"] == ""
-    assert runs.get("running").reason == ""
+    assert registry.get("running").reason == ""
 
 
 def test_one_question_for_many_runs(capsys, monkeypatch):
@@ -92,7 +92,7 @@ def test_what_a_failed_submit_leaves(project, capsys, monkeypatch, error, state)
 
     monkeypatch.setattr(local, "submit", fail)
     assert cli.main(["submit", "--backend", "local", "--run", "one"]) == error.exit_code
-    assert runs.get("one").state == state
+    assert registry.get("one").state == state
     assert str(error) in capsys.readouterr().err
 
 

@@ -78,7 +78,7 @@ def test_a_dry_run_repeats_itself(read_only, backend):
     assert first == second
 
 
-def test_the_guard_bites(read_only):
+def test_the_guard_refuses_a_forbidden_call(read_only):
     """The hook works: a submit without --dry-run triggers it."""
     env = {"PATH": os.environ["PATH"], "HOME": str(read_only.parent / "home")}
     env["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
-    if args.job.suffix == ".py" and prepared.path.suffix:
-        output.note(f"note: {args.job}, with the settings of {prepared.path}")
+    if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
+        output.note(f"note: {args.job}, with the settings of {prepared.source}")
     if args.save:
         _save(args, overrides)
     if args.dry_run:

@@ -106,7 +106,7 @@ def test_without_pyxis_the_job_fails_with_the_error_of_srun(cluster, make_plan, 
     assert "unrecognized option '--container-image" in " ".join(log(handle))
 
 
-def test_mail_and_licences_reach_the_controller(cluster, make_plan, send):
+def test_mail_and_licenses_reach_the_controller(cluster, make_plan, send):
     options = Options(mail_type="END,FAIL", mail_user="ada", extra={"hold": ""})
     handle = send(make_plan(HELLO, options=options))
     record = output("scontrol", "--oneliner", "show", "job", handle.id)
