@@ -99,7 +99,7 @@ class JobSpec:
         str | None,
         Help(
             "Backend to use without `--backend`. Default: the environment's `DEPLOYKIT_BACKEND`, "
-            "else local.",
+            "else your config file's, else local.",
             example="local",
         ),
         NOT_EMPTY,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import deploykit
 from deploykit import cli, jobfile, script_job
 from deploykit.jobfile import Draft
 
@@ -87,6 +88,14 @@ def test_a_script_replaces_the_entrypoint_of_the_job_file(project, capsys):
     line, shown = plan(capsys, "./train.py", "--", "--lr", "1")
     assert line.endswith("-- train.py --epochs 5 --lr 1")
     assert shown["run"].startswith("hello-")
+
+
+def test_from_python_too(scripts):
+    shown = deploykit.plan("train.py", args=["-x"], set={"resources.nodes": 2})
+    assert "--nnodes=2" in str(shown)
+    assert "-- train.py -x" in str(shown)
+    entry = {"entrypoint": {"module": "pkg.learn"}}
+    assert "-- -m pkg.learn" in str(deploykit.plan(set=entry))
 
 
 def test_a_module_replaces_the_entrypoint_of_the_job_file(project, capsys):
