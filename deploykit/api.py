@@ -55,10 +55,10 @@ def submit(  # noqa: PLR0913 - the command's options
 ) -> Run:
     """Run a job on a backend, and return at once.
 
-    `job` is a job file or a `Job`. `backend` defaults to the job's, else DEPLOYKIT_BACKEND, else
-    local. `args` go to the trainer after those of the job. `set` overrides keys by their path:
-    ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
-    `strict` treats warnings as errors.
+    `job` is a job file, a script or a `Job`. `backend` defaults to the job's, else the user's
+    default, else local. `args` go to the trainer after those of the job. `set` overrides keys by
+    their path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second
+    job. `strict` treats warnings as errors.
 
     Raises NotFound (no such file), JobFileError (with every problem), UsageError (an argument is
     wrong), and what the backend raises: SubmitRefused, BackendUnavailable, NotPermitted and

@@ -55,8 +55,12 @@ def read(job: Source, overrides: Overrides) -> Draft:
 def with_defaults(draft: Draft) -> Draft:
     """The draft with the user's defaults for what it does not set. Raises ConfigError."""
     path = paths.config()
-    if not os.path.lexists(path):
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return draft
+    except OSError:
+        pass  # `config.read` says why
     from deploykit import config  # most have none
 
     return config.filled(draft, config.read(path))

@@ -12,9 +12,9 @@ MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/
 
 JOB_FILE = """\
 One file describes a job, in YAML (`job.yaml`) or TOML (any name that ends in `.toml`).
-[`deploykit init`](../how-to/start.md) writes a short one, `deploykit init --full` one with every key
-and a comment for each, and `deploykit check` finds every problem in one. With the JSON Schema that
-`deploykit init --schema` writes ([also here](job.schema.json)) editors complete keys and mark
+[`deploykit init`](../how-to/start.md) writes a short one, `deploykit init --full` one with every
+key and a comment for each, and `deploykit check` finds every problem in one. With the JSON Schema
+that `deploykit init --schema` writes ([also here](job.schema.json)) editors complete keys and mark
 mistakes. For VS Code with the YAML extension `init` makes this the first line:
 
     # yaml-language-server: $schema=job.schema.json

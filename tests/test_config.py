@@ -248,6 +248,15 @@ def test_what_is_no_file_is_refused_and_nothing_waits_for_it(project, capsys):
     assert "unexpected" not in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_searched_is_not_taken_for_an_empty_one(
+    project, capsys, monkeypatch
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", f"/{'x' * 300}")
+    for verb in (["submit", "--dry-run"], ["config"]):
+        assert cli.main(verb) == 78
+        assert "cannot be read: File name too long" in capsys.readouterr().err
+
+
 def test_a_link_to_ones_own_file_is_followed(project, capsys, tmp_path):
     path = write(FULL)
     path.rename(tmp_path / "dotfile.toml")

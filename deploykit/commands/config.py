@@ -8,6 +8,7 @@ an editor; --init writes one in which every setting is commented out.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from deploykit import config, jobfile, lifecycle, paths
@@ -34,16 +35,17 @@ def run(args: argparse.Namespace) -> int:
     if args.init:
         return _init(path, as_json=args.json)
     overrides = [*args.set, *([f"backend={args.backend}"] if args.backend else [])]
+    exists = os.path.lexists(path)
     found = config.settings(*_jobs(args.job, overrides), overrides)
     if args.json:
         rows = [vars(one) for one in found]
-        output.emit({"file": str(path), "exists": path.exists(), "settings": rows})
+        output.emit({"file": str(path), "exists": exists, "settings": rows})
         return 0
     output.table(
         ["setting", "value", "from"],
         [[one.key, one.value or "-", _from(one)] for one in found],
     )
-    if not path.exists():
+    if not exists:
         output.note(f"there is no {path}; `deploykit config --init` writes one to fill in")
     return 0
 
