@@ -10,6 +10,7 @@ variables. The other side is ``entrypoints/deploykit_node``; the reference is
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,11 +49,13 @@ SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
 _BUILT_IN = ("local", "slurm", "sagemaker")
 """Modules of `deploykit.backends`."""
 _GROUP = "deploykit.backends"
+_TIME_LIMIT = 3600
+"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SETTABLE = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 T = TypeVar("T")
 
@@ -211,6 +214,19 @@ def require(name: str, capability: type[T]) -> T:
     )
 
 
+def problems(name: str, job: JobSpec, options: Any) -> Iterator[Problem]:
+    """What the backend `name` finds wrong with a job, and what of the job it does not offer."""
+    engine = find(name)
+    if not job.resources.time_limit and not isinstance(engine, Unlimited):
+        hint = "for example time_limit: 1h, or --time-limit 1h"
+        yield Problem("resources.time_limit", "is required", hint)
+        limited = dataclasses.replace(job.resources, time_limit=_TIME_LIMIT)
+        job = dataclasses.replace(job, resources=limited)
+    yield from engine.check(job, options)
+    if job.preflight and not isinstance(engine, Preflight):
+        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+
+
 def verb(capability: type) -> str:
     """The name of a capability on the command line: ``doctor`` for `Doctor`."""
     return capability.__name__.lower()
@@ -255,6 +271,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         variables["DEPLOYKIT_RUN_DIR"] = folder
+    if job.outputs:
+        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
@@ -318,7 +336,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
             yield Problem(
                 f"env.{name}",
                 "is set by the launcher on each rank and cannot be overridden",
-                "remove it; docs/reference/node.md lists the variables that a trainer can read",
+                "remove it; the trainer reads what the launcher has set",
             )
         if is_secret(value) and _kind(value) is None:
             yield Problem(

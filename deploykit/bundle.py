@@ -9,6 +9,7 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -41,12 +42,13 @@ def scan(source: Path, limit: int) -> Bundle:
     rules = _rules(source)
     entries = list(walk(source, rules, problems))
     problems += _too_large(entries, limit)
-    if problems:
+    if any(problem.severity == "error" for problem in problems):
         raise JobFileError(f"the source folder {source}", problems)
     for path, content in backend.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
-    return _read(source, entries, rules)
+    bundle = _read(source, entries, rules)
+    return replace(bundle, warnings=(*problems, *bundle.warnings))
 
 
 def store(bundle: Bundle) -> Path:
@@ -69,6 +71,12 @@ def store(bundle: Bundle) -> Path:
             raise changed(str(bundle.source))
         written.replace(path)
     return path
+
+
+def kept(digest: str) -> Path | None:
+    """The archive of an earlier bundle; None where it was deleted or changed."""
+    path = paths.bundles() / f"{digest}.tar.gz"
+    return path if digest and paths.is_own_file(path) and _holds(path, digest) else None
 
 
 def _listing(entries: list[Entry]) -> Entry:

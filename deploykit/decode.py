@@ -59,10 +59,11 @@ class Help:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and greatest value allowed, both included."""
+    """The least and greatest value allowed, both included, and their unit for messages."""
 
     low: int | None = None
     high: int | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -368,7 +369,7 @@ def _violation(note: object, value: Any, data: object, unit: str) -> str | None:
     if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
         return f"expected {note.meaning}; got {_shown(data)}"
     if isinstance(note, Bounds):
-        low, high = note.low, note.high
+        low, high, unit = note.low, note.high, f" {note.unit}" if note.unit else unit
         if low is not None and value < low:
             return f"must be at least {low}{unit}, got {_shown(data if unit else value)}"
         if high is not None and value > high:

@@ -30,6 +30,15 @@ class ResourcesKeys(TypedDict, total=False):
     memory: str | None
 
 
+class EnvironmentKeys(TypedDict, total=False):
+    """The section `environment`: one of `conda`, `venv` and `uv`, and `modules`."""
+
+    conda: str | os.PathLike[str]
+    venv: str | os.PathLike[str]
+    uv: str | os.PathLike[str]
+    modules: Sequence[str]
+
+
 class Job(Mapping[str, Any]):
     """A job, with the keys of a job file as arguments, and sections as mappings.
 
@@ -53,10 +62,12 @@ class Job(Mapping[str, Any]):
         resources: ResourcesKeys,
         backend: str | None = None,
         source: str | os.PathLike[str] | None = None,
+        environment: EnvironmentKeys | None = None,
         env: Mapping[str, str] | None = None,
         data: Mapping[str, str | os.PathLike[str]] | None = None,
         output: str | os.PathLike[str] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
+        outputs: Sequence[str] | None = None,
         retries: int | None = None,
         preflight: bool | None = None,
         debug: bool | None = None,

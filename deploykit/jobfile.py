@@ -256,6 +256,14 @@ def _check(job: JobSpec) -> Iterable[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        yield from environments.check(job.environment)
+    for number, pattern in enumerate(job.outputs):
+        if ".." in pattern.split("/"):
+            message = f"{pattern!r} leaves the working folder"
+            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
         yield Problem("source", f"folder {source} not found")
     elif entry.script is not None:
@@ -281,6 +289,10 @@ def _absolute(job: JobSpec, folder: Path) -> JobSpec:
         home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
         return os.path.normpath(folder / home)
 
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, absolute))
     return dataclasses.replace(
         job,
         source=absolute(job.source),

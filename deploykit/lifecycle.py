@@ -19,14 +19,19 @@ from deploykit import backend, bundle, jobfile, paths, registry, revision, secre
 from deploykit.backend import Backend
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status
+from deploykit.model import Plan, Problem, State, Status, as_data
 from deploykit.registry import Run
 
+JOB = "job.json"
+"""In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
-_TIME_LIMIT = 3600
-"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -112,30 +117,20 @@ def _chosen(data: Mapping[str, Any]) -> str:
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
     secrets = secret_scan.check(file.job, {name: file.sections[name]})
-    return file.raise_on([*problems(file, name), *secrets])
+    return file.raise_on([*backend.problems(name, file.job, file.sections[name]), *secrets])
 
 
 def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
     """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
-    found = [problem for name in names for problem in problems(file, name)]
+    found: list[Problem] = []
+    for name in names:
+        found += backend.problems(name, file.job, file.sections[name])
     found += secret_scan.check(file.job, file.sections)
     try:
         found += bundle.scan(source(file), file.job.max_bundle).warnings
     except JobFileError as error:
         found += error.problems
     return file.raise_on(found)
-
-
-def problems(file: JobFile, name: str) -> Iterator[Problem]:
-    """What one backend finds wrong with a job, and what of the job it does not offer."""
-    engine, job = backend.find(name), file.job
-    if not job.resources.time_limit and not isinstance(engine, backend.Unlimited):
-        hint = "for example time_limit: 1h, or --time-limit 1h"
-        yield Problem("resources.time_limit", "is required", hint)
-        job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
-    yield from engine.check(job, file.sections[name])
-    if job.preflight and not isinstance(engine, backend.Preflight):
-        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
@@ -241,11 +236,14 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Write the plan's text, and the source's changes since its commit, into the run folder."""
+    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False)
+    paths.write(folder / JOB, _NO_YAML.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = bundle.store(plan.bundle)
         try:
             patch = revision.patch(plan.bundle, archive)
         except DeploykitError as error:
@@ -346,15 +344,21 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
     """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
+    return (row for (row,) in wait_all([run], timeout))
+
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The same for several runs, until all have ended: all of them each time one has changed."""
     end = None if timeout is None else time.monotonic() + timeout
     pause, longest = _POLL
-    last: Run | None = None
+    last: list[Run] = []
     while True:
-        row = refresh([_known(run)])[0]
-        if row != last:
-            yield row
-            last, pause = row, _POLL[0]
-        if State(row.state).final or (end is not None and time.monotonic() >= end):
+        rows = refresh([_known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
+        final = all(State(row.state).final for row in rows)
+        if final or (end is not None and time.monotonic() >= end):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.decode import (
+    NOT_EMPTY,
+    Bounds,
+    Duration,
+    Help,
+    Pattern,
+    Quantity,
+    Size,
+    hints,
+    split,
+)
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(
@@ -18,6 +28,11 @@ NAME = Pattern(
 )
 VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+PLACE = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -39,6 +54,39 @@ class Entrypoint:
             example="[--epochs, 5]",
         ),
     ] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+
+    conda: Annotated[
+        str | None, Help("Conda environment, by name or folder.", example="train"), PLACE
+    ] = None
+    venv: Annotated[
+        str | None,
+        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
+        PLACE,
+    ] = None
+    uv: Annotated[
+        str | None,
+        Help(
+            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
+            "to date before the trainer starts.",
+            example=".",
+        ),
+        PLACE,
+    ] = None
+    modules: Annotated[
+        tuple[Annotated[str, PLACE], ...],
+        Help("Environment modules to load first.", "[cuda/12.8]"),
+    ] = ()
+
+    @property
+    def python(self) -> tuple[str, str] | None:
+        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
+        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
+        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -109,6 +157,13 @@ class JobSpec:
         Help("Folder that travels with the job, relative to the job file.", example="."),
         NOT_EMPTY,
     ] = "."
+    environment: Annotated[
+        Environment | None,
+        Help(
+            "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
+            "modules to load before it. Not on SageMaker, where the image brings it."
+        ),
+    ] = None
     env: Annotated[
         Mapping[Annotated[str, VARIABLE], str],
         Help(
@@ -138,6 +193,15 @@ class JobSpec:
         ),
         NOT_EMPTY,
     ] = None
+    outputs: Annotated[
+        tuple[Annotated[str, OUTPUT], ...],
+        Help(
+            "Files and folders that the trainer writes into its working folder, as patterns. They "
+            "are copied into `output` when it has ended, and brought back when the job is "
+            "restarted or another run names the same `checkpoints`. `**` stands for any folders.",
+            example='[snapshot.pt, "*.ckpt"]',
+        ),
+    ] = ()
     retries: Annotated[
         int,
         Help(
@@ -298,6 +362,8 @@ class LogLine:
     time: datetime | None = None
     task: int | None = None
     """The task of a job array."""
+    bar: bool = False
+    """Whether this is a state of a progress bar that a later one overwrites."""
 
     @property
     def origin(self) -> str:
@@ -311,3 +377,24 @@ class LogLine:
         from deploykit import terminal  # only where lines are shown
 
         return self.origin + " ".join(terminal.log(self.text, colors=False))
+
+
+_NO_LIMIT = ("time_limit", "0s")
+
+
+def as_data(value: Any) -> Any:
+    """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
+    if is_dataclass(value):
+        kind: Any = type(value)
+        data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
+        return {name: one for name, one in data.items() if (name, one) != _NO_LIMIT}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None or value is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"

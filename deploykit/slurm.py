@@ -50,6 +50,8 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
     for name in ("host", "container"):
         if getattr(options, name) is not None:
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+    if job.outputs:
+        yield Problem("outputs", "is not supported for functions", hint)
     for name, value in job.env.items():
         if backend.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

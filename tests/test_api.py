@@ -21,8 +21,8 @@ import pytest
 import deploykit
 from deploykit import cli, errors
 from deploykit.errors import JobFileError, NotFound, RunFailed, TimedOut, UsageError
-from deploykit.job import EntrypointKeys, ResourcesKeys
-from deploykit.model import Entrypoint, JobSpec, Problem, Resources
+from deploykit.job import EntrypointKeys, EnvironmentKeys, ResourcesKeys
+from deploykit.model import Entrypoint, Environment, JobSpec, Problem, Resources
 from tests.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
 
 HELLO = {"script": "train.py", "args": ["--epochs", 5]}
@@ -175,6 +175,7 @@ def test_a_job_has_every_key_of_a_job_file():
         (JobSpec, inspect.signature(deploykit.Job).parameters),
         (Entrypoint, EntrypointKeys.__annotations__),
         (Resources, ResourcesKeys.__annotations__),
+        (Environment, EnvironmentKeys.__annotations__),
     ):
         assert {field.name for field in fields(cls)} == set(keys) - {"sections"}
 

@@ -364,3 +364,15 @@ def test_archive_holds_no_owner_and_no_clock(tmp_path):
     with tarfile.open(archive) as tar:
         for info in tar:
             assert (info.uid, info.gid, info.uname, info.mtime) == (0, 0, "", 0)
+
+
+@pytest.mark.parametrize("mark", ["myenv/pyvenv.cfg", "myenv/conda-meta/history"])
+def test_a_python_environment_stays_behind_and_is_named_with_its_size(tmp_path, mark):
+    tree(tmp_path, {"train.py": "", mark: "x", "myenv/lib/big.py": "x" * 2_000_000})
+    (tmp_path / "myenv/python").symlink_to("/usr/bin/python3")
+    assert names(tmp_path, limit=10) == {"train.py"}
+    (warning,) = bundle.scan(tmp_path, LIMIT).warnings
+    assert warning.message == "left out: the Python environment myenv/ (2 MB)"
+    assert warning.severity == "warning"
+    (tmp_path / ".deploykitignore").write_text("!/myenv/\n")
+    assert any("is a link to /usr/bin/python3" in one for one in scan_problems(tmp_path))

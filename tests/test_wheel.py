@@ -33,6 +33,7 @@ def test_the_wheel_contains_what_ships(wheel):
     assert len(rules) > 20
     assert set(rules) <= inside
     assert "deploykit/cli.py" in inside
+    assert any(name.endswith(".data/data/share/man/man1/deploykit.1") for name in inside)
     assert not any(name.startswith(("tests/", "infra/", "entrypoints/")) for name in inside)
 
 

@@ -2,6 +2,9 @@
 
 With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
 site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
+
+deploykit backends
+deploykit backends slurm --probe --target login.example.org
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from deploykit.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the backend, --probe and --target."""
-    parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
+    parser.add_argument("backend", nargs="?", metavar="BACKEND", help="only this one")
     parser.add_argument("--probe", action="store_true", help="query its target, save the profile")
     parser.add_argument(
-        "--target", metavar="T", help="the target to probe, such as a login node (over ssh)"
+        "--target", metavar="TARGET", help="the target to probe, such as a login node (over ssh)"
     )
 
 

@@ -2,6 +2,9 @@
 
 Without NAME: list the guides. With a run, the page shows what the launchers logged about each node;
 with --job, what `doctor` finds about the job's network. Otherwise it has placeholders.
+
+deploykit guide nccl exp-1
+deploykit guide security-groups --job job.yaml
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save:
         _save(args, overrides)
     if args.dry_run:
-        _show(prepared, as_json=args.json)
+        show(prepared, as_json=args.json)
         return 0
     row = lifecycle.submit(prepared.plan)
     if not args.wait:
@@ -79,7 +79,8 @@ def _save(args: argparse.Namespace, overrides: list[str]) -> None:
     output.note(f"wrote {args.save}")
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> None:
+def show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the text of a plan, or all of it as JSON."""
     plan = prepared.plan
     if not as_json:
         output.block(plan.text)

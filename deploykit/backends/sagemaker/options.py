@@ -142,7 +142,7 @@ class Options:
     volume_size: Annotated[
         int,
         Help("Disk of each node in GB; ignored by instance types with NVMe disks.", example="30"),
-        Bounds(1, 16384),
+        Bounds(1, 16384, "GB"),
     ] = 30
     volume_kms_key: Annotated[
         str | None,

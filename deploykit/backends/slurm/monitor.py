@@ -25,6 +25,8 @@ _POLL = (1.0, 15.0)
 _QUEUE_MAX_AGE = 60
 """Seconds for which the list of all pending jobs is reused: it may be long."""
 
+_REFUSED = 78
+"""Exit code of a script that starts nothing."""
 _NO_RECORD, _EXIT_RECORD = "no record", "exit record"
 """Native states of a job that Slurm no longer knows, without and with an exit record."""
 
@@ -204,6 +206,8 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
         return status
     end = _last_exit_record(folder)
     if end is None and not status.reason:
+        if refusal := logfiles.refusal(folder / "logs/slurm.log"):
+            return replace(status, exit_code=_REFUSED, reason=refusal)
         reason = "all its processes were killed before any of them recorded a reason"
         return replace(status, reason=reason)
     if end is None or end.exit_code == 0:

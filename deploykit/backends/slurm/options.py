@@ -121,7 +121,7 @@ class Options:
         Help(
             "Python on the nodes that runs the trainer; `~/` is your home there. Default: that of "
             "the environment that `setup` or `modules` activate, else the one that runs "
-            "deploykit, or `python3` with `host` or in a container.",
+            "deploykit, or `python3` with `host` or in a container. See also `environment`.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -142,7 +142,7 @@ class Options:
             "Seconds before the time limit at which the job gets SIGUSR2. Slurm may send it up to "
             "60 s early. Default: 90, or half of a short time limit."
         ),
-        Bounds(1, 65535),
+        Bounds(1, 65535, "s"),
     ] = None
     restarts: Annotated[
         Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
@@ -240,6 +240,10 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_extra(job, options)
     yield from _check_dependencies(options)
     yield from _check_container(job, options)
+    if job.environment is not None or job.outputs:
+        from deploykit.backends.slurm import job_checks  # a dry run without them need not wait
+
+        yield from job_checks.problems(job, options)
     yield from _check_numbers(job, options)
     for name in sorted(_BASH_VARIABLES.intersection(job.env)):
         yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
