@@ -1,8 +1,11 @@
 """Show your defaults, and where each value comes from for the job in this folder.
 
 The command line wins over the job file, that over the environment, that over the config file:
-$XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml. You edit it with
-an editor; --init writes one in which every setting is commented out.
+$XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml. It is a file to
+edit; --init writes one in which every setting is commented out.
+
+deploykit config --init                    write it, to fill in
+deploykit config --backend slurm           what a submit with this option would use
 """
 
 from __future__ import annotations
