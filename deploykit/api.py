@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from deploykit import functions, lifecycle, registry
+from deploykit import job as jobs
 from deploykit.errors import UsageError
 from deploykit.job import Argument, Job, ResourcesKeys, plain, word
-from deploykit.jobfile import Overrides, Source
+from deploykit.jobfile import Overrides
 from deploykit.model import LogLine, Problem, State
 from deploykit.run import Plan, Run, Runs
 
@@ -37,7 +37,7 @@ def plan(  # noqa: PLR0913 - as submit
 
     The arguments and errors are those of `submit`.
     """
-    source, overrides = _source(job), _overrides(set)
+    source, overrides = jobs.source(job), _overrides(set)
     prepared = lifecycle.prepare(source, overrides, backend, run, _words(args))
     if strict:
         lifecycle.refuse(source, prepared.warnings)
@@ -53,7 +53,7 @@ def submit(  # noqa: PLR0913 - the command's options
     run: str | None = None,
     strict: bool = False,
 ) -> Run:
-    """Run a job on a backend, and return at once.
+    """Run a job on a backend, and return at once; `Run.warnings` has the warnings about it.
 
     `job` is a job file, a script or a `Job`. `backend` defaults to the job's, else the user's
     default, else local. `args` go to the trainer after those of the job. `set` overrides keys by
@@ -153,7 +153,7 @@ def check(
 
     Raises JobFileError with every error; with `strict` also where there are only warnings.
     """
-    source = _source(job)
+    source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
     file = lifecycle.load(source, _overrides(set), named or (), _words(args))
     warnings = lifecycle.check_all(file, file.sections)
@@ -200,10 +200,6 @@ def attach(run: str, backend: str | None = None, *, target: str | None = None) -
     and UsageError where the backend does not offer this.
     """
     return Run(lifecycle.attach(run, lifecycle.chosen(backend), target))
-
-
-def _source(job: JobLike) -> Source:
-    return job if isinstance(job, Job) else Path(job)
 
 
 def _overrides(given: Mapping[str, Any] | None) -> Overrides:

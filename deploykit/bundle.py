@@ -65,8 +65,8 @@ def store(bundle: Bundle) -> Path:
         return path
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
         written = Path(scratch, path.name)
-        with open(written, "wb", opener=paths.private_opener) as file:
-            digest = _write(bundle.source, bundle.entries, file)
+        with open(written, "wb", opener=paths.private_opener) as file, _compressed(file) as packed:
+            digest = _write(bundle.source, bundle.entries, packed)
         if digest != bundle.hash:
             raise changed(str(bundle.source))
         written.replace(path)
@@ -156,19 +156,19 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     return Bundle(
         source,
         tuple(travel),
-        archive.close(),
+        archive.end(),
         revision.commit(source),
         tuple(keys),
         (*_key_warnings(keys), *_token_warnings(tokens)),
     )
 
 
-def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
+def _write(source: Path, entries: Iterable[Entry], out: GzipFile) -> str:
     archive = _Archive(out)
     with opened(source) as top:
         for entry in entries:
             archive.add(entry, _content(top, entry))
-    return archive.close()
+    return archive.end()
 
 
 def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
@@ -239,12 +239,12 @@ def _readable(size: float) -> str:
 
 
 class _Archive:
-    """A tar stream without owners and times, hashed; gzipped into `out`, if given."""
+    """A tar stream without owners and times, hashed; written to `out`, if given."""
 
-    def __init__(self, out: IO[bytes] | None = None) -> None:
+    def __init__(self, out: GzipFile | None = None) -> None:
         self._digest = hashlib.sha256()
         self._size = 0
-        self._out = _compressed(out) if out is not None else None
+        self._out = out
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
         """Add an entry with its content, of exactly `entry.size` bytes."""
@@ -261,12 +261,10 @@ class _Archive:
         """Discard what was added since `mark`; only where nothing is written."""
         self._digest, self._size = mark
 
-    def close(self) -> str:
+    def end(self) -> str:
         """Write the end of the archive; return the SHA-256 of the uncompressed stream."""
         end = 2 * tarfile.BLOCKSIZE
         self._write(b"\0" * (end + -(self._size + end) % tarfile.RECORDSIZE))
-        if self._out is not None:
-            self._out.close()
         return self._digest.hexdigest()
 
     def _write(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypedDict
 
 Argument = str | int | float | os.PathLike[str]
@@ -92,6 +93,11 @@ class Job(Mapping[str, Any]):
 
 
 _NOT_KEYS = {"self", "sections"}
+
+
+def source(job: str | os.PathLike[str] | Job) -> Path | Job:
+    """A job as the functions of `lifecycle` take it."""
+    return job if isinstance(job, Job) else Path(job)
 
 
 def plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ class Run:
     `status()` asks again.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
         self._row = row
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
+        """Those about its job, of a run that was submitted here and now."""
 
     @property
     def id(self) -> str:
@@ -155,7 +157,8 @@ class Run:
         }
         facts |= {"folder": str(self.folder), "output": self.output}
         facts["cause"] = run_diagnosis.brief(self._row) or ""
-        return display.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        card = display.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        return card + display.notes(map(str, self.warnings))
 
 
 class Runs(list[Run]):
@@ -213,7 +216,7 @@ class Plan:
 
     def submit(self) -> Run:
         """Send it, once: a second time the same run is returned. Raises as `submit`."""
-        return Run(lifecycle.submit(self._plan))
+        return Run(lifecycle.submit(self._plan), self.warnings)
 
     def __str__(self) -> str:
         return self.text

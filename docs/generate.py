@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import man
+import python_api
 import sagemaker_oracle
 import words
 
@@ -65,6 +66,7 @@ def pages() -> dict[str, str]:
         "node.md": node(),
         "sagemaker-oracle.md": oracle_page(),
         "infra.md": infra(),
+        "python-api.md": python_api.text(page, table),
     }
 
 

@@ -351,3 +351,17 @@ INFRA = """\
 The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` generates the AWS
 resources that jobs require: see [the guide](../how-to/infra.md). All problems are reported at once.
 """
+
+WIDTH = 96
+"""Characters of a line of code in a page."""
+
+API = """
+`import deploykit` from a notebook, a pipeline or a scheduler of your own;
+[the guide](../how-to/python.md) shows how. Importing it imports nothing else. No function prints,
+ends the process, or changes its environment, signals or current folder; all may be called from
+several threads."""
+
+API_ERRORS = """
+`deploykit.errors` has the classes. Each error has `message`, `hint` (what to do next), `problems`
+(of a job, all of them), `exit_code` (that of the [command line](exit-codes.md)) and `transient`
+(whether a retry may help). All can be pickled."""

@@ -43,7 +43,7 @@ def _call() -> Any:
             f"the function comes from Python {versions[0]}, and this node runs {versions[1]}; "
             "choose the same with local={'python': ...} or slurm={'python': ...}"
         )
-    sys.path += [path for path in launched["path"] if path not in sys.path]
+    sys.path[1:1] = launched["path"]  # before the node's packages, as there
     if os.path.isdir(launched["folder"]):  # noqa: PTH112 - Path.is_dir() may raise
         os.chdir(launched["folder"])
     function, arguments = pickle.loads((HERE / "call.pkl").read_bytes())  # noqa: S301 - the user's own, in the run folder

@@ -181,6 +181,19 @@ def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
     assert list(paths.bundles().iterdir()) == []
 
 
+def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
+    """Else Python 3.13 writes `Exception ignored` and a traceback beside the error."""
+    packed, make = [], gzip.GzipFile
+    monkeypatch.setattr(
+        gzip, "GzipFile", lambda *args, **how: packed.append(make(*args, **how)) or packed[-1]
+    )
+    scanned = bundle.scan(tree(tmp_path / "source", {"a": "one"}), LIMIT)
+    tree(tmp_path / "source", {"a": "three"})
+    with pytest.raises(TryAgain):
+        bundle.store(scanned)
+    assert [file.closed for file in packed] == [True]
+
+
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "is written to"])
 def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, change, monkeypatch):
     source = tree(tmp_path / "src", {"below/a": "1"})

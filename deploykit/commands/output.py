@@ -168,7 +168,10 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    yield f"{mark}{problem.text}"
+    line = f"line {problem.line}: " if problem.line else ""
+    path = f"{problem.path}: " if problem.path else ""
+    hint = f" ({problem.hint})" if problem.hint else ""
+    yield f"{mark}{line}{path}{problem.message}{hint}"
     if problem.source:
         yield f"  see {problem.source}"
 
