@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import textwrap
@@ -66,7 +67,7 @@ def scripts(folder: Path) -> list[Script]:
         names = (
             name for name in sorted(level(folder)) if not _NO_SCRIPT.fullmatch(Path(name).name)
         )
-        found = [_judged(folder, name) for name, _ in zip(names, range(_MOST), strict=False)]
+        found = [_judged(folder, name) for name in itertools.islice(names, _MOST)]
         ranked = sorted(filter(None, found), key=lambda script: (-script.points, script.path))
         if ranked:
             return ranked
