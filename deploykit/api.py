@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeVar, overload
 from deploykit import functions, lifecycle, registry
 from deploykit import job as jobs
 from deploykit.errors import UsageError
-from deploykit.job import Argument, Job, ResourcesKeys, plain, word
-from deploykit.jobfile import Overrides
+from deploykit.job import Argument, Job, ResourcesKeys
 from deploykit.model import LogLine, Problem, State
 from deploykit.run import Plan, Run, Runs
 
@@ -37,8 +36,8 @@ def plan(  # noqa: PLR0913 - as submit
 
     The arguments and errors are those of `submit`.
     """
-    source, overrides = jobs.source(job), _overrides(set)
-    prepared = lifecycle.prepare(source, overrides, backend, run, _words(args))
+    source, overrides = jobs.source(job), jobs.overrides(set)
+    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.words(args))
     if strict:
         lifecycle.refuse(source, prepared.warnings)
     return Plan(prepared)
@@ -155,8 +154,8 @@ def check(
     """
     source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
-    file = lifecycle.load(source, _overrides(set), named or (), _words(args))
-    warnings = lifecycle.check_all(file, file.sections)
+    file = lifecycle.load(source, jobs.overrides(set), named or (), jobs.words(args))
+    warnings = lifecycle.check_all(file)
     if strict:
         lifecycle.refuse(source, warnings)
     return warnings
@@ -200,28 +199,6 @@ def attach(run: str, backend: str | None = None, *, target: str | None = None) -
     and UsageError where the backend does not offer this.
     """
     return Run(lifecycle.attach(run, lifecycle.chosen(backend), target))
-
-
-def _overrides(given: Mapping[str, Any] | None) -> Overrides:
-    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
-
-
-def _value(key: str, value: Any) -> Any:
-    is_args = (
-        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
-    )
-    return list(map(word, value)) if is_args else plain(value)
-
-
-def _words(args: Iterable[Argument]) -> list[str]:
-    """The arguments as text. Raises UsageError."""
-    if isinstance(args, str):
-        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
-    words = list(map(word, args))
-    for number, one in enumerate(words):
-        if not isinstance(one, str):
-            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
-    return words
 
 
 def _states(given: str | State | Iterable[str | State]) -> list[State]:

@@ -10,14 +10,14 @@ variables. The other side is ``entrypoints/deploykit_node``; the reference is
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from deploykit import paths
+from deploykit import model, paths
 from deploykit.errors import UsageError
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
@@ -49,8 +49,6 @@ SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
 _BUILT_IN = ("local", "slurm", "sagemaker")
 """Modules of `deploykit.backends`."""
 _GROUP = "deploykit.backends"
-_TIME_LIMIT = 3600
-"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
@@ -165,12 +163,14 @@ class Preflight(Protocol):
 
 
 @runtime_checkable
-class Unlimited(Protocol):
-    """A backend whose jobs may run without a time limit; on others `check` requires one."""
+class Ready(Protocol):
+    """A backend that can tell whether a job could be submitted from this machine now."""
 
-    @property
-    def UNLIMITED(self) -> bool:
-        """True."""
+    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """What is missing, each with how to get it; `absent` are its programs and modules.
+
+        Asks the target where that takes a few seconds at most. Changes nothing there.
+        """
 
 
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
@@ -190,7 +190,7 @@ def find(name: str) -> Backend:
     for point in _installed():
         if point.name == name:
             return cast(Backend, point.load())
-    from deploykit.decode import did_you_mean
+    from deploykit.spelling import did_you_mean
 
     known = list(names())
     raise UsageError(
@@ -212,19 +212,6 @@ def require(name: str, capability: type[T]) -> T:
         f"backend {name} does not offer `{verb(capability)}`",
         hint=f"offered by: {', '.join(offering) or 'no installed backend'}",
     )
-
-
-def problems(name: str, job: JobSpec, options: Any) -> Iterator[Problem]:
-    """What the backend `name` finds wrong with a job, and what of the job it does not offer."""
-    engine = find(name)
-    if not job.resources.time_limit and not isinstance(engine, Unlimited):
-        hint = "for example time_limit: 1h, or --time-limit 1h"
-        yield Problem("resources.time_limit", "is required", hint)
-        limited = dataclasses.replace(job.resources, time_limit=_TIME_LIMIT)
-        job = dataclasses.replace(job, resources=limited)
-    yield from engine.check(job, options)
-    if job.preflight and not isinstance(engine, Preflight):
-        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
 def verb(capability: type) -> str:
@@ -300,6 +287,13 @@ def locations(job: JobSpec) -> dict[str, str]:
     return data | {path: location for path, location in others.items() if location is not None}
 
 
+def addresses(job: JobSpec) -> dict[str, str]:
+    """The `locations` that are addresses."""
+    return {
+        path: location for path, location in locations(job).items() if model.is_address(location)
+    }
+
+
 def command(job: JobSpec) -> list[str]:
     """The arguments of ``launch.py``: torchrun's options, ``--``, the program and its arguments.
 
@@ -344,6 +338,36 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
                 f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
                 "for example secret:env:HF_TOKEN",
             )
+
+
+def check_ranks(job: JobSpec) -> Iterator[Problem]:
+    """A warning about several ranks on one GPU, which NCCL refuses.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+    """
+    ranks, gpus = job.resources.processes, job.resources.gpus_per_node
+    if 0 < gpus < ranks:
+        message = f"{ranks} ranks on each node would share its {gpus} GPUs, which NCCL refuses"
+        path = "resources.processes_per_node"
+        yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
+
+
+def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """The folders of `data` that this machine does not have: path, message, hint."""
+    for name, location in job.data.items():
+        if not model.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
+            from deploykit import presence  # only where something is wrong
+
+            message = f"{location} was not found on this machine"
+            yield f"data.{name}", message, presence.near_folder(location)
+
+
+def check_module(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
+    """Whether the job's module can be found; `python` runs the job, where it is on this machine."""
+    if job.entrypoint.module is not None:
+        from deploykit import presence  # few jobs run a module
+
+        yield from presence.check_module(job, python)
 
 
 def _installed() -> Iterator[Any]:

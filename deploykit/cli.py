@@ -133,7 +133,7 @@ def _require_known(chosen: list[str]) -> None:
     """Raise UsageError for an unknown verb, with the one that was probably meant."""
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
-            from deploykit.decode import did_you_mean
+            from deploykit.spelling import did_you_mean
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
@@ -151,7 +151,7 @@ def _with_hyphens(word: str) -> str:
 def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise UsageError for what a verb does not take, with the option that was probably meant."""
     if words:
-        from deploykit.decode import did_you_mean
+        from deploykit.spelling import did_you_mean
 
         options = verb._option_string_actions  # noqa: SLF001
         hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit import backend, jobfile, paths, toml_text
-from deploykit.decode import Malformed, did_you_mean
+from deploykit.decode import Malformed
 from deploykit.errors import ConfigError
 from deploykit.jobfile import Draft
 from deploykit.model import Problem
+from deploykit.spelling import did_you_mean
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "backend": ("DEPLOYKIT_BACKEND",),
@@ -70,7 +71,7 @@ def read(path: Path) -> Config:
     text = _text(path)
     lines = _lines(text)
     try:
-        tree = toml_text.read(text)
+        tree = toml_text.parse(text)
     except Malformed as error:
         raise ConfigError(str(path), [Problem("", str(error), line=error.line)]) from error
     values = dict(_flat(tree))

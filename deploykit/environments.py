@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from deploykit import paths
-from deploykit.decode import did_you_mean
 from deploykit.model import Environment, JobSpec, Problem
+from deploykit.spelling import did_you_mean
 
 PYTHON = '"$python"'
 """The Python of the environment, as shell text."""

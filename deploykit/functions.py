@@ -53,10 +53,9 @@ def send(
     keys = {"name": _name(function), **keys}
     identity = registry.new_id(keys["name"])
     folder = paths.private_folder(paths.state() / "functions" / identity)
-    results = paths.run_folder(identity) / _FOLDER
     try:
         _write(folder, function, args)
-        entrypoint: EntrypointKeys = {"script": "call.py", "args": [str(results)]}
+        entrypoint: EntrypointKeys = {"script": "call.py"}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
         plan = lifecycle.prepare(job, (), chosen, identity).plan
         _refuse_unsupported(plan)
@@ -173,6 +172,6 @@ def failure(row: Run) -> RunFailed:
     return RunFailed(
         f"{row.run} {row.state}{reason}",
         run=row.run,
-        exit_code=lifecycle.exit_code(row),
+        exit_code=registry.exit_code(row),
         hint=f"cause: {cause}" if cause else None,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypedDict
+
+from deploykit.errors import UsageError
 
 Argument = str | int | float | os.PathLike[str]
 """An argument of the trainer; numbers become text as `str` writes them."""
@@ -117,6 +119,29 @@ def word(value: Any) -> Any:
     """An argument of the trainer as text; what is no argument as it is, for the checks."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if number else plain(value)
+
+
+def overrides(given: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The overrides of `set`, as `lifecycle` takes them."""
+    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
+
+
+def _value(key: str, value: Any) -> Any:
+    is_args = (
+        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
+    )
+    return list(map(word, value)) if is_args else plain(value)
+
+
+def words(args: Iterable[Argument]) -> list[str]:
+    """The arguments as text. Raises UsageError."""
+    if isinstance(args, str):
+        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
+    words = list(map(word, args))
+    for number, one in enumerate(words):
+        if not isinstance(one, str):
+            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
+    return words
 
 
 def _with_words(entrypoint: Any) -> Any:

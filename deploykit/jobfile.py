@@ -13,8 +13,9 @@ C). The rules of `diagnose` are read by the same functions.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend
-from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys
+from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import JobSpec, Problem
+from deploykit.model import JobSpec, Problem, absolute
+from deploykit.spelling import did_you_mean, near_name, unknown_keys
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
@@ -76,12 +78,6 @@ def read(source: Source, overrides: Overrides = ()) -> Draft:
     return override(Draft(source, *parse(source)), overrides)
 
 
-def is_entrypoint(override: str | tuple[str, Any]) -> bool:
-    """Whether an override replaces the entrypoint as a whole."""
-    key = override.partition("=")[0] if isinstance(override, str) else override[0]
-    return key == "entrypoint"
-
-
 def override(draft: Draft, overrides: Overrides) -> Draft:
     """The draft, in which `overrides` are applied. Raises UsageError."""
     for one in overrides:
@@ -90,32 +86,64 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
 
 
 def load(
-    draft: Draft, *, options: Mapping[str, type[Any]], backends: Callable[[], Iterable[str]]
+    draft: Draft,
+    *,
+    options: Mapping[str, type[Any]],
+    backends: Callable[[], Iterable[str]],
+    check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
 ) -> JobFile:
     """The draft, decoded.
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
-    that may have a section, the built-in ones first.
+    that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
+    it is asked only where there is an error already, so that all of them are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
     Raises JobFileError with every problem.
     """
-    source, tree, lines = draft.source, draft.data, draft.lines
+    tree, lines = draft.data, draft.lines
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
-    problems = list(unknown_keys("", [key for key in tree if key not in known], known))
-    job, more = decode(JobSpec, {key: tree[key] for key in tree if key in names})
-    problems += [_with_name(problem, tree) for problem in more]
-    sections = {}
-    for name, cls in options.items():
-        sections[name], more = decode(cls, tree.get(name), name)
-        problems += more
-    if job is not None:
-        job = _absolute(job, source.absolute().parent if isinstance(source, Path) else Path.cwd())
-        problems += [*_check(job), *backend.check_variables(job)]
-    if problems or job is None:
-        raise JobFileError(title(source), located(problems, lines, draft.origins))
-    return JobFile(source, job, sections, lines, draft.origins)
+    problems: list[Problem] = []
+    if unknown := [key for key in tree if key not in known]:
+        from deploykit import stand_ins  # only where something is wrong
+
+        problems += unknown_keys("", unknown, known)
+        tree, lines = stand_ins.as_meant(tree, lines, known)
+        draft = dataclasses.replace(draft, data=tree, lines=lines)
+    parts: dict[str, tuple[type[Any], Any]] = {
+        "": (JobSpec, {key: tree[key] for key in tree if key in names}),
+        **{name: (cls, tree.get(name)) for name, cls in options.items()},
+    }
+    values = {}
+    for name, (cls, data) in parts.items():
+        values[name], more = decode(cls, data, name)
+        problems += [_with_name(problem, tree) for problem in more]
+    file = None if problems else _file(draft, values)
+    problems = _check(file.job) if file else problems
+    if file is None or problems:
+        from deploykit import stand_ins
+
+        def others(values: Mapping[str, Any]) -> Iterator[Problem]:
+            assumed = _file(draft, values)
+            return itertools.chain(_check(assumed.job), check(assumed))
+
+        problems += stand_ins.problems(parts, problems, others)
+        raise JobFileError(title(draft.source), located(problems, lines, draft.origins))
+    return file
+
+
+def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
+    sections = {name: value for name, value in values.items() if name}
+    source = draft.source
+    folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
+    job = values[""].in_folder(folder)
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        place = functools.partial(absolute, folder=folder)
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, place))
+    return JobFile(source, job, sections, draft.lines, draft.origins)
 
 
 def title(source: Source) -> str:
@@ -137,9 +165,9 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            from deploykit import toml_text  # rarely needed
+            from deploykit import toml_text  # most job files are YAML
 
-            return toml_text.read(text), {}
+            return toml_text.parse(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -211,14 +239,6 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
 
 
-def near_name(text: str) -> str:
-    """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
-    import unicodedata  # rarely needed
-
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")
-
-
 def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:
     """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
     key, value = _read_override(override) if isinstance(override, str) else override
@@ -251,8 +271,12 @@ def _override_value(text: str, value: str) -> Any:
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
-def _check(job: JobSpec) -> Iterable[Problem]:
+def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
+    return [*_check_entrypoint(job), *backend.check_variables(job)]
+
+
+def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
@@ -278,28 +302,6 @@ def _check_script(script: str, source: Path) -> Iterable[Problem]:
         scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
         hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
         yield Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
-
-
-def _absolute(job: JobSpec, folder: Path) -> JobSpec:
-    """The job with absolute locations; addresses (s3://...) are kept."""
-
-    def absolute(text: str) -> str:
-        if "://" in text:
-            return text
-        home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
-        return os.path.normpath(folder / home)
-
-    if job.environment is not None:
-        from deploykit import environments  # few jobs name one
-
-        job = dataclasses.replace(job, environment=environments.absolute(job.environment, absolute))
-    return dataclasses.replace(
-        job,
-        source=absolute(job.source),
-        data={name: absolute(location) for name, location in job.data.items()},
-        output=absolute(job.output) if job.output else None,
-        checkpoints=absolute(job.checkpoints) if job.checkpoints else None,
-    )
 
 
 class _Yaml:

@@ -10,16 +10,17 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
+from deploykit.decode import as_data
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status, as_data
+from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
 JOB = "job.json"
@@ -29,9 +30,11 @@ _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 https://yaml.org/spec/1.2.2/#51-character-set
 """
-_RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
+_ANY_RUN = "check"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
+_TIME_LIMIT = 3600
+"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -48,12 +51,11 @@ class Prepared:
 
 def read(job: Source, overrides: Overrides) -> Draft:
     """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
-    if isinstance(job, Path):
-        lacking = job == Path(jobfile.DEFAULT) and not job.exists()
-        if job.suffix == ".py" or (lacking and any(map(jobfile.is_entrypoint, overrides))):
-            from deploykit import script_job  # rarely needed
+    lacking = job == Path(jobfile.DEFAULT) and not Path(jobfile.DEFAULT).exists()
+    if isinstance(job, Path) and (lacking or job.suffix == ".py"):
+        from deploykit import script_job  # rarely needed
 
-            return script_job.read(job, overrides)
+        return script_job.read(job, overrides)
     return jobfile.read(job, overrides)
 
 
@@ -91,7 +93,9 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
     if not all(map(_is_text, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(draft, options=options, backends=backend.names)
+    file = jobfile.load(
+        draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+    )
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
@@ -117,20 +121,40 @@ def _chosen(data: Mapping[str, Any]) -> str:
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
     secrets = secret_scan.check(file.job, {name: file.sections[name]})
-    return file.raise_on([*backend.problems(name, file.job, file.sections[name]), *secrets])
+    return file.raise_on([*problems(file, name), *secrets])
 
 
-def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
-    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
-    found: list[Problem] = []
-    for name in names:
-        found += backend.problems(name, file.job, file.sections[name])
+def check_all(file: JobFile) -> list[Problem]:
+    """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    for name, options in file.sections.items():
+        if packed is not None:  # what shows only in the text that would be sent
+            backend.find(name).plan(file.job, options, run=_ANY_RUN, bundle=packed)
+    return warnings
+
+
+def problems(file: JobFile, name: str) -> Iterator[Problem]:
+    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    engine, job = backend.find(name), file.job
+    if not job.resources.time_limit and not getattr(engine, "UNLIMITED", False):
+        hint = "for example time_limit: 30m, or --time-limit 30m"
+        yield Problem("resources.time_limit", "is required", hint)
+        job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
+    yield from engine.check(job, file.sections[name])
+    if job.preflight and not isinstance(engine, backend.Preflight):
+        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+
+
+def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one."""
+    found = [problem for name in file.sections for problem in problems(file, name)]
     found += secret_scan.check(file.job, file.sections)
     try:
-        found += bundle.scan(source(file), file.job.max_bundle).warnings
+        packed = bundle.scan(source(file), file.job.max_bundle)
     except JobFileError as error:
-        found += error.problems
-    return file.raise_on(found)
+        return [*found, *error.problems], None
+    return [*found, *packed.warnings], packed
 
 
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
@@ -154,10 +178,10 @@ def prepare(
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
-    warnings = check(file, name)
-    packed = bundle.scan(source(file), file.job.max_bundle)
-    warnings += packed.warnings
-    identity = _checked_id(run) if run else registry.new_id(file.job.name)
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    assert packed is not None  # noqa: S101 - for mypy: else there was an error
+    identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings, file.path)
 
@@ -179,7 +203,7 @@ def submit(plan: Plan) -> Run:
         if row.id is None:
             _record_source(plan, folder)
             _send(plan, folder)
-    return _known(plan.run)
+    return registry.known(plan.run)
 
 
 def _claim(plan: Plan, folder: Path) -> Run:
@@ -198,14 +222,14 @@ def _claim(plan: Plan, folder: Path) -> Run:
     )
     if registry.add(row):
         return row
-    earlier = _known(plan.run)
+    earlier = registry.known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
             f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
-    return _known(plan.run)
+    return registry.known(plan.run)
 
 
 def attach(run: str, name: str, target: str | None) -> Run:
@@ -215,13 +239,13 @@ def attach(run: str, name: str, target: str | None) -> Run:
     """
     engine = backend.require(name, backend.Attach)
     if not registry.lookup(run):
-        folder = paths.run_folder(_checked_id(run))
+        folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
         where = handle.target
         registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
         registry.confirm(run, handle.id)
-    return refresh([_known(run)])[0]
+    return refresh([registry.known(run)])[0]
 
 
 def _send(plan: Plan, folder: Path) -> None:
@@ -353,7 +377,7 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
     pause, longest = _POLL
     last: list[Run] = []
     while True:
-        rows = refresh([_known(name) for name in names])
+        rows = refresh([registry.known(name) for name in names])
         if rows != last:
             yield rows
             last, pause = rows, _POLL[0]
@@ -373,28 +397,3 @@ def cancel(row: Run) -> Run:
         backend.find(row.backend).cancel(row.handle)
         row = refresh([row])[0]
     return row
-
-
-def exit_code(row: Run) -> int:
-    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
-    if row.state == State.SUCCEEDED.value:
-        return 0
-    if row.state == State.CANCELLED.value:
-        return 143
-    return row.exit_code or 1
-
-
-def _known(run: str) -> Run:
-    row = registry.lookup(run).get(run)
-    if row is None:
-        raise NotFound(f"the run {run} is no longer in the registry")
-    return row
-
-
-def _checked_id(run: str) -> str:
-    if re.fullmatch(_RUN_ID, run) is None:
-        raise UsageError(
-            f"the run id {run!r} is not valid",
-            hint="letters, digits and single inner hyphens, at most 63 characters",
-        )
-    return run

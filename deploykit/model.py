@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,10 +16,7 @@ from deploykit.decode import (
     Duration,
     Help,
     Pattern,
-    Quantity,
     Size,
-    hints,
-    split,
 )
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
@@ -94,12 +92,7 @@ class Resources:
     """What the job needs."""
 
     time_limit: Annotated[
-        Duration,
-        Help(
-            "Time limit; the job is stopped when it expires. Required, except on `local`.",
-            example="30m",
-        ),
-        Bounds(60),
+        Duration, Help("Time limit of the job; `local` requires none.", example="30m"), Bounds(60)
     ] = 0
     """In seconds; 0 is no limit."""
     nodes: Annotated[
@@ -141,7 +134,7 @@ class JobSpec:
     """The part of a job file that is the same on every backend."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
-    entrypoint: Annotated[Entrypoint, Help("What to run.")]
+    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
     resources: Annotated[Resources, Help("What the job needs.")] = field(default_factory=Resources)
     backend: Annotated[
         str | None,
@@ -228,6 +221,29 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
+
+    def in_folder(self, folder: Path) -> JobSpec:
+        """The same job with absolute locations; addresses (s3://...) are kept."""
+        return replace(
+            self,
+            source=absolute(self.source, folder),
+            data={name: absolute(location, folder) for name, location in self.data.items()},
+            output=absolute(self.output, folder) if self.output else None,
+            checkpoints=absolute(self.checkpoints, folder) if self.checkpoints else None,
+        )
+
+
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
+
+
+def absolute(location: str, folder: Path) -> str:
+    """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
+    if is_address(location):
+        return location
+    home = os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return os.path.normpath(folder / home)
 
 
 class State(enum.Enum):
@@ -334,6 +350,8 @@ class Plan:
     bundle: Bundle
     output: str = ""
     """The location of the results, as the user can reach it."""
+    summary: str = ""
+    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
 @dataclass(frozen=True)
@@ -377,24 +395,3 @@ class LogLine:
         from deploykit import terminal  # only where lines are shown
 
         return self.origin + " ".join(terminal.log(self.text, colors=False))
-
-
-_NO_LIMIT = ("time_limit", "0s")
-
-
-def as_data(value: Any) -> Any:
-    """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
-    if is_dataclass(value):
-        kind: Any = type(value)
-        data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
-        return {name: one for name, one in data.items() if (name, one) != _NO_LIMIT}
-    if isinstance(value, Mapping):
-        return {key: as_data(one) for key, one in value.items()}
-    return [as_data(one) for one in value] if isinstance(value, tuple) else value
-
-
-def _with_unit(hint: Any, value: Any) -> Any:
-    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
-    if quantity is None or value is None:
-        return as_data(value)
-    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"

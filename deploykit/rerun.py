@@ -14,13 +14,14 @@ from pathlib import Path
 
 from deploykit import bundle, lifecycle, paths
 from deploykit.errors import NotFound
+from deploykit.jobfile import Overrides
 from deploykit.lifecycle import JOB, Prepared
 from deploykit.registry import Run
 
 
 @contextlib.contextmanager
 def prepare(
-    row: Run, overrides: Sequence[str], run: str | None, arguments: Sequence[str]
+    row: Run, overrides: Overrides, run: str | None, arguments: Sequence[str]
 ) -> Iterator[Prepared]:
     """The plan of a new run like `row`, with `overrides`, and `arguments` after its own.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import display, functions, lifecycle, log_selection, run_diagnosis
+from deploykit import display, functions, job, lifecycle, log_selection, rerun, run_diagnosis
 from deploykit.errors import TimedOut, UsageError
+from deploykit.job import Argument
 from deploykit.log_selection import Selection
 from deploykit.model import LogLine, Problem, State, Status
 from deploykit.registry import Run as Row
@@ -137,6 +138,22 @@ class Run:
         """Why the run failed, from the logs of all its ranks. Raises NotFound where it has none."""
         (self._row,) = lifecycle.refresh([self._row])
         return run_diagnosis.of_run(self._row)
+
+    def rerun(
+        self,
+        *,
+        args: Iterable[Argument] = (),
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+        run: str | None = None,
+    ) -> Run:
+        """Submit again exactly what this run was: its job and its source, as a new run.
+
+        `args` follow its own, `set` overrides keys of its job, `run` is the id of the new one.
+        Raises NotFound where its job or source was not kept, and otherwise as `submit`.
+        """
+        chosen, words = job.overrides(set), job.words(args)
+        with rerun.prepare(self._row, chosen, run, words) as prepared:
+            return Run(lifecycle.submit(prepared.plan), prepared.warnings)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id

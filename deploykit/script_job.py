@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import jobfile, quoting
+from deploykit import jobfile, quoting, spelling
 from deploykit.errors import UsageError
 from deploykit.jobfile import Draft, Overrides
 
@@ -24,7 +24,10 @@ _PLAIN = re.compile(r"(?!(?:-|~|null)\Z)[\w./+~-][\w./+~@%=:-]*(?<!:)", re.ASCII
 
 def read(path: Path, overrides: Overrides = ()) -> Draft:
     """The job of the script `path`, or of the entrypoint in `overrides`. Raises as jobfile.read."""
-    if path.suffix == ".py" and any(map(jobfile.is_entrypoint, overrides)):
+    given = any(map(_is_entrypoint, overrides))
+    if path.suffix != ".py" and not given:
+        return jobfile.read(path, overrides)  # which says what is missing
+    if path.suffix == ".py" and given:
         raise UsageError(f"{path} and another entrypoint are given", hint="name one of them")
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
@@ -32,6 +35,12 @@ def read(path: Path, overrides: Overrides = ()) -> Draft:
     file = _beside(script)
     draft = _alone(script) if file is None else _replaced(jobfile.read(file), script)
     return _named(jobfile.override(draft, overrides))
+
+
+def _is_entrypoint(override: str | tuple[str, Any]) -> bool:
+    """Whether an override replaces the entrypoint as a whole."""
+    key = override.partition("=")[0] if isinstance(override, str) else override[0]
+    return key == "entrypoint"
 
 
 def _beside(script: Path) -> Path | None:
@@ -73,7 +82,7 @@ def _named(draft: Draft) -> Draft:
     if "name" not in draft.data and isinstance(entry, dict):
         script = Path(str(entry.get("script", ""))).stem
         module = str(entry.get("module", "")).rpartition(".")[2]
-        draft.data["name"] = jobfile.near_name(script or module) or "job"
+        draft.data["name"] = spelling.near_name(script or module) or "job"
     return draft
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import jobfile, paths, quoting
+from deploykit import paths, quoting, spelling
 
 TRAINER = "train.py"
 """The name of the trainer that is written where no script is found."""
@@ -138,7 +138,7 @@ def job_file(
     lines = [
         *([f"# yaml-language-server: $schema={schema}"] if schema else []),
         "# `deploykit submit` runs this job; `deploykit init --full all.yaml` explains every key",
-        f"name: {jobfile.near_name(name) or 'job'}",
+        f"name: {spelling.near_name(name) or 'job'}",
         *([f"backend: {quoting.yaml(backend)}"] if backend else []),
         "entrypoint:",
         f"  {entry}",

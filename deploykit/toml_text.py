@@ -1,7 +1,4 @@
-"""TOML as plain data, in bounded time and memory.
-
-tomllib itself has no limits: some short texts would cost it gigabytes.
-"""
+"""TOML as data, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _MOST_PARTS = 20
 """Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
 
 
-def read(text: str) -> dict[str, Any]:
+def parse(text: str) -> dict[str, Any]:
     """TOML as data. Raises Malformed."""
     if len(text) > _LARGEST:
         raise Malformed(f"is larger than {_LARGEST >> 10} KiB")

@@ -242,14 +242,12 @@ def verb_parsers() -> Mapping[str, argparse.ArgumentParser]:
 
 
 def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
-    every = sub._actions  # noqa: SLF001
-    actions = [one for one in every if one.dest != "help" and one.help != argparse.SUPPRESS]
+    actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
     actions.sort(key=lambda action: bool(action.option_strings))  # as --help: options last
     yield f"## deploykit {name}"
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
-    yield re.sub(
-        r"^(bash|zsh|fish): +(.*)$", r"* \1: `\2`", sub.description or "", flags=re.MULTILINE
-    )
+    text = re.sub(r"(?m)^(\w+): +(deploykit .*)$", r"* \1: `\2`", sub.description or "")
+    yield re.sub(r"(?m)^deploykit ", "    deploykit ", text)
     if actions:
         yield table(
             ["argument", "meaning"], ([spelled(action), action.help or ""] for action in actions)

@@ -63,7 +63,7 @@ def verb(name: str, sub: argparse.ArgumentParser, spelled: Spell) -> Iterator[st
             yield from literal(lines)
         else:
             yield from (".PP", text(" ".join(lines)))
-    actions = [one for one in sub._actions if one.dest != "help" and one.help != argparse.SUPPRESS]  # noqa: SLF001
+    actions = [action for action in sub._actions if action.dest != "help"]  # noqa: SLF001
     yield from tagged((spelled(one), one.help or "") for one in actions)
 
 

@@ -1,7 +1,7 @@
 """On each rank: call the function that was given to `deploykit.launch`, and keep what it returns.
 
-torchrun starts this file as the program of the job, with the folder of the results as its argument.
-Beside it are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a
+torchrun starts this file as the program of the job; the results go into the run folder. Beside it
+are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a
 copy of cloudpickle, so that the node needs only torch. Each rank writes one record, `RANK.pkl`.
 """
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     """Call the function; store its value or its exception, which then ends this rank."""
-    folder = Path(sys.argv[1])
+    folder = Path(os.environ["DEPLOYKIT_RUN_DIR"], "results")
     record: dict[str, Any] = {"rank": int(os.environ["RANK"])}
     try:
         record["value"] = _packed(_call())

@@ -145,6 +145,7 @@ def test_nothing_is_printed(project, capfd):
 
 
 def test_a_job_gives_the_plan_of_its_file(project):
+    (project / "data").mkdir()
     (project / "job.yaml").write_text(
         "name: hello\nentrypoint: {script: train.py, args: [--lr, 0.1]}\nenv: {A: b}\n"
         "resources: {time_limit: 30m, nodes: 2, processes_per_node: 4, memory: 4GiB}\n"
@@ -272,6 +273,13 @@ def test_the_same_run_id_is_sent_once(project):
     assert plan.submit() == plan.submit() == deploykit.submit(backend="print", run="one")
     with pytest.raises(UsageError, match="belongs to a different job"):
         deploykit.submit(backend="print", run="one", args=["more"])
+
+
+def test_a_run_can_be_run_again(project):
+    first = deploykit.submit(backend="print", args=[1])
+    again = first.rerun(args=[2], set={"name": "again"}, run="two")
+    assert (again.id, again.name, again.backend) == ("two", "again", "print")
+    assert [line.text for line in again.logs()] == ["train.py --epochs 5 1 2"]
 
 
 def test_a_run_that_goes_on_times_out(project, monkeypatch):

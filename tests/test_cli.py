@@ -95,11 +95,12 @@ def test_missing_job_file(tmp_path, monkeypatch, capsys):
 
 def test_all_problems_with_lines(project, capsys):
     (project / "job.yaml").write_text("nmae: x\nentrypoint: {script: trian.py}\n")
+    missing = "entrypoint.script: file 'trian.py' not found"
     assert run("check") == 65
     assert capsys.readouterr().err.splitlines() == [
         "error: job.yaml: 2 problems",
         "  line 1: nmae: unknown key (did you mean 'name'?)",
-        "  name: is required (for example name: digits)",
+        f"  line 2: {missing} in {project} (did you mean 'train.py'?)",
     ]
 
 

@@ -200,7 +200,7 @@ def test_a_value_that_a_job_cannot_have_names_its_file(project, capsys):
     path = write(FULL.replace("my-bucket", "My_Bucket").replace("gpu", "a\\nb"))
     assert cli.main(["check", "--backend", "sagemaker"]) == 65
     shown = capsys.readouterr().err
-    assert "sagemaker.bucket: expected an S3 bucket's name" in shown
+    assert "sagemaker.bucket: expected a bucket name" in shown
     assert f"set in {path}, line 9" in shown
     assert cli.main(["check", "--backend", "slurm"]) == 65
     assert f"set in {path}, line 5" in capsys.readouterr().err

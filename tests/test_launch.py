@@ -62,6 +62,9 @@ def test_each_rank_returns_a_value(project):
     (run,) = deploykit.runs()
     assert (run.name, run.state) == ("function", deploykit.State.SUCCEEDED)
     assert deploykit.get(run.id).results() == values
+    again = run.rerun()
+    assert again.results() == values
+    assert (again.folder / "results/0.pkl").exists()
     assert not list((paths.state() / "functions").iterdir())
     modes = {path.stat().st_mode & 0o077 for path in [run.folder, *run.folder.glob("results/*")]}
     assert modes == {0}

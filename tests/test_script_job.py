@@ -20,7 +20,8 @@ def scripts(tmp_path, monkeypatch):
     """A folder of scripts, without a job file."""
     folder = tmp_path / "my köln project"
     (folder / "tools").mkdir(parents=True)
-    for name in ("train.py", "tools/eval_it.py"):
+    (folder / "pkg").mkdir()
+    for name in ("train.py", "tools/eval_it.py", "pkg/learn.py"):
         (folder / name).write_text("import sys; print('hello', sys.argv[1:])\n")
     monkeypatch.chdir(folder)
     return folder
@@ -71,7 +72,7 @@ def test_what_a_script_lacks_is_said(scripts, capsys, verb):
     shown = capsys.readouterr().err
     assert "command line: 1 problem" in shown
     assert "resources.time_limit: is required" in shown
-    assert "--time-limit 1h" in shown
+    assert "--time-limit 30m" in shown
 
 
 def test_arguments_without_the_dashes_before_them(scripts, capsys):
@@ -99,8 +100,9 @@ def test_from_python_too(scripts):
 
 
 def test_a_module_replaces_the_entrypoint_of_the_job_file(project, capsys):
-    line, shown = plan(capsys, "job.yaml", "-m", "pkg.other")
-    assert line.endswith("-- -m pkg.other")
+    (project / "other.py").touch()
+    line, shown = plan(capsys, "job.yaml", "-m", "other")
+    assert line.endswith("-- -m other")
     assert shown["run"].startswith("hello-")
 
 
@@ -156,10 +158,11 @@ def test_save_never_overwrites(project, capsys):
 
 
 def test_save_in_another_folder_keeps_the_locations(project, capsys):
-    (project / "jobs").mkdir()
+    for name in ("jobs", "in", "out"):
+        (project / name).mkdir()
     (project / "job.yaml").write_text(
         "name: a\nentrypoint: {script: train.py}\nslurm: {account: b}\n"
-        "data: {train: in, home: ~/x}\noutput: out\ncheckpoints: /shared/c\n"
+        "data: {train: in, far: /}\noutput: out\ncheckpoints: /shared/c\n"
     )
     assert cli.main(["submit", "--dry-run", "--save", "jobs/new.yaml"]) == 0
     before, after = (

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
     file = lifecycle.load(args.job, args.set, args.backend or (), args.arguments)
     names = list(file.sections)
-    warnings = lifecycle.check_all(file, names)
+    warnings = lifecycle.check_all(file)
     if args.strict:
         lifecycle.refuse(args.job, warnings)
     if args.json:

@@ -21,9 +21,11 @@ _NEWEST = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the shell; --list is for the scripts."""
+    """Declare the shell and --list."""
     parser.add_argument("shell", nargs="?", choices=["bash", "zsh", "fish"], help="your shell")
-    parser.add_argument("--list", choices=list(_LISTS), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--list", choices=list(_LISTS), help="print the words of a list: the script asks for them"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from deploykit import backend, guides, lifecycle, registry
 from deploykit.commands import output
-from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
 from deploykit.guides import GUIDES, Case
+from deploykit.spelling import did_you_mean
 
 _NETWORK = (
     *("acl_", "efa_", "encryption_", "group_", "peers_", "s3_outbound", "subnet_"),

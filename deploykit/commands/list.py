@@ -11,10 +11,10 @@ import fnmatch
 
 from deploykit import lifecycle, registry
 from deploykit.commands import arguments, output
-from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
 from deploykit.model import State
 from deploykit.registry import Run
+from deploykit.spelling import did_you_mean
 
 _WILD = "*?["
 

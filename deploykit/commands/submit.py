@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         show(prepared, as_json=args.json)
         return 0
+    if prepared.plan.summary:
+        output.note(prepared.plan.summary)
     row = lifecycle.submit(prepared.plan)
     if not args.wait:
         if args.json:

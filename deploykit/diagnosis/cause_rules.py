@@ -130,7 +130,7 @@ def _shipped() -> RuleSet:
 
 def _read(path: Path) -> RuleSet:
     try:
-        tree = toml_text.read(jobfile.read_text(path))
+        tree = toml_text.parse(jobfile.read_text(path))
     except OSError as error:
         raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
     except Malformed as error:

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2154
 # The conda environment $environment, a name or a folder. `conda init` sets CONDA_EXE, micromamba's
 # MAMBA_EXE, but only in shells of a person.
 conda=

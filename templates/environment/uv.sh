@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2154
 # The environment of the uv project in the folder $environment, brought up to date.
 uv=$(command -v uv || echo "$HOME/.local/bin/uv")
 python=$("$uv" run --quiet --project "$environment" python -c 'import sys; print(sys.executable)')

@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2154
 # The virtual environment in the folder $environment.
 python=$environment/bin/python
 if ! [ -x "$python" ]; then
