@@ -37,8 +37,7 @@ def plan(  # noqa: PLR0913 - as submit
     The arguments and errors are those of `submit`.
     """
     source, overrides = jobs.source(job), jobs.overrides(set)
-    name = lifecycle.chosen(backend, source, overrides)
-    prepared = lifecycle.prepare(source, overrides, name, run, jobs.words(args))
+    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.words(args))
     if strict:
         lifecycle.refuse(source, prepared.warnings)
     return Plan(prepared)
@@ -55,10 +54,10 @@ def submit(  # noqa: PLR0913 - the command's options
 ) -> Run:
     """Run a job on a backend, and return at once; `Run.warnings` has the warnings about it.
 
-    `job` is a job file or a `Job`. `backend` defaults to the job's, else DEPLOYKIT_BACKEND, else
-    local. `args` go to the trainer after those of the job. `set` overrides keys by their path:
-    ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
-    `strict` treats warnings as errors.
+    `job` is a job file, a script or a `Job`. `backend` defaults to the job's, else the user's
+    default, else local. `args` go to the trainer after those of the job. `set` overrides keys by
+    their path: ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second
+    job. `strict` treats warnings as errors.
 
     Raises NotFound (no such file), JobFileError (with every problem), UsageError (an argument is
     wrong), and what the backend raises: SubmitRefused, BackendUnavailable, NotPermitted and
@@ -155,10 +154,8 @@ def check(
     """
     source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
-    names = list(named or lifecycle.sections(source))
-    warnings = lifecycle.check_all(
-        lifecycle.load(source, jobs.overrides(set), names, jobs.words(args))
-    )
+    file = lifecycle.load(source, jobs.overrides(set), named or (), jobs.words(args))
+    warnings = lifecycle.check_all(file)
     if strict:
         lifecycle.refuse(source, warnings)
     return warnings

@@ -21,7 +21,8 @@ from deploykit import __version__
 from deploykit.errors import CannotWrite, DeploykitError, OutputLost, UsageError
 
 VERBS = {
-    "init": "write a commented job file to start from",
+    "init": "write a job file, and a trainer in an empty folder",
+    "config": "show your defaults, and where each value comes from",
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
     "check": "find every problem in a job file, offline",
@@ -42,6 +43,13 @@ VERBS = {
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }
+_RESOURCES = (
+    ("nodes", "N", "number of nodes"),
+    ("processes-per-node", "N", "ranks on each node"),
+    ("gpus-per-node", "N", "GPUs on each node"),
+    ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
+)
+"""Options for keys of `resources`."""
 _COLLECT = 50_000
 """New objects between two garbage collections: imports make many, none of them garbage."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
@@ -97,7 +105,7 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     top = _Parser(
         prog="deploykit",
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
-        epilog="Start with `deploykit init`, then `deploykit submit --backend local --wait`.",
+        epilog="Start with `deploykit init`, then `deploykit submit --wait`.",
     )
     text = "print the versions of deploykit, Python and packages that it uses, and exit"
     top.add_argument("--version", action=_Version, nargs=0, help=text)
@@ -148,9 +156,11 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     if words:
         from deploykit.spelling import did_you_mean
 
-        near = did_you_mean(words[0].partition("=")[0], verb._option_string_actions)  # noqa: SLF001
-        message = f"unrecognized arguments: {' '.join(words)}"
-        raise UsageError(message, hint=near or f"see `{verb.prog} --help`")
+        options = verb._option_string_actions  # noqa: SLF001
+        hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"
+        if "--set" in options:
+            hint += "\narguments of the script follow `--`, as in `-- --lr 0.1`"
+        raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -171,8 +181,17 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         default=Path("job.yaml"),
-        metavar="FILE",
-        help="job file, YAML or TOML (default: job.yaml)",
+        metavar="FILE|SCRIPT",
+        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
+    )
+    parser.add_argument(
+        *("-m", "--module"),
+        action="append",
+        dest="set",
+        default=[],
+        type=_entrypoint,
+        metavar="MODULE",
+        help="run this module, as `python -m` does, in place of the job file's script",
     )
     parser.add_argument(
         "--set",
@@ -181,11 +200,31 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
     )
+    for name, metavar, text in _RESOURCES:
+        key = name.replace("-", "_")
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            dest="set",
+            default=[],
+            type=f"resources.{key}={{}}".format,
+            metavar=metavar,
+            help=text,
+        )
+
+
+def _entrypoint(module: str) -> str:
+    """The override that a module is."""
+    import json
+
+    return f"entrypoint={json.dumps({'module': module})}"
 
 
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
-    default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
+    default = (
+        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local"
+    )
     parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
 
 

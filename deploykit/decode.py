@@ -371,3 +371,24 @@ def _shown(data: object) -> str:
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
+
+
+_NO_LIMIT = ("time_limit", "0s")
+
+
+def as_data(value: Any) -> Any:
+    """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
+        return {name: one for name, one in data.items() if (name, one) != _NO_LIMIT}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None or value is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"

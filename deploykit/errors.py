@@ -78,6 +78,18 @@ class JobFileError(DeploykitError):
         self.problems = tuple(problems)
 
 
+class ConfigError(DeploykitError):
+    """The user's config file has problems, or others may change it."""
+
+    exit_code = 78
+    meaning = "the config file has problems; all of them are listed"
+
+    def __init__(self, path: str, problems: Sequence[Problem], *, hint: str | None = None) -> None:
+        plural = "s" if len(problems) > 1 else ""
+        super().__init__(f"{path}: {len(problems)} problem{plural}", hint=hint)
+        self.problems = tuple(problems)
+
+
 class NotFound(DeploykitError):
     """A file, run or job does not exist."""
 

@@ -172,6 +172,6 @@ def failure(row: Run) -> RunFailed:
     return RunFailed(
         f"{row.run} {row.state}{reason}",
         run=row.run,
-        exit_code=lifecycle.exit_code(row),
+        exit_code=registry.exit_code(row),
         hint=f"cause: {cause}" if cause else None,
     )

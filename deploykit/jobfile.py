@@ -16,10 +16,9 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,13 @@ from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem, absolute
-from deploykit.spelling import did_you_mean, unknown_keys
+from deploykit.spelling import did_you_mean, near_name, unknown_keys
 
-_LARGEST = 2**20
+DEFAULT = "job.yaml"
+LARGEST = 2**20
 """Bytes of a file written by a person."""
 _DEEPEST = 50
-_HEAVIEST = 4 * _LARGEST
+_HEAVIEST = 4 * LARGEST
 """Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -43,6 +43,18 @@ Overrides = Sequence[str | tuple[str, Any]]
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A job as plain data, before it is decoded."""
+
+    source: Source
+    data: dict[str, Any]
+    lines: Mapping[str, int]
+    """Line of each key of the file, by its path; empty for TOML."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where a value is set that the job does not set itself, by its path."""
+
+
+@dataclass(frozen=True)
 class JobFile:
     """A job, and the decoded sections of the requested backends."""
 
@@ -50,37 +62,46 @@ class JobFile:
     job: JobSpec
     sections: Mapping[str, Any]
     lines: Mapping[str, int]
-    """Line of each key of the file, by its path; empty for TOML."""
+    origins: Mapping[str, str]
+    """Those of the draft."""
 
     def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
-        ordered = located(problems, self.lines)
+        ordered = located(problems, self.lines, self.origins)
         if any(problem.severity == "error" for problem in ordered):
             raise JobFileError(title(self.path), ordered)
         return ordered
 
 
+def read(source: Source, overrides: Overrides = ()) -> Draft:
+    """A job with `overrides`. Raises NotFound, JobFileError, or UsageError for an override."""
+    return override(Draft(source, *parse(source)), overrides)
+
+
+def override(draft: Draft, overrides: Overrides) -> Draft:
+    """The draft, in which `overrides` are applied. Raises UsageError."""
+    for one in overrides:
+        _override(draft.data, one)
+    return draft
+
+
 def load(
-    source: Source,
-    overrides: Overrides = (),
+    draft: Draft,
     *,
     options: Mapping[str, type[Any]],
     backends: Callable[[], Iterable[str]],
     check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
 ) -> JobFile:
-    """Read and decode a job, with `overrides` (``a.b=c``).
+    """The draft, decoded.
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
     it is asked only where there is an error already, so that all of them are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
-
-    Raises NotFound, UsageError (an invalid override) or JobFileError with every problem.
+    Raises JobFileError with every problem.
     """
-    tree, lines = parse(source)
-    for override in overrides:
-        _override(tree, override)
+    tree, lines = draft.data, draft.lines
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
@@ -89,6 +110,7 @@ def load(
 
         problems += unknown_keys("", unknown, known)
         tree, lines = stand_ins.as_meant(tree, lines, known)
+        draft = dataclasses.replace(draft, data=tree, lines=lines)
     parts: dict[str, tuple[type[Any], Any]] = {
         "": (JobSpec, {key: tree[key] for key in tree if key in names}),
         **{name: (cls, tree.get(name)) for name, cls in options.items()},
@@ -97,22 +119,23 @@ def load(
     for name, (cls, data) in parts.items():
         values[name], more = decode(cls, data, name)
         problems += [_with_name(problem, tree) for problem in more]
-    file = None if problems else _file(source, values, lines)
+    file = None if problems else _file(draft, values)
     problems = _check(file.job) if file else problems
     if file is None or problems:
         from deploykit import stand_ins
 
         def others(values: Mapping[str, Any]) -> Iterator[Problem]:
-            draft = _file(source, values, lines)
-            return itertools.chain(_check(draft.job), check(draft))
+            assumed = _file(draft, values)
+            return itertools.chain(_check(assumed.job), check(assumed))
 
         problems += stand_ins.problems(parts, problems, others)
-        raise JobFileError(title(source), located(problems, lines))
+        raise JobFileError(title(draft.source), located(problems, lines, draft.origins))
     return file
 
 
-def _file(source: Source, values: Mapping[str, Any], lines: Mapping[str, int]) -> JobFile:
+def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
     sections = {name: value for name, value in values.items() if name}
+    source = draft.source
     folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
     job = values[""].in_folder(folder)
     if job.environment is not None:
@@ -120,7 +143,7 @@ def _file(source: Source, values: Mapping[str, Any], lines: Mapping[str, int]) -
 
         place = functools.partial(absolute, folder=folder)
         job = dataclasses.replace(job, environment=environments.absolute(job.environment, place))
-    return JobFile(source, job, sections, lines)
+    return JobFile(source, job, sections, draft.lines, draft.origins)
 
 
 def title(source: Source) -> str:
@@ -138,7 +161,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         what = error.strerror if isinstance(error, OSError) else f"it {error}"
         raise NotFound(
             f"cannot read the job file {path}: {what}",
-            hint="name an existing file, or write one with `deploykit init`",
+            hint="name a job file or a script, or write a job file with `deploykit init`",
         ) from error
     try:
         if path.suffix == ".toml":
@@ -155,28 +178,22 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
     return tree, lines
 
 
-def backend_of(source: Source, overrides: Overrides) -> str | None:
-    """The backend that a job or an override names. Raises as `load`."""
-    tree, _ = parse(source)
-    for override in overrides:
-        _override(tree, override)
-    name = tree.get("backend")
-    return name if isinstance(name, str) else None
-
-
-def located(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[Problem]:
-    """The problems with their lines, in the order of the file."""
-    numbered = [
-        dataclasses.replace(problem, line=problem.line or lines.get(problem.path))
-        for problem in problems
-    ]
+def located(
+    problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
+) -> list[Problem]:
+    """The problems with their lines, in the order of the file, or where else a value is set."""
+    numbered = []
+    for problem in problems:
+        line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
+        text = f"{problem.message}; set in {origin}" if origin else problem.message
+        numbered.append(dataclasses.replace(problem, line=line, message=text))
     return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)
 
 
 def read_text(path: Path) -> str:
     """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
     try:
-        return read_file(path, _LARGEST).decode()
+        return read_file(path, LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
 
@@ -218,7 +235,7 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     """A problem of the job's name with a name that is near and allowed."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
-    near = "-".join(re.findall(r"[a-zA-Z0-9]+", tree["name"]))[:40].strip("-")
+    near = near_name(tree["name"])
     return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
 
 

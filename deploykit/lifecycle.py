@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -11,16 +10,16 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import Quantity, hints, split
+from deploykit.decode import as_data
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
-from deploykit.jobfile import JobFile, Overrides, Source
+from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
@@ -31,9 +30,10 @@ _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 https://yaml.org/spec/1.2.2/#51-character-set
 """
-_ANY_RUN = "check"
 LAST_KNOWN = "last known;"
 """Begins the reason of a run whose backend does not answer."""
+_TIME_LIMIT = 3600
+"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -44,20 +44,56 @@ class Prepared:
 
     plan: Plan
     warnings: list[Problem]
+    source: Source = Path()
+    """The job file, or the job without one."""
+
+
+def read(job: Source, overrides: Overrides) -> Draft:
+    """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
+    lacking = job == Path(jobfile.DEFAULT) and not Path(jobfile.DEFAULT).exists()
+    if isinstance(job, Path) and (lacking or job.suffix == ".py"):
+        from deploykit import script_job  # rarely needed
+
+        return script_job.read(job, overrides)
+    return jobfile.read(job, overrides)
+
+
+def with_defaults(draft: Draft) -> Draft:
+    """The draft with the user's defaults for what it does not set. Raises ConfigError."""
+    path = paths.config()
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return draft
+    except OSError:
+        pass  # `config.read` says why
+    from deploykit import config  # most have none
+
+    return config.filled(draft, config.read(path))
 
 
 def load(
-    job: Source, overrides: Overrides, names: Iterable[str], arguments: Sequence[str] = ()
+    job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job with the sections of the backends `names`. Raises as `jobfile.load`.
+    """Read a job with the sections of the backends `names`; without, of those that it has.
 
-    `arguments` go to the trainer, after those of the job.
+    A job with no section gets that of the backend to use. `arguments` go to the trainer, after
+    those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
     """
+    draft = with_defaults(read(job, overrides))
+    if not names:
+        own = set(draft.data).difference(draft.origins)
+        sections = [name for name in backend.names() if name in own]
+        names = sections or [_chosen(draft.data)]
+    return _load(draft, names, arguments)
+
+
+def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
     if not all(map(_is_text, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
-        job, overrides, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+        draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
     )
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
@@ -69,16 +105,16 @@ def _is_text(word: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-def chosen(name: str | None, job: Source | None = None, overrides: Overrides = ()) -> str:
-    """The backend to use: `name`, else the job's, the environment's, or local."""
-    from_job = jobfile.backend_of(job, overrides) if job and name is None else None
-    return name or from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
+def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
+    """The backend to use: `name`, else that of a job's data, the user's default, or local."""
+    return name or _chosen(with_defaults(Draft(Path(), dict(job or {}), {})).data)
 
 
-def sections(job: Source) -> list[str]:
-    """The backends that have a section in a job; the one to use where none has."""
-    tree, _ = jobfile.parse(job)
-    return [name for name in backend.names() if name in tree] or [chosen(None, job)]
+def _chosen(data: Mapping[str, Any]) -> str:
+    """The same, of data that have the user's defaults."""
+    own = data.get("backend")
+    from_job = own if isinstance(own, str) else None  # anything else is a problem of the job
+    return from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
@@ -93,15 +129,19 @@ def check_all(file: JobFile) -> list[Problem]:
     warnings = file.raise_on(found)
     for name, options in file.sections.items():
         if packed is not None:  # what shows only in the text that would be sent
-            backend.find(name).plan(file.job, options, run=_ANY_RUN, bundle=packed)
+            backend.find(name).plan(file.job, options, run="check", bundle=packed)
     return warnings
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
-    engine = backend.find(name)
-    yield from engine.check(file.job, file.sections[name])
-    if file.job.preflight and not isinstance(engine, backend.Preflight):
+    engine, job = backend.find(name), file.job
+    if not job.resources.time_limit and not getattr(engine, "UNLIMITED", False):
+        hint = "for example time_limit: 30m, or --time-limit 30m"
+        yield Problem("resources.time_limit", "is required", hint)
+        job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
+    yield from engine.check(job, file.sections[name])
+    if job.preflight and not isinstance(engine, backend.Preflight):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
@@ -126,18 +166,23 @@ def refuse(job: Source, warnings: Sequence[Problem]) -> None:
 def prepare(
     job: Source,
     overrides: Overrides,
-    name: str,
+    name: str | None,
     run: str | None,
     arguments: Sequence[str] = (),
 ) -> Prepared:
-    """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
-    file = load(job, overrides, [name], arguments)
+    """Everything up to the plan, for the backend `name`, or else the one that the job names.
+
+    Only reads files. Raises JobFileError with every problem.
+    """
+    draft = with_defaults(read(job, overrides))
+    name = name or _chosen(draft.data)
+    file = _load(draft, [name], arguments)
     found, packed = examine(file)
     warnings = file.raise_on(found)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
-    identity = _checked_id(run) if run else registry.new_id(file.job.name)
+    identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    return Prepared(plan, warnings)
+    return Prepared(plan, warnings, file.path)
 
 
 def source(file: JobFile) -> Path:
@@ -157,7 +202,7 @@ def submit(plan: Plan) -> Run:
         if row.id is None:
             _record_source(plan, folder)
             _send(plan, folder)
-    return _known(plan.run)
+    return registry.known(plan.run)
 
 
 def _claim(plan: Plan, folder: Path) -> Run:
@@ -176,14 +221,14 @@ def _claim(plan: Plan, folder: Path) -> Run:
     )
     if registry.add(row):
         return row
-    earlier = _known(plan.run)
+    earlier = registry.known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
             f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
-    return _known(plan.run)
+    return registry.known(plan.run)
 
 
 def attach(run: str, name: str, target: str | None) -> Run:
@@ -193,13 +238,13 @@ def attach(run: str, name: str, target: str | None) -> Run:
     """
     engine = backend.require(name, backend.Attach)
     if not registry.lookup(run):
-        folder = paths.run_folder(_checked_id(run))
+        folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
         where = handle.target
         registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
         registry.confirm(run, handle.id)
-    return refresh([_known(run)])[0]
+    return refresh([registry.known(run)])[0]
 
 
 def _send(plan: Plan, folder: Path) -> None:
@@ -323,7 +368,7 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
+    """The run each time it has changed, until it has ended or for `timeout` seconds."""
     return (row for (row,) in wait_all([run], timeout))
 
 
@@ -333,7 +378,7 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
     pause, longest = _POLL
     last: list[Run] = []
     while True:
-        rows = refresh([_known(name) for name in names])
+        rows = refresh([registry.known(name) for name in names])
         if rows != last:
             yield rows
             last, pause = rows, _POLL[0]
@@ -353,46 +398,3 @@ def cancel(row: Run) -> Run:
         backend.find(row.backend).cancel(row.handle)
         row = refresh([row])[0]
     return row
-
-
-def exit_code(row: Run) -> int:
-    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
-    if row.state == State.SUCCEEDED.value:
-        return 0
-    if row.state == State.CANCELLED.value:
-        return 143
-    return row.exit_code or 1
-
-
-def as_data(value: Any) -> Any:
-    """A job, or a backend's options, as in a job file that decodes to the same."""
-    if dataclasses.is_dataclass(value):
-        kind: Any = type(value)
-        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
-        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
-    if isinstance(value, Mapping):
-        return {key: as_data(one) for key, one in value.items()}
-    return [as_data(one) for one in value] if isinstance(value, tuple) else value
-
-
-def _with_unit(hint: Any, value: Any) -> Any:
-    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
-    if quantity is None:
-        return as_data(value)
-    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
-
-
-def _known(run: str) -> Run:
-    row = registry.lookup(run).get(run)
-    if row is None:
-        raise NotFound(f"the run {run} is no longer in the registry")
-    return row
-
-
-def _checked_id(run: str) -> str:
-    if re.fullmatch(registry.RUN_ID, run) is None:
-        raise UsageError(
-            f"the run id {run!r} is not valid",
-            hint="letters, digits and single inner hyphens, at most 63 characters",
-        )
-    return run

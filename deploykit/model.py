@@ -10,7 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
+from deploykit.decode import (
+    NOT_EMPTY,
+    Bounds,
+    Duration,
+    Help,
+    Pattern,
+    Size,
+)
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 NAME = Pattern(
@@ -85,8 +92,9 @@ class Resources:
     """What the job needs."""
 
     time_limit: Annotated[
-        Duration, Help("Time limit; the job is stopped when it expires.", example="30m"), Bounds(60)
-    ]
+        Duration, Help("Time limit of the job; `local` requires none.", example="30m"), Bounds(60)
+    ] = 0
+    """In seconds; 0 is no limit."""
     nodes: Annotated[
         int,
         Help("Number of nodes; `local` emulates several on this machine.", example="1"),
@@ -127,12 +135,12 @@ class JobSpec:
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
     entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
-    resources: Annotated[Resources, Help("What the job needs.")]
+    resources: Annotated[Resources, Help("What the job needs.")] = field(default_factory=Resources)
     backend: Annotated[
         str | None,
         Help(
             "Backend to use without `--backend`. Default: the environment's `DEPLOYKIT_BACKEND`, "
-            "else local.",
+            "else your config file's, else local.",
             example="local",
         ),
         NOT_EMPTY,

@@ -12,16 +12,19 @@ import contextlib
 import errno
 import io
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Self
 
-from deploykit.errors import CannotWrite
+from deploykit.errors import CannotWrite, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
 """What to do where the state folder cannot be used."""
 _OTHERS = 0o077
+_WRITABLE = 0o022
+"""By others than the owner."""
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -45,6 +48,15 @@ def state() -> Path:
         return folder.expanduser().absolute()
     except RuntimeError as error:
         raise CannotWrite(f"cannot expand {folder}: {error}", hint=HINT) from error
+
+
+def config() -> Path:
+    """The user's config file: below ``$XDG_CONFIG_HOME`` if that is absolute, else ~/.config."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not base.is_absolute():
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser() raises without a home
+        base = Path(home, ".config")
+    return base / "deploykit" / "config.toml"
 
 
 def run_folder(run: str) -> Path:
@@ -107,6 +119,23 @@ def write(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def create(
+    path: Path, text: str, what: str = "name another file", *, private: bool = False
+) -> None:
+    """Write a new file of the user's, which others may read unless it is `private`.
+
+    Raises UsageError where it exists, with `what` to do, or where it cannot be written.
+    """
+    opener = private_opener if private else None
+    try:
+        with open(path, "x", encoding="utf-8", opener=opener) as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{path} already exists", hint=what) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
 def touch(path: Path) -> None:
     """Create an empty private file, unless it exists.
 
@@ -147,6 +176,12 @@ def _require_own(path: Path) -> None:
         path.chmod(0o700)
         was = f"{path} was open to other users (mode {stat.S_IMODE(info.st_mode):04o})"
         logging.getLogger(__name__).warning("warning: %s; its mode is now 0700", was)
+
+
+class NotOwn(OSError):
+    """A file that another user can change. `hint` is the command that prevents it."""
+
+    hint: str | None = None
 
 
 class NotRegular(OSError):
@@ -237,6 +272,26 @@ def read_regular(path: Path, limit: int) -> bytes:
     """
     with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
         return _all(file, limit)
+
+
+def read_own(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file that no other user can change, nor put another in its place.
+
+    Raises NotOwn where one can, or another OSError.
+    """
+    with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
+        for place, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
+            _require_unchangeable(place, info)
+        return _all(file, limit)
+
+
+def _require_unchangeable(path: Path, info: os.stat_result) -> None:
+    if info.st_uid not in {os.getuid(), 0}:
+        raise NotOwn(f"{path} belongs to another user (uid {info.st_uid}), who could change it")
+    if info.st_mode & _WRITABLE:
+        error = NotOwn(f"other users can change {path} (mode {stat.S_IMODE(info.st_mode):04o})")
+        error.hint = f"chmod go-w {shlex.quote(str(path))}"
+        raise error
 
 
 def _regular(descriptor: int, path: str) -> io.FileIO:

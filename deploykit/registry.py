@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
-from deploykit.errors import CannotWrite, NotFound
+from deploykit.errors import CannotWrite, NotFound, UsageError
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -117,6 +118,24 @@ def new_id(name: str) -> str:
     """A run id: the job's name, the time in UTC, and four random characters."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{name}-{stamp}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(4))}"
+
+
+def checked_id(run: str) -> str:
+    """A run id that the user chose. Raises UsageError for one that is not valid."""
+    if re.fullmatch(RUN_ID, run) is None:
+        raise UsageError(
+            f"the run id {run!r} is not valid",
+            hint="letters, digits and single inner hyphens, at most 63 characters",
+        )
+    return run
+
+
+def known(run: str) -> Run:
+    """The row of a run. Raises NotFound where it is gone."""
+    row = lookup(run).get(run)
+    if row is None:
+        raise NotFound(f"the run {run} is no longer in the registry")
+    return row
 
 
 def add(run: Run) -> bool:
@@ -314,3 +333,12 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             f"the registry of runs {path} cannot be used: {error}",
             hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
         ) from error
+
+
+def exit_code(row: Run) -> int:
+    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
+    if row.state == State.SUCCEEDED.value:
+        return 0
+    if row.state == State.CANCELLED.value:
+        return 143
+    return row.exit_code or 1

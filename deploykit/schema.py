@@ -14,7 +14,7 @@ _WIDTH = 96
 """Characters of a comment line."""
 _SHOWN = {
     *("entrypoint.script", "entrypoint.args"),
-    *("resources.nodes", "resources.processes_per_node"),
+    *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
     *("sagemaker.instance_type", "sagemaker.framework_version"),
 }
 """Optional keys that the commented file sets."""
@@ -113,6 +113,16 @@ def commented(sections: Mapping[str, type[Any]]) -> str:
     for name, options in sections.items():
         lines += ["", f"# {name}:", *(f"# {line}" for line in _fields(options, f"{name}."))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def brief(name: str, options: Any) -> str | None:
+    """A backend's section on one line, with the keys that most jobs set; None where none does."""
+    shown = [
+        f"{field.name}: {sample(field, split(hints(options)[field.name])[1])}"
+        for field in dataclasses.fields(options)
+        if is_required(field) or f"{name}.{field.name}" in _SHOWN
+    ]
+    return f"{name}: {{{', '.join(shown)}}}" if shown else None
 
 
 def _fields(cls: Any, path: str) -> Iterator[str]:

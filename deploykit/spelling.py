@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from deploykit.problem import Problem
@@ -38,3 +39,11 @@ def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Ite
         yield Problem(f"{path}.{key}" if path else str(key), "unknown key", hint)
     if len(keys) > _NAMED:
         yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
+
+
+def near_name(text: str) -> str:
+    """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
+    import unicodedata  # rarely needed
+
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")

@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any
 
-from deploykit.decode import Malformed
+from deploykit.decode import Malformed, whole
 
 _LARGEST = 2**18
 """tomllib needs 500 times the memory of a text made of headers."""
@@ -32,4 +32,7 @@ def parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Malformed("is nested too deeply") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise Malformed(f"is not valid TOML: {error}") from None
+        what, at, place = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
+        last = len(text.rstrip().splitlines()) if at else None
+        line = whole(place.removeprefix("line ").partition(",")[0]) or last
+        raise Malformed(f"is not valid TOML: {what}", line) from None

@@ -25,7 +25,17 @@ import words
 from deploykit import backend, cli, errors, schema, source_tree
 from deploykit.backends.sagemaker import oracle, request
 from deploykit.commands import diagnose, doctor, wait
-from deploykit.decode import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity, hints, split
+from deploykit.decode import (
+    DURATION,
+    NOT_EMPTY,
+    SIZE,
+    Bounds,
+    Help,
+    Pattern,
+    Quantity,
+    hints,
+    split,
+)
 from deploykit.infra.answers import Answers
 from deploykit.model import JobSpec, State
 
@@ -178,6 +188,8 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
         return "**required**"
     value = field.default
     if value in (None, (), dataclasses.MISSING):
+        return ""
+    if value == 0 and DURATION in metadata:
         return ""
     if SIZE in metadata:
         return f"`{value // 1024**2}MiB`"

@@ -12,9 +12,10 @@ MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/
 
 JOB_FILE = """\
 One file describes a job, in YAML (`job.yaml`) or TOML (any name that ends in `.toml`).
-`deploykit init` writes a commented one, `deploykit check` finds every problem in one, and
-`deploykit init --schema` writes a JSON Schema ([also here](job.schema.json)), with which editors
-complete keys and mark mistakes. For VS Code with the YAML extension, make this the first line:
+[`deploykit init`](../how-to/start.md) writes a short one, `deploykit init --full` one with every
+key and a comment for each, and `deploykit check` finds every problem in one. With the JSON Schema
+that `deploykit init --schema` writes ([also here](job.schema.json)) editors complete keys and mark
+mistakes. For VS Code with the YAML extension `init` makes this the first line:
 
     # yaml-language-server: $schema=job.schema.json
 
@@ -76,7 +77,8 @@ since sbatch copies it to the nodes.
 """
 
 COMMANDS = """\
-`deploykit submit` without a file reads `./job.yaml`. Every command except `completion` has
+`deploykit submit` without a file reads `./job.yaml`; a [script needs
+none](../how-to/start.md#without-a-job-file). Every command except `completion` has
 `--json` and then prints JSON on standard output, errors included, as
 `{{"error": {{"message", "hint", "exit_code", "transient", "problems"}}}}`. Without it, results go
 to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
@@ -103,7 +105,7 @@ STATES = {
 }
 
 EXIT_CODES = """\
-Scripts may rely on these. Codes 64 to 77 follow BSD's `sysexits.h`, so that they are not confused
+Scripts may rely on these. Codes 64 to 78 follow BSD's `sysexits.h`, so that they are not confused
 with a trainer's own, which usually are 1, 2 or 128 + a signal.
 """
 

@@ -28,6 +28,7 @@ def _own_state(tmp_path, monkeypatch):
     """Runs are kept below the test's folder; the user's home must not be found."""
     monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "state folder"))
     monkeypatch.setenv("HOME", str(tmp_path / "no home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
 
 
 @pytest.fixture

@@ -380,6 +380,7 @@ def test_an_error_can_be_pickled_and_says_everything(kind):
     ]
     given = {
         JobFileError: ("job.yaml", problems),
+        errors.ConfigError: ("config.toml", problems),
         errors.FunctionFailed: (1, "ValueError", "Traceback\nValueError: bad"),
     }.get(kind, ("a message",))
     error = kind(*given, **({"run": "one"} if issubclass(kind, RunFailed) else {}))
@@ -398,4 +399,4 @@ def test_a_traceback_shows_the_hint():
         text=True,
         check=False,
     )
-    assert done.stderr.endswith("name an existing file, or write one with `deploykit init`\n")
+    assert done.stderr.endswith("or write a job file with `deploykit init`\n")

@@ -98,10 +98,9 @@ def test_all_problems_with_lines(project, capsys):
     missing = "entrypoint.script: file 'trian.py' not found"
     assert run("check") == 65
     assert capsys.readouterr().err.splitlines() == [
-        "error: job.yaml: 3 problems",
+        "error: job.yaml: 2 problems",
         "  line 1: nmae: unknown key (did you mean 'name'?)",
         f"  line 2: {missing} in {project} (did you mean 'train.py'?)",
-        "  resources.time_limit: is required (for example time_limit: 30m)",
     ]
 
 
@@ -124,14 +123,16 @@ def test_init_writes_a_file_that_check_accepts(project, capsys):
     assert run("init") == 0
     assert run("check") == 0
     assert run("init") == 64
-    assert "--force overwrites it" in capsys.readouterr().err
-    assert run("init", "--force", "other.yaml") == 0
+    assert "job.yaml already exists" in capsys.readouterr().err
+    assert run("init", "other.yaml") == 0
 
 
 def test_init_says_where_it_cannot_write(project, capsys):
     assert run("init", "no folder/job.yaml") == 64
+    assert "no folder: No such file" in capsys.readouterr().err
+    assert run("init", "--full", "no folder/job.yaml") == 64
     assert "cannot write no folder/job.yaml: No such file" in capsys.readouterr().err
-    assert run("init", "--json", "other.yaml") == 0
+    assert run("init", "--full", "--json", "other.yaml") == 0
     assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
 
 

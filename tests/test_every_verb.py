@@ -199,6 +199,7 @@ def test_without_a_backend(deploykit):
     assert "submit" in deploykit("--help")
     deploykit("init", "new.yaml")
     deploykit("check", "new.yaml", "--backend", "local")
+    assert deploykit("config").splitlines()[0] == "backend\tlocal\tdefault"
     names = [line.split()[0] for line in deploykit("backends").splitlines()]
     assert {"local", "slurm", "sagemaker"} <= set(names)
     assert "complete" in deploykit("completion", "bash")

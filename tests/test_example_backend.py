@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import backend, cli
+from deploykit import backend, cli, paths
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -75,6 +75,13 @@ def test_doctor_prints_its_findings(project, capsys):
     assert "warning: the line is too wide\n  proof  100 columns\n" in shown.out
 
 
+def test_doctor_sees_the_script_and_its_arguments(project, capsys):
+    (project / "other.py").touch()
+    code, shown = run(capsys, "doctor", "other.py", "--backend", "print", "--", "x" * 80)
+    assert code == 0
+    assert "proof  89 columns\n" in shown.out
+
+
 LACKING = {
     "attach": (["attach", "two", "--backend", "print"], "sagemaker"),
     "probe": (["backends", "print", "--probe"], "slurm"),
@@ -100,7 +107,18 @@ def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
 
 def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
-    tried |= {"check", "doctor", "guide", "init", "attach", "rerun", "disk", "prune", "rm"}
+    tried |= {
+        "check",
+        "config",
+        "doctor",
+        "guide",
+        "init",
+        "attach",
+        "rerun",
+        "disk",
+        "prune",
+        "rm",
+    }
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
 
 
@@ -124,8 +142,16 @@ def test_its_problems_are_reported(project, capsys):
 
 
 def test_init_writes_its_section_too(project, capsys):
-    assert run(capsys, "init", "new.yaml")[0] == 0
+    assert run(capsys, "init", "--full", "new.yaml")[0] == 0
     assert "#   # Text before the command.\n" in (project / "new.yaml").read_text()
+
+
+def test_it_can_be_the_users_default(project, capsys, monkeypatch):
+    file = paths.config()
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_text('backend = "print"\n')
+    assert run(capsys, "submit", "--dry-run")[1].out == "train.py --epochs 5\n"
+    assert run(capsys, "config")[1].out.startswith(f"backend\tprint\tconfig file: {file}, line 1\n")
 
 
 def test_contributing_names_every_function():

@@ -12,9 +12,8 @@ BACKENDS = ["local", "slurm", "sagemaker"]
 
 
 def load(path, *overrides):
-    return jobfile.load(
-        path, overrides, options={"local": local.Options}, backends=lambda: BACKENDS
-    )
+    draft = jobfile.read(path, overrides)
+    return jobfile.load(draft, options={"local": local.Options}, backends=lambda: BACKENDS)
 
 
 def problems(path, *overrides):

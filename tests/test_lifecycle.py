@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploykit import cli, paths, registry
+from deploykit import cli, jobfile, paths, registry
 from deploykit.backends import local
 from deploykit.errors import BackendUnavailable, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
@@ -94,3 +94,11 @@ def test_what_a_failed_submit_leaves(project, capsys, monkeypatch, error, state)
     assert cli.main(["submit", "--backend", "local", "--run", "one"]) == error.exit_code
     assert registry.get("one").state == state
     assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["submit", "--dry-run"], ["check"], ["doctor", "--from", "no"]])
+def test_a_job_file_is_read_once(project, monkeypatch, argv):
+    read, parse = [], jobfile.parse
+    monkeypatch.setattr(jobfile, "parse", lambda path: read.append(path) or parse(path))
+    cli.main(argv)
+    assert len(read) == 1

@@ -96,3 +96,27 @@ def test_options_of_sagemaker_decode_to_the_same_again(project):
     options = file.sections["sagemaker"]
     assert decode(type(options), as_data(options), "sagemaker") == (options, [])
     assert as_data(options)["max_wait"] == "7200s"
+
+
+def test_a_run_without_a_time_limit_can_be_sent_again(project, sent):
+    (project / "job.yaml").write_text("name: hello\nentrypoint: {script: train.py}\n")
+    assert cli.main(["submit", "--run", "first"]) == 0
+    assert cli.main(["rerun", "first", "--run", "second"]) == 0
+    assert [plan.job.resources.time_limit for plan in sent] == [0, 0]
+
+
+def test_a_default_of_the_user_does_not_change_an_earlier_run(project, monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        "deploykit.backends.slurm.submit",
+        lambda plan, folder: sent.append(plan) or Handle("slurm", "c", "1", plan.run, str(folder)),
+    )
+    assert cli.main(["submit", "--backend", "slurm", "--run", "first"]) == 0
+    bundle.store(sent[0].bundle)
+    file = paths.config()
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_text('[slurm]\npartition = "gpu"\n')
+    assert cli.main(["rerun", "first", "--run", "second"]) == 0
+    assert "--partition" not in sent[1].text
+    assert cli.main(["submit", "--backend", "slurm", "--run", "third"]) == 0
+    assert "--partition=gpu" in sent[2].text

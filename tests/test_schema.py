@@ -118,7 +118,6 @@ BROKEN = {
     "name with a blank": "name: a b",
     "name too long": f"name: {'x' * 41}",
     "list for a section": "resources: [1]",
-    "no time limit": "resources: {nodes: 1}",
     "time without a unit": "resources: {time_limit: 30}",
     "time with a wrong unit": "resources: {time_limit: 30x}",
     "no nodes": "resources: {time_limit: 5m, nodes: 0}",

@@ -140,6 +140,8 @@ VERBS = {
     "advise": ["advise", "--gpu", HOSTILE, "--batch-size", "1", "--sequence", "8"],
     "infra": ["infra", "check", HOSTILE],
     "init": ["init", f"{HOSTILE}/{FORGED}"],
+    "config": ["config", f"{HOSTILE}.yaml".replace("/", "_")],
+    "config-set": ["config", "--set", f"slurm.account={HOSTILE}"],
     "attach": ["attach", HOSTILE, "--backend", "sagemaker", "--target", "us-east-1"],
     "backends": ["backends", HOSTILE],
     "completion": ["completion", HOSTILE],

@@ -24,7 +24,8 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_contains_what_ships(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    shipped = (("templates", "*.j2"), ("templates", "*.sh"), ("entrypoints", "*.py"))
+    kinds = (("templates", "*.j2"), ("templates", "*.sh"), ("templates", "*.py"))
+    shipped = (*kinds, ("entrypoints", "*.py"))
     for folder, pattern in shipped:
         for path in (ROOT / folder).rglob(pattern):
             assert f"deploykit/{path.relative_to(ROOT).as_posix()}" in inside

@@ -34,6 +34,7 @@ SUMMARY = "this machine, through torchrun; several nodes are emulated on loopbac
 PROGRAMS = ("sh",)
 MODULES = ("torch",)
 PREFLIGHT = backend.PREFLIGHT
+UNLIMITED = True
 
 _RANKS_PER_CORE = 4
 """Above which a job on this machine is probably meant for another one."""

@@ -12,7 +12,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit import shell
+from deploykit import paths, shell
 from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.commands import output
@@ -85,13 +85,7 @@ def _write(path: Path, advice: Advice) -> None:
             "no strategy fits, so there is no job file to write", hint="run without --write"
         )
     text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise UsageError(f"{path} already exists", hint="name another file") from error
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    paths.create(path, text)
 
 
 def _print(advice: Advice, written: Path | None) -> None:

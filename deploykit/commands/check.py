@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
-    names = args.backend or lifecycle.sections(args.job)
-    file = lifecycle.load(args.job, args.set, names, args.arguments)
+    file = lifecycle.load(args.job, args.set, args.backend or (), args.arguments)
+    names = list(file.sections)
     warnings = lifecycle.check_all(file)
     if args.strict:
         lifecycle.refuse(args.job, warnings)

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings of each backend; return FAULT_FOUND where one stops the job."""
     if args.save and args.saved:
         raise UsageError("--save and --from cannot be used together")
-    names = args.backend or lifecycle.sections(args.job)
-    file = lifecycle.load(args.job, args.set, names)
+    file = lifecycle.load(args.job, args.set, args.backend, args.arguments)
+    names = list(file.sections)
     findings = [(name, one) for name in names for one in _examine(name, file, args)]
     if args.json:
         output.emit({"findings": [_data(name, one) for name, one in findings]})

@@ -80,11 +80,9 @@ def _add_run(case: Case, name: str) -> None:
 def _add_job(case: Case, args: argparse.Namespace) -> None:
     """Add what doctor finds about the network of the job."""
     case.file = str(args.job)
-    names = lifecycle.sections(args.job)
-    file = lifecycle.load(args.job, args.set, names)
-    for name in names:
+    file = lifecycle.load(args.job, args.set, ())
+    for name, options in file.sections.items():
         lifecycle.check(file, name)
-        options = file.sections[name]
         if not hasattr(options, "security_group_ids"):  # nothing of AWS's network
             continue
         case.settings = {

@@ -1,40 +1,157 @@
-"""Write a commented job file to start from; with --schema, the JSON Schema for your editor."""
+"""Write a job file for the script in this folder; for an empty folder, write a small trainer too.
+
+Never overwrites a file. On a terminal it may ask which script, and where to run it.
+
+deploykit init                       # job.yaml, for the script that looks like the trainer
+deploykit init evaluate.py           # job.yaml, for this script
+deploykit init --full all.yaml       # every key, with a comment for each
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from deploykit import backend, schema
+from deploykit import backend, paths, schema, shell, starter
 from deploykit.commands import output
-from deploykit.errors import UsageError
+from deploykit.errors import CannotWrite, UsageError
+from deploykit.starter import Script
+
+_SCHEMA = "job.schema.json"
+_OFFERED = 8
+"""Scripts that are listed."""
+_KEPT = "no file is overwritten: edit it, or name another file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the file, --force and --schema."""
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: job.yaml")
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument("--schema", action="store_true", help="write job.schema.json instead")
+    """Declare the file, --full and --schema."""
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE|SCRIPT",
+        help="the job file to write, or the Python script to run (default: job.yaml)",
+    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--full", action="store_true", help="write every key, with a comment")
+    kinds.add_argument("--schema", action="store_true", help=f"write {_SCHEMA} instead")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the job file or its schema."""
-    path = args.file or Path("job.schema.json" if args.schema else "job.yaml")
+    """Write the job file, or its schema."""
     sections = {name: backend.find(name).Options for name in backend.names()}
-    text = schema.commented(sections)
     if args.schema:
-        text = json.dumps(schema.json_schema(sections), indent=2) + "\n"
-    if path.exists() and not args.force:
-        raise UsageError(f"{path} already exists", hint="--force overwrites it")
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        return _write(args, args.file or Path(_SCHEMA), _schema_text(sections))
+    if args.full:
+        path = args.file or Path("job.yaml")
+        return _write(
+            args, path, schema.commented(sections), shell.command("deploykit", "check", path)
+        )
+    return _start(args, sections)
+
+
+def _write(args: argparse.Namespace, path: Path, text: str, following: str | None = None) -> int:
+    paths.create(path, text, _KEPT)
     if args.json:
         output.emit({"path": str(path)})
-    else:
-        output.say(f"wrote {path}")
-        if not args.schema:
-            output.say("next: set entrypoint.script, then `deploykit check`")
+        return 0
+    output.say(f"wrote {path}")
+    if following:
+        output.say(f"next: set entrypoint.script, then `{following}`")
     return 0
+
+
+def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
+    """Write the short job file, and the trainer where there is no script."""
+    given = args.file if args.file and args.file.suffix == ".py" else None
+    path = Path("job.yaml") if given else args.file or Path("job.yaml")
+    if path.exists():
+        raise UsageError(f"{path} already exists", hint=_KEPT)
+    folder = path.absolute().parent
+    found = _found(folder, given)
+    script, name = _choice(found, list(sections), args)
+    if script is None:
+        paths.create(path.parent / starter.TRAINER, starter.trainer(), _KEPT)
+        script = starter.scripts(folder)[0]
+    address = _schema_address(folder, sections)
+    examples = [line for one, options in sections.items() if (line := schema.brief(one, options))]
+    text = starter.job_file(folder.name, script, schema=address, backend=name, sections=examples)
+    paths.create(path, text, _KEPT)
+    _tell(args, path, script, found)
+    return 0
+
+
+def _found(folder: Path, given: Path | None) -> list[Script]:
+    """The scripts to choose from. Raises UsageError where there is none to read."""
+    try:
+        found = starter.scripts(folder)
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from error
+    if given is None:
+        return found
+    if not (folder / given).is_file():
+        raise UsageError(f"no script {given}", hint=f"without it: {_names(found) or 'a new one'}")
+    if given.is_absolute() or ".." in given.parts:
+        raise UsageError(f"{given} is not in this folder", hint="go to its folder first")
+    path = given.as_posix()
+    return [one for one in found if one.path == path] or [Script(path, 0, distributed=False)]
+
+
+def _choice(
+    found: list[Script], backends: list[str], args: argparse.Namespace
+) -> tuple[Script | None, str | None]:
+    """The script, if there is one, and the backend: on a terminal, as the user chooses."""
+    if args.json or not output.can_ask():
+        return next(iter(found), None), None
+    script = next(iter(found), None)
+    if len(found) > 1:
+        by_path = {one.path: one for one in found[:_OFFERED]}
+        script = by_path[output.ask("which script?", list(by_path))]
+    name = output.ask("where will it run?", backends)
+    return script, name if name != backend.DEFAULT else None
+
+
+def _schema_text(sections: Mapping[str, type[Any]]) -> str:
+    return json.dumps(schema.json_schema(sections), indent=2) + "\n"
+
+
+def _schema_address(folder: Path, sections: Mapping[str, type[Any]]) -> str | None:
+    """Where editors find the schema: beside the job file, else in the state folder.
+
+    There each `init` brings it up to date, and no project has a copy that grows old. None where it
+    cannot be written.
+    """
+    if (folder / _SCHEMA).is_file():
+        return _SCHEMA
+    path = paths.state() / _SCHEMA
+    try:
+        paths.private_folder(path.parent)
+        paths.write(path, _schema_text(sections))
+    except (OSError, CannotWrite):
+        return None
+    return path.as_uri()  # no blanks, at which editors would stop reading
+
+
+def _tell(args: argparse.Namespace, path: Path, script: Script, found: list[Script]) -> None:
+    key, count = starter.ranks(script)
+    new = [] if found else [str(path.parent / starter.TRAINER)]
+    if args.json:
+        output.emit({"path": str(path), "script": script.path, "new": new, key: count})
+        return
+    for one in new:
+        output.say(f"wrote {one}: a small trainer to start from")
+    one, many = ("GPU", "GPUs") if key == "gpus_per_node" else ("process", "processes")
+    output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
+    if others := _names([other for other in found if other != script]):
+        output.say(f"scripts it does not run: {others}")
+    file = [] if path == Path("job.yaml") else [path]
+    output.say(f"next: `{shell.command('deploykit', 'submit', *file, '--wait')}`")
+
+
+def _names(scripts: list[Script]) -> str:
+    names = [script.path for script in scripts]
+    more = [f"{len(names) - _OFFERED} more"] if len(names) > _OFFERED else []
+    return ", ".join([*names[:_OFFERED], *more])

@@ -64,6 +64,25 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def can_ask() -> bool:
+    """Whether a person reads and writes at a terminal."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def ask(question: str, choices: Sequence[str]) -> str:
+    """The choice of the user, by number or name; the first one for an empty line or at the end."""
+    note(question, *(f"  {number}  {choice}" for number, choice in enumerate(choices, 1)))
+    by_word = {str(number): choice for number, choice in enumerate(choices, 1)}
+    by_word |= {choice: choice for choice in choices} | {"": choices[0]}
+    while True:
+        _write(sys.stderr, "[1]: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if line.strip() in by_word:
+            return by_word[line.strip()]
+        note(f"one of 1 to {len(choices)}")
+
+
 def block(text: str) -> None:
     """Print a text of several lines on standard output, such as a plan or a script."""
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)

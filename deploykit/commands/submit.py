@@ -1,12 +1,17 @@
 """Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing.
 
-What follows `--` goes to the trainer, after the arguments of the job file:
+What follows `--` goes to the script, after the arguments of the job file. A script needs no job
+file; beside one, it takes the place of its entrypoint.
+
 deploykit submit -- --lr 0.1
+deploykit submit train.py --nodes 2 --processes-per-node 4 -- --lr 0.1
+deploykit submit -m package.train --time-limit 1h --backend slurm --save job.yaml
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from deploykit import lifecycle
 from deploykit.bundle import readable
@@ -35,17 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
     )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="also write this job to a new job file"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
     switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
     overrides = [*args.set, *switches]
-    backend = lifecycle.chosen(args.backend, args.job, overrides)
-    prepared = lifecycle.prepare(args.job, overrides, backend, args.run, args.arguments)
+    prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run, args.arguments)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
+    if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
+        output.note(f"note: {args.job}, with the settings of {prepared.source}")
+    if args.save:
+        _save(args, overrides)
     if not args.json:
         _name_largest(prepared)
     if args.dry_run:
@@ -95,6 +106,17 @@ def _name_largest(prepared: Prepared) -> None:
             f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
             "  what the job does not need can stay behind: add it to .deploykitignore",
         )
+
+
+def _save(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Write the job file of this job. Raises UsageError where the file exists."""
+    from deploykit import paths, script_job  # rarely needed
+
+    draft = lifecycle.read(args.job, overrides)
+    if args.backend:
+        draft.data["backend"] = args.backend
+    paths.create(args.save, script_job.text(draft, args.arguments, args.save.parent))
+    output.note(f"wrote {args.save}")
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:

@@ -123,5 +123,5 @@ def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
     else:
         for row in rows:
             output.run_text(row, run_diagnosis.brief(row))
-    codes = [lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT for row in rows]
+    codes = [registry.exit_code(row) if State(row.state).final else _TIMED_OUT for row in rows]
     return next(filter(None, codes), 0)

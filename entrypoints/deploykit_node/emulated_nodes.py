@@ -31,7 +31,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True)
 class Options:
-    """The command line: nodes, time limit in seconds, and the arguments of each launcher."""
+    """The command line: nodes, time limit in seconds (0: none), arguments of each launcher."""
 
     nodes: int
     time_limit: int

@@ -1,0 +1,102 @@
+"""Train a small network on all processes of a job. Copy it, and put in your own data and model.
+
+    deploykit submit --wait                      # with the processes that job.yaml asks for
+    deploykit submit --wait -- --epochs 20       # with arguments
+    python train.py                              # alone: it needs nothing but PyTorch
+
+A job that is started again with the same checkpoint folder goes on after the last epoch it saved.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main() -> None:
+    """Join the other processes, train, and save after each epoch."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=32, help="examples in each process")
+    parser.add_argument("--lr", type=float, default=0.01)
+    options = parser.parse_args()
+
+    device = join()
+    torch.manual_seed(0)
+    data = points()
+    sampler = DistributedSampler(data)  # to each process its share of the examples
+    loader = DataLoader(data, options.batch_size, sampler=sampler)
+    network = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
+    model = DistributedDataParallel(network)  # averages the gradients of all processes
+    optimizer = torch.optim.Adam(model.parameters(), options.lr)
+    checkpoint = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"), "last.pt")
+
+    for epoch in range(load(checkpoint, network, optimizer), options.epochs):
+        sampler.set_epoch(epoch)  # shuffle anew
+        loss = train(model, loader, optimizer, device)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
+            save(checkpoint, network, optimizer, epoch + 1)
+    dist.destroy_process_group()
+
+
+def join() -> torch.device:
+    """Join the process group that torchrun describes, or be one alone; the device to use."""
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "nccl" if gpu else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return torch.device("cuda" if gpu else "cpu")
+
+
+def points(count: int = 4096) -> TensorDataset:
+    """Points of a square, and whether each lies inside a circle: replace them by your data."""
+    place = torch.rand(count, 2) * 2 - 1
+    return TensorDataset(place, (place.norm(dim=1) < 0.8).long())
+
+
+def train(
+    model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer, device: torch.device
+) -> float:
+    """One epoch; the mean loss of all processes."""
+    total = torch.zeros((), device=device)
+    for inputs, labels in loader:
+        loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    dist.all_reduce(total)
+    return total.item() / len(loader) / dist.get_world_size()
+
+
+def save(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    """Write a checkpoint, complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epochs}
+    scratch = path.with_suffix(".new")
+    torch.save(state, scratch)
+    scratch.replace(path)
+
+
+def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Continue from a checkpoint, if there is one; the epochs it has behind it."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    network.load_state_dict(state["network"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["epochs"])
+
+
+if __name__ == "__main__":
+    main()
