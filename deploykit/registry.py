@@ -190,9 +190,9 @@ def get(name: str | None) -> Run:
         matches = _select("ORDER BY created DESC, run DESC LIMIT 1")
     else:
         matches = _select(
-            "WHERE substr(run, 1, length(?1)) = ?1 OR substr(run, -length(?1)) = ?1 "
-            "ORDER BY run = ?1 DESC, created DESC, run DESC",
-            (name,),
+            "WHERE substr(run, 1, length(?)) = ? OR substr(run, -length(?)) = ? "
+            "ORDER BY run = ? DESC, created DESC, run DESC",
+            (name,) * 5,  # Python 3.12.1 warns of `?1`
         )
     if len(matches) == 1 or (matches and matches[0].run == name):
         return matches[0]

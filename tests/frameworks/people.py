@@ -45,6 +45,8 @@ class Person:
     data: str = ""
     ranks: int = 2
     without_gpu: bool = False
+    ignore: tuple[str, ...] = ()
+    """What its `.deploykitignore` has."""
 
     @property
     def fetched(self):
@@ -69,6 +71,8 @@ class Person:
             shutil.copytree(self.fetched, folder)
         else:
             folder.mkdir()
+        if self.ignore:
+            (folder / ".deploykitignore").write_text("\n".join(self.ignore))
         if self.data:
             data = [PYTHON, "-W", "ignore", HERE / "people_data.py", self.data, folder]
             subprocess.run(data, check=True, capture_output=True)
