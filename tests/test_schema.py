@@ -65,7 +65,8 @@ def complaints(data):
 def job_path(tmp_path_factory):
     """A job file beside the files that those in the docs name."""
     folder = tmp_path_factory.mktemp("job")
-    (folder / "train.py").touch()
+    for name in ("train.py", "run_clm.py"):
+        (folder / name).touch()
     return folder / "job.yaml"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import exit_records, quoting
+from deploykit.bundle import readable
+from deploykit.model import State
 from deploykit.registry import Run
 
 _NAMED = 5
@@ -35,6 +37,8 @@ def lines(run: Run) -> Iterator[str]:
     if found is None:
         return
     working, results = found.working_folder, found.output
+    if not (working.count or results.count) and run.state == State.FAILED.value:
+        return
     yield from _listed("in output", results)
     if working.count:
         yield from _listed(f"in the working folder, {working.folder}", working)
@@ -50,12 +54,3 @@ def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
     yield f"{where}: {files.count}, {readable(files.bytes)}"
     for path, size in files.largest[:_NAMED]:
         yield f"  {readable(size):>8}  {path if path.isprintable() else ascii(path)}"
-
-
-def readable(size: float) -> str:
-    """A number of bytes as text, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:  # noqa: PLR2004 - the step between two units
-            return f"{size:.1f} {unit}".replace(".0 ", " ")
-        size /= 1000
-    return f"{size:.1f} GB"

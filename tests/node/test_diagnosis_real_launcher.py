@@ -230,9 +230,12 @@ def test_a_rank_that_torchrun_finds_killed(bundle, capsys):
     assert "killed_by_signal" in first["also"]
 
 
-def test_a_python_that_is_not_there(project, capsys):
+def test_a_python_whose_interpreter_is_not_there(project, tmp_path, capsys):
+    python = tmp_path / "python-of-a-removed-environment"
+    python.write_text("#!/no/such/python\n")
+    python.chmod(0o755)
     argv = ["submit", "--backend", "local", "--run", "one", "--wait"]
-    assert cli.main([*argv, "--set", "local.python=no-such-python"]) == 1
+    assert cli.main([*argv, "--set", f"local.python={python}"]) == 1
     first = first_finding(capsys, "one")
     assert first["cause"] == "command_not_found"
-    assert proved(first, "no-such-python: not found")
+    assert proved(first, f"{python}: not found")

@@ -6,13 +6,14 @@ import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_origin, get_type_hints, is_typeddict
 
 import pytest
 
 from deploykit import backend, exit_records
 from deploykit_node import exit_records as node_records
 from deploykit_node import records
+from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.requeue import heartbeat, restarts
 from deploykit_node.requeue.attempt import Attempt
@@ -40,7 +41,8 @@ def written(env, tmp_path):
     restarts.record(env, 2, restarts.TIME_LIMIT)
     Attempt(env, Cluster("slurm", 0, ("n0", "n1"))).begin()
     heartbeat.start(env, 0, "127.0.0.1").close()
-    names = ("node-0", "rank-3", "restart-1", "attempt", "heartbeat-0")
+    what_was_written.record(env | {"DEPLOYKIT_OUTPUT_DIR": str(tmp_path / "output")}, tmp_path, [])
+    names = ("node-0", "rank-3", "restart-1", "attempt", "heartbeat-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 
@@ -50,7 +52,8 @@ def test_what_is_written_has_the_fields_of_the_schema(written, name):
     types = get_type_hints(records.SCHEMA[name])
     assert list(written[name]) == list(types)
     for field, value in written[name].items():
-        assert isinstance(value, dict if field == "logs" else types[field])
+        kind = list if get_origin(types[field]) is list else types[field]
+        assert isinstance(value, dict if field == "logs" or is_typeddict(kind) else kind)
 
 
 def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
