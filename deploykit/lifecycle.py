@@ -17,6 +17,7 @@ from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
 from deploykit.backend import Backend
+from deploykit.decode import SURROGATE
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile
 from deploykit.model import Plan, Problem, State, Status
@@ -44,18 +45,13 @@ def load(
 
     `arguments` go to the trainer, after those of the file.
     """
-    if not all(map(_is_text, arguments)):
+    if any(map(SURROGATE.search, arguments)):
         raise UsageError("an argument after `--` is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(path, overrides, options=options, backends=backend.names)
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
-
-
-def _is_text(word: str) -> bool:
-    """Whether a word of the command line was UTF-8; other bytes are surrogates (PEP 383)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def chosen(name: str | None, path: Path | None = None, overrides: Sequence[str] = ()) -> str:

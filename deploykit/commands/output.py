@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -16,13 +15,11 @@ from io import TextIOWrapper
 from typing import Any, TextIO
 
 from deploykit import shell, terminal
+from deploykit.decode import SURROGATE
 from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.runs import Run
-
-_NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Surrogates for bytes that are not valid UTF-8; JSON cannot represent them."""
 
 
 def emit(data: Any) -> None:
@@ -192,7 +189,7 @@ def _json(data: Any, indent: int | None = None) -> None:
     out = sys.stdout
     unicode = out.encoding.lower().startswith("utf")
     text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
-    text = _NO_TEXT.sub("\ufffd", text)
+    text = SURROGATE.sub("\ufffd", text)
     _write(out, f"{terminal.data(text) if out.isatty() else text}\n")
 
 
