@@ -49,6 +49,7 @@ BY_CAUSE = {
     "rdzv_timeout": "rendezvous",
     "port_in_use": "rendezvous",
     "dns_failure": "rendezvous",
+    "job_never_starts": "slurm-pending",
     "efa_error": "efa",
     "ofi_plugin_incompatible": "efa",
 }

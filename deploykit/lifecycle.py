@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -26,6 +27,10 @@ from deploykit.runs import Run
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
+_BLOCKED = 10.0
+"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+_NEVER_STARTS = 81
+"""Exit code of such a run, above those of `sysexits.h`."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -282,8 +287,12 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run, each time it has changed, until it has ended or `timeout` seconds have passed."""
-    end = None if timeout is None else time.monotonic() + timeout
+    """The run, each time it has changed, until it has ended or `timeout` seconds have passed.
+
+    Also ends for a run that stays blocked, since that can take forever.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    leave = math.inf
     pause, longest = _POLL
     last: Run | None = None
     while True:
@@ -291,7 +300,10 @@ def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
         if row != last:
             yield row
             last, pause = row, _POLL[0]
-        if State(row.state).final or (end is not None and time.monotonic() >= end):
+        now = time.monotonic()
+        is_blocked = row.state == State.BLOCKED.value
+        leave = min(leave, now + _BLOCKED) if is_blocked else math.inf
+        if State(row.state).final or now >= min(end, leave):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)
@@ -309,9 +321,11 @@ def cancel(row: Run) -> Run:
 
 
 def exit_code(row: Run) -> int:
-    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
+    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
     if row.state == State.SUCCEEDED.value:
         return 0
+    if row.state == State.BLOCKED.value:
+        return _NEVER_STARTS
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1

@@ -89,10 +89,11 @@ STATES = {
     "unsent": "the target refused it, or submit was interrupted before anything was sent",
     "submitting": "recorded here; the target has not confirmed the job yet",
     "queued": "it is waiting for nodes, or they are being prepared",
+    "blocked": "it is queued, but can never start as it is: `reason` says why",
     "running": "its program runs",
     "stopping": "it received a signal to stop, or is being cleaned up",
     "succeeded": "it ended, with exit code 0 on every rank",
-    "failed": "it ended with an error; `why` gives the reason",
+    "failed": "it ended with an error; `reason` says why",
     "cancelled": "it was stopped on request",
     "unknown": "the target cannot be reached from here, or has no record of the job",
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
-from deploykit import cli, paths, runs
+from deploykit import cli, lifecycle, paths, runs
 from deploykit.backends import local
 from deploykit.errors import BackendUnavailable, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
@@ -94,3 +95,34 @@ def test_what_a_failed_submit_leaves(project, capsys, monkeypatch, error, state)
     assert cli.main(["submit", "--backend", "local", "--run", "one"]) == error.exit_code
     assert runs.get("one").state == state
     assert str(error) in capsys.readouterr().err
+
+
+def test_wait_leaves_a_run_that_can_never_start(capsys, monkeypatch):
+    answers = dict.fromkeys(("stuck", "waits"), Status(State.QUEUED, reason="waits"))
+    answers["stuck"] = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: {h: answers[h.run] for h in handles})
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    assert cli.main(["wait", add("stuck")]) == 81
+    told = capsys.readouterr()
+    assert "stuck: blocked\n  reason  requests too much, so it can never start" in told.out
+    assert "still in the queue; to remove it: deploykit cancel stuck" in told.err
+    assert cli.main(["wait", add("waits"), "--timeout", "0.1"]) == 124
+
+
+def test_wait_leaves_only_a_run_that_stays_blocked(monkeypatch):
+    """The site may be reconfigured, and Slurm's first reason may pass."""
+    states = [*[State.BLOCKED, State.QUEUED] * 3, State.SUCCEEDED]
+    answers = iter([Status(state, reason=str(n)) for n, state in enumerate(states)])
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, next(answers)))
+    monkeypatch.setattr(lifecycle, "_POLL", (0.01, 0.01))
+    assert [row.state for row in lifecycle.wait(add("one"))] == [state.value for state in states]
+
+
+def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, monkeypatch):
+    """Its log never ends, so it must not be waited for."""
+    blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
+    monkeypatch.setattr(local, "logs", lambda _, follow: iter(threading.Event().wait, None))
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    assert cli.main(["submit", "--backend", "local", "--wait", "--json"]) == 81
+    assert json.loads(capsys.readouterr().out)["state"] == "blocked"

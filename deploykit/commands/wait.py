@@ -1,6 +1,6 @@
 """Wait until a run has ended, and exit with the exit code of the trainer.
 
-143 when the run was cancelled, 124 on timeout (the run continues).
+143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")
         raise
-    printer.join()
+    if State(last.state).final:
+        printer.join()
     return _finish(last, as_json=as_json)
 
 
@@ -77,8 +78,13 @@ def _print_logs(row: Run, *, aside: bool) -> None:
 
 
 def _finish(row: Run, *, as_json: bool) -> int:
+    state = State(row.state)
     if as_json:
         output.emit(output.run_data(row))
     else:
         output.run_text(row, diagnose.brief(row))
-    return lifecycle.exit_code(row) if State(row.state).final else _TIMED_OUT
+    if state is State.BLOCKED:
+        remove = shell.command("deploykit", "cancel", row.run)
+        output.note(f"{row.run} is still in the queue; to remove it: {remove}")
+    ended = state.final or state is State.BLOCKED
+    return lifecycle.exit_code(row) if ended else _TIMED_OUT

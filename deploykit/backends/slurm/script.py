@@ -43,6 +43,8 @@ setup_failed() {
 }
 trap 'setup_failed $? "$BASH_COMMAND" ${#BASH_SOURCE[@]}' ERR"""
 
+_NOT_LOADED = "deploykit: the job cannot start: slurm.modules cannot be loaded: "
+
 _SRUN_OPTIONS = ("--unbuffered", "--export=ALL", "--kill-on-bad-exit=1")
 
 _OF_EACH_TASK = ("DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_OUTPUT_DIR")
@@ -234,7 +236,7 @@ def _setup_lines(options: Options) -> list[str]:
         "# shellcheck source=/dev/null",
         "type module >/dev/null 2>&1 || . /etc/profile",
         f"if ! module load {shlex.join(options.modules)}; then",
-        '    echo "deploykit: the job cannot start: a module of slurm.modules cannot be loaded"',
+        f"    echo {shlex.quote(_NOT_LOADED + ' '.join(options.modules))}",
         *("    exit 78", "fi", ""),
         *lines,
     ]
