@@ -227,8 +227,7 @@ def test_too_many_open_files(job, capsys):
     job(MANY)
     low = "ulimit -S -n 256; "
     assert "Too many open files" in failed_log(low)
-    found = commands(capsys, "low", "fd_limit")
-    (raised,) = found
+    raised = starting(commands(capsys, "low", "fd_limit"), "ulimit -n ")
     done = shell(f"{low}{raised} && deploykit submit --backend local")
     assert submitted(done)[0] == 0
 
@@ -274,25 +273,29 @@ def test_a_full_disk(job, capsys, tmp_path):
         subprocess.run(["umount", small], check=True)
 
 
-WAITED = """\
-import sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-print("rank", dist.get_rank(), flush=True)
-sys.exit("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8)")
+LATE = """\
+import datetime, os, time
+import torch
+from torch import distributed
+distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+distributed.barrier()
+distributed.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3))
+if os.environ["RANK"] == "1" and not os.environ.get("FIXED"):
+    time.sleep(600)
+distributed.all_reduce(torch.ones(1))
 """
 
 
-def test_a_collective_that_timed_out_is_run_again_with_more_to_see(job, capsys):
-    """The line is NCCL's, which needs a GPU; the two commands run what they say."""
-    job(WAITED, ranks=2)
+def test_a_collective_that_timed_out(job, capsys):
+    job(LATE, ranks=2)
     assert ended("before")[0] == 1
     found = commands(capsys, "before", "collective_timeout")
-    _, run = submitted(shell(starting(found, "deploykit submit --backend local --debug")))
-    assert list(paths.run_folder(run).glob("debug/*"))
-    _, run = submitted(shell(starting(found, "deploykit submit --backend local --preflight")))
-    assert "preflight: " in log_of(run)
+    code, run = submitted(shell(starting(found, "deploykit submit --backend local --preflight")))
+    assert (code, "preflight: " in log_of(run)) == (1, True)
+    code, run = submitted(shell(starting(found, "deploykit submit --backend local --debug")))
+    assert (code, paths.run_folder(run).joinpath("debug").is_dir()) == (1, True)
+    job(LATE, ranks=2, env=", FIXED: 'yes'")
+    assert ended("after")[0] == 0
 
 
 def test_what_deploykit_knows_of_a_run(job, capsys):
