@@ -372,9 +372,9 @@ def _violation(note: object, value: Any, data: object, unit: str) -> str | None:
     if isinstance(note, Bounds):
         low, high = note.low, note.high
         if low is not None and value < low:
-            return f"must be at least {low}{unit}, got {_shown(data)}"
+            return f"must be at least {low}{unit}, got {_shown(data if unit else value)}"
         if high is not None and value > high:
-            return f"must be at most {high}{unit}, got {_shown(data)}"
+            return f"must be at most {high}{unit}, got {_shown(data if unit else value)}"
     return None
 
 

@@ -1,5 +1,7 @@
 """Read a job file, YAML or TOML, with overrides (``--set a.b=c``), into a JobSpec and sections.
 
+A job from Python is the same data without a file: its keys, in a mapping.
+
 An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
 ``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 
@@ -42,12 +44,17 @@ _PARTS = re.compile(r"\.[ \t]*[\w-]")
 _MOST_PARTS = 20
 """Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
 
+Source = Path | Mapping[str, Any]
+"""A job file, or the keys of a job without one."""
+Overrides = Sequence[str | tuple[str, Any]]
+"""Texts ``a.b=c``, or paths of keys with their values."""
+
 
 @dataclass(frozen=True)
 class JobFile:
     """A job, and the decoded sections of the requested backends."""
 
-    path: Path
+    path: Source
     job: JobSpec
     sections: Mapping[str, Any]
     lines: Mapping[str, int]
@@ -57,27 +64,27 @@ class JobFile:
         """The warnings among `problems`. Raises JobFileError with all if one is an error."""
         ordered = located(problems, self.lines)
         if any(problem.severity == "error" for problem in ordered):
-            raise JobFileError(str(self.path), ordered)
+            raise JobFileError(title(self.path), ordered)
         return ordered
 
 
 def load(
-    path: Path,
-    overrides: Sequence[str] = (),
+    source: Source,
+    overrides: Overrides = (),
     *,
     options: Mapping[str, type[Any]],
     backends: Callable[[], Iterable[str]],
 ) -> JobFile:
-    """Read and decode `path`, then apply `overrides` (``a.b=c``).
+    """Read and decode a job, with `overrides` (``a.b=c``).
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first.
 
-    Relative locations become absolute, from the folder of the file.
+    Relative locations become absolute, from the folder of the file, else from the current one.
 
     Raises NotFound, UsageError (an invalid override) or JobFileError with every problem.
     """
-    tree, lines = parse(path)
+    tree, lines = parse(source)
     for override in overrides:
         _override(tree, override)
     names = [field.name for field in dataclasses.fields(JobSpec)]
@@ -90,15 +97,22 @@ def load(
         sections[name], more = decode(cls, tree.get(name), name)
         problems += more
     if job is not None:
-        job = _absolute(job, path.absolute().parent)
+        job = _absolute(job, source.absolute().parent if isinstance(source, Path) else Path.cwd())
         problems += [*_check(job), *backend.check_variables(job)]
     if problems or job is None:
-        raise JobFileError(str(path), located(problems, lines))
-    return JobFile(path, job, sections, lines)
+        raise JobFileError(title(source), located(problems, lines))
+    return JobFile(source, job, sections, lines)
 
 
-def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A job file as plain data, and the line of each key. Raises NotFound or JobFileError."""
+def title(source: Source) -> str:
+    """What a job is called in messages."""
+    return str(source) if isinstance(source, Path) else "the job"
+
+
+def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
+    """A job as plain data, and the line of each key of a file. Raises NotFound or JobFileError."""
+    if not isinstance(path, Path):
+        return dict(path), {}
     try:
         text = read_text(path)
     except (OSError, Malformed) as error:
@@ -120,9 +134,9 @@ def parse(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return tree, lines
 
 
-def backend_of(path: Path, overrides: Sequence[str]) -> str | None:
-    """The backend that a job file or an override names. Raises as `load`."""
-    tree, _ = parse(path)
+def backend_of(source: Source, overrides: Overrides) -> str | None:
+    """The backend that a job or an override names. Raises as `load`."""
+    tree, _ = parse(source)
     for override in overrides:
         _override(tree, override)
     name = tree.get("backend")
@@ -204,17 +218,24 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
+def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:
     """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
-    key, equals, value = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
+    key, value = _read_override(override) if isinstance(override, str) else override
+    if not all(key.split(".")):
+        raise UsageError(f"set {key!r}: expected a key", hint="for example resources.nodes")
     *parents, last = key.split(".")
     for name in parents:
         below = tree.get(name)
         tree[name] = dict(below) if isinstance(below, dict) else {}
         tree = tree[name]
-    tree[last] = _override_value(text, value)
+    tree[last] = value
+
+
+def _read_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
+    return key, _override_value(text, value)
 
 
 def _override_value(text: str, value: str) -> Any:

@@ -16,21 +16,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, revision, runs, secret_scan
+from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
 from deploykit.decode import SURROGATE
-from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
-from deploykit.jobfile import JobFile
+from deploykit.errors import (
+    DeploykitError,
+    JobFileError,
+    NeverStarts,
+    NotFound,
+    TryAgain,
+    Uncertain,
+    UsageError,
+)
+from deploykit.jobfile import JobFile, Overrides, Source
 from deploykit.model import Plan, Problem, State, Status
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
 _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
-_NEVER_STARTS = 81
-"""Exit code of such a run, above those of `sysexits.h`."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -44,37 +50,48 @@ class Prepared:
 
 
 def load(
-    path: Path, overrides: Sequence[str], names: Iterable[str], arguments: Sequence[str] = ()
+    job: Source, overrides: Overrides, names: Iterable[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job file with the sections of the backends `names`. Raises as `jobfile.load`.
+    """Read a job with the sections of the backends `names`. Raises as `jobfile.load`.
 
-    `arguments` go to the trainer, after those of the file.
+    `arguments` go to the trainer, after those of the job.
     """
     if any(map(SURROGATE.search, arguments)):
-        raise UsageError("an argument after `--` is not UTF-8 text")
+        raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(path, overrides, options=options, backends=backend.names)
+    file = jobfile.load(job, overrides, options=options, backends=backend.names)
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
 
 
-def chosen(name: str | None, path: Path | None = None, overrides: Sequence[str] = ()) -> str:
-    """The backend to use: `name`, else the job file's, the environment's, or local."""
-    from_file = jobfile.backend_of(path, overrides) if path and name is None else None
-    return name or from_file or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
+def chosen(name: str | None, job: Source | None = None, overrides: Overrides = ()) -> str:
+    """The backend to use: `name`, else the job's, the environment's, or local."""
+    from_job = jobfile.backend_of(job, overrides) if job and name is None else None
+    return name or from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
-def sections(path: Path) -> list[str]:
-    """The backends that have a section in a job file; the one to use where none has."""
-    tree, _ = jobfile.parse(path)
-    return [name for name in backend.names() if name in tree] or [chosen(None, path)]
+def sections(job: Source) -> list[str]:
+    """The backends that have a section in a job; the one to use where none has."""
+    tree, _ = jobfile.parse(job)
+    return [name for name in backend.names() if name in tree] or [chosen(None, job)]
 
 
 def check(file: JobFile, name: str) -> list[Problem]:
     """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
     secrets = secret_scan.check(file.job, {name: file.sections[name]})
     return file.raise_on([*problems(file, name), *secrets])
+
+
+def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
+    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
+    found = [problem for name in names for problem in problems(file, name)]
+    found += secret_scan.check(file.job, file.sections)
+    try:
+        found += bundle.scan(source(file), file.job.max_bundle).warnings
+    except JobFileError as error:
+        found += error.problems
+    return file.raise_on(found)
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
@@ -85,26 +102,26 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
 
 
-def refuse(path: Path, warnings: Sequence[Problem]) -> None:
+def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
         problems = [replace(problem, severity="error") for problem in warnings]
-        raise JobFileError(str(path), problems, hint="--strict treats warnings as errors")
+        raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
 
 
 def prepare(
-    path: Path,
-    overrides: Sequence[str],
+    job: Source,
+    overrides: Overrides,
     name: str,
     run: str | None,
     arguments: Sequence[str] = (),
 ) -> Prepared:
     """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
-    file = load(path, overrides, [name], arguments)
+    file = load(job, overrides, [name], arguments)
     warnings = check(file, name)
     packed = bundle.scan(source(file), file.job.max_bundle)
     warnings += packed.warnings
-    identity = _checked_id(run) if run else runs.new_id(file.job.name)
+    identity = _checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings)
 
@@ -140,15 +157,15 @@ def _claim(plan: Plan, folder: Path) -> Run:
         hashlib.sha256(plan.text.encode()).hexdigest(),
         plan.bundle.hash,
         plan.bundle.commit,
-        runs.now(),
+        registry.now(),
         plan.output,
     )
-    if runs.add(row):
+    if registry.add(row):
         return row
     earlier = _known(plan.run)
     if (earlier.backend, earlier.plan) != (row.backend, row.plan):
         raise UsageError(
-            f"the run id {plan.run} belongs to a different job", hint="choose another --run"
+            f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
@@ -161,13 +178,13 @@ def attach(run: str, name: str, target: str | None) -> Run:
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
     engine = backend.require(name, backend.Attach)
-    if not runs.lookup(run):
+    if not registry.lookup(run):
         folder = paths.run_folder(_checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
         where = handle.target
-        runs.add(Run(run, run, name, where, str(folder), "", "", None, runs.now(), ""))
-        runs.confirm(run, handle.id)
+        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        registry.confirm(run, handle.id)
     return refresh([_known(run)])[0]
 
 
@@ -177,9 +194,9 @@ def _send(plan: Plan, folder: Path) -> None:
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
     except DeploykitError as error:
-        runs.update(plan.run, Status(State.UNSENT, "", str(error)))
+        registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
-    runs.confirm(plan.run, handle.id)
+    registry.confirm(plan.run, handle.id)
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
@@ -226,7 +243,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
             failures |= _refresh(backend.find(name), group)
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
-    current = runs.lookup(*(row.run for row in rows))
+    current = registry.lookup(*(row.run for row in rows))
     return [_with_reason(current[row.run], failures.get(row.run)) for row in rows]
 
 
@@ -244,7 +261,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
 
 def _may_still_come(row: Run) -> bool:
     """Whether the job may still appear: what sends it can outlive a killed submit."""
-    return row.state == State.UNSENT.value and runs.now() - row.created < _IN_FLIGHT
+    return row.state == State.UNSENT.value and registry.now() - row.created < _IN_FLIGHT
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
@@ -262,7 +279,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
                 failures[row.run] = _last_known(row.backend, error)
     handles = {
         row.handle: row
-        for row in runs.lookup(*(row.run for row in rows)).values()
+        for row in registry.lookup(*(row.run for row in rows)).values()
         if row.handle is not None
     }
     if not handles:
@@ -270,7 +287,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     status_by_handle = engine.status(list(handles))
     for handle, row in handles.items():
         if status_by_handle[handle] != row.status:
-            runs.update(row.run, status_by_handle[handle])
+            registry.update(row.run, status_by_handle[handle])
     return failures
 
 
@@ -278,12 +295,12 @@ def _reconcile(engine: Backend, row: Run) -> None:
     """Find the job of an interrupted submit, and record whether it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
-        runs.confirm(row.run, handle.id)
+        registry.confirm(row.run, handle.id)
         return
     if row.state == State.UNSENT.value:
         return  # keep its reason
     reason = "submit was interrupted before anything was sent; submit it again"
-    runs.update(row.run, Status(State.UNSENT, "", reason))
+    registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
@@ -325,14 +342,14 @@ def exit_code(row: Run) -> int:
     if row.state == State.SUCCEEDED.value:
         return 0
     if row.state == State.BLOCKED.value:
-        return _NEVER_STARTS
+        return NeverStarts.exit_code
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1
 
 
 def _known(run: str) -> Run:
-    row = runs.lookup(run).get(run)
+    row = registry.lookup(run).get(run)
     if row is None:
         raise NotFound(f"the run {run} is no longer in the registry")
     return row
@@ -341,7 +358,7 @@ def _known(run: str) -> Run:
 def _checked_id(run: str) -> str:
     if re.fullmatch(_RUN_ID, run) is None:
         raise UsageError(
-            f"--run {run!r}: a run id is letters, digits and single inner hyphens",
-            hint="at most 63 characters",
+            f"the run id {run!r} is not valid",
+            hint="letters, digits and single inner hyphens, at most 63 characters",
         )
     return run

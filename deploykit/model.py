@@ -284,7 +284,8 @@ class Profile:
 class LogLine:
     """One line of a log, without its newline. `time` is aware, in UTC.
 
-    Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost.
+    Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost. As text
+    it is safe to print: logs are untrusted, and a terminal obeys control characters.
     """
 
     text: str
@@ -293,3 +294,16 @@ class LogLine:
     time: datetime | None = None
     task: int | None = None
     """The task of a job array."""
+
+    @property
+    def origin(self) -> str:
+        """Its task and rank, or its node where no rank wrote it, to be put before the text."""
+        task = f"[task {self.task}] " if self.task is not None else ""
+        if self.rank is not None:
+            return f"{task}[rank {self.rank}] "
+        return task + (f"[node {self.node}] " if self.node is not None else "")
+
+    def __str__(self) -> str:
+        from deploykit import terminal  # only where lines are shown
+
+        return self.origin + " ".join(terminal.log(self.text, colors=False))

@@ -21,3 +21,15 @@ class Problem:
     line: int | None = None
     severity: Literal["error", "warning"] = "error"
     source: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The problem in one sentence, without its source."""
+        line = f"line {self.line}: " if self.line else ""
+        path = f"{self.path}: " if self.path else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{line}{path}{self.message}{hint}"
+
+    def __str__(self) -> str:
+        mark = "warning: " if self.severity == "warning" else ""
+        return f"{mark}{self.text}" + (f"; see {self.source}" if self.source else "")

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import sagemaker_oracle
 import words
 
-from deploykit import backend, cli, errors, lifecycle, schema, source_tree
+from deploykit import backend, cli, errors, schema, source_tree
 from deploykit.backends.sagemaker import oracle, request
 from deploykit.commands import diagnose, doctor, wait
 from deploykit.decode import NOT_EMPTY, SIZE, Bounds, Help, Pattern, Quantity, hints, split
@@ -266,9 +266,6 @@ def exit_codes() -> str:
         cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
         doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
-        lifecycle._NEVER_STARTS: (  # noqa: SLF001
-            "`wait`, `submit --wait`: the run is queued, but can never start"
-        ),
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
     rows = [[str(code), found[code]] for code in sorted(found)]

@@ -147,6 +147,7 @@ class Trainer:
     def train_step(self, batch: Batch, epoch: int) -> None:
         """Compute the gradients of a batch, update the parameters, and log."""
         self.step += 1
+        self.strategy.seed_step(self.step)
         logged = self.step % self.options.log_every == 0
         strategy, scaler = self.strategy, self.loss_scaler
         lr = float(self.lr_schedule.get_last_lr()[0])
@@ -238,8 +239,8 @@ class Trainer:
     def save(self) -> Path:
         """Save a checkpoint and return its path.
 
-        Steps use no random numbers, and the order of the samples follows from seed and step, so
-        the tensors and these few values are the complete state of a run.
+        The random numbers of a step and the order of the samples follow from seed and step, so the
+        tensors and these few values are the complete state of a run.
         """
         progress = {
             "step": self.step,
@@ -273,19 +274,27 @@ class Trainer:
         """
         if problem := progress_problem(checkpoint.progress):
             return problem
-        if checkpoint.progress["settings"] != self.settings():
+        if changes := self.changed_settings(checkpoint.progress["settings"]):
             raise ValueError(
-                f"{checkpoint.path} was saved with the settings "
-                f"{str(checkpoint.progress['settings'])[:1000]}, but this run has "
-                f"{self.settings()}: use the same settings, or another checkpoint folder"
+                f"{checkpoint.path} was saved with other settings: {'; '.join(changes)[:1000]}; "
+                "use the same settings, or another checkpoint folder"
             )
         return checkpoint.metadata.mismatch(self.strategy.state())
 
     def settings(self) -> dict[str, float | str | None]:
         """The options that determine the results, and must not change when a run is resumed."""
         model = ("task", "text", "sequence", "layers", "width", "heads")
-        names = (*model, "batch_size", "optimizer", "lr", "seed")
+        steps = ("batch_size", "optimizer", "lr", "lr_schedule", "warmup", "weight_decay", "clip")
+        names = (*model, *steps, "precision", "seed")
         return {name: getattr(self.options, name) for name in names}
+
+    def changed_settings(self, saved: dict[str, object]) -> list[str]:
+        """The settings of this run that differ from those of a checkpoint."""
+        return [
+            f"--{name.replace('_', '-')} was {saved.get(name)}, now {value}"
+            for name, value in self.settings().items()
+            if saved.get(name) != value
+        ]
 
 
 def progress_problem(progress: Progress) -> str:

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from deploykit import cli, paths, runs
+from deploykit import cli, paths, registry
 from deploykit.model import State, Status
 from tests.aws_server import SECTION
 
@@ -49,11 +49,11 @@ def add(name, where, state, *, whole):
     folder = paths.run_folder(name)
     if whole:
         folder.mkdir(parents=True)
-    row = (name, "j", backend, place, str(folder), "a", "b", None, runs.now(), "/out")
-    runs.add(runs.Run(*row))
+    row = (name, "j", backend, place, str(folder), "a", "b", None, registry.now(), "/out")
+    registry.add(registry.Run(*row))
     if state is not State.SUBMITTING:
-        runs.confirm(name, "7" if backend == "slurm" else name)
-        runs.update(name, Status(state))
+        registry.confirm(name, "7" if backend == "slurm" else name)
+        registry.update(name, Status(state))
 
 
 def rows(capsys, *words):
@@ -88,7 +88,7 @@ def test_a_local_run_of_which_nothing_is_left(project, capsys):
     for name in ("lost", "kept"):
         words = ["submit", "--backend", "local", "--run", name, "--wait"]
         assert cli.main(words) == 0
-    runs.update("lost", Status(State.RUNNING))
+    registry.update("lost", Status(State.RUNNING))
     shutil.rmtree(paths.run_folder("lost"))
     capsys.readouterr()
     found = rows(capsys, "list")

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from deploykit import cli, exit_records, runs
+from deploykit import cli, exit_records, registry
 from deploykit.model import State, Status
 
 DEEP = "[" * 100_000
@@ -78,8 +78,10 @@ def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
     (folder / "logs/job.log").touch()
     (folder / "exit_records/node-0.json").write_text(DEEP)
     here = os.uname().nodename
-    runs.add(runs.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one"))
-    runs.update("one", Status(State.RUNNING))
+    registry.add(
+        registry.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one")
+    )
+    registry.update("one", Status(State.RUNNING))
     assert cli.main(["status", "one"]) == 0
     assert "one: failed" in capsys.readouterr().out
 

@@ -49,7 +49,7 @@ def test_every_problem_has_its_line_and_path(project):
     path = add(project, "  nodse: 2\n  nodes: 0\nspurce: .\n")
     assert problems(path) == [
         (7, "resources.nodse", "unknown key", "did you mean 'nodes'?"),
-        (8, "resources.nodes", "must be at least 1, got '0'", None),
+        (8, "resources.nodes", "must be at least 1, got 0", None),
         (9, "spurce", "unknown key", "did you mean 'source'?"),
     ]
 

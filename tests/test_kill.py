@@ -20,14 +20,14 @@ from tests.aws_server import SECTION, sent_requests
 pytestmark = pytest.mark.slow
 
 AROUND_THE_ROW = [
-    ("before", "deploykit.runs:add"),
-    ("after", "deploykit.runs:add"),
+    ("before", "deploykit.registry:add"),
+    ("after", "deploykit.registry:add"),
     ("before", "deploykit.lifecycle:_record_source"),
     ("after", "deploykit.lifecycle:_record_source"),
     ("before", "deploykit.bundle:store"),
     ("after", "deploykit.bundle:store"),
 ]
-AT_THE_END = [("before", "deploykit.runs:confirm"), ("after", "deploykit.runs:confirm")]
+AT_THE_END = [("before", "deploykit.registry:confirm"), ("after", "deploykit.registry:confirm")]
 
 
 def points(*around_the_send):

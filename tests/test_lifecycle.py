@@ -7,24 +7,25 @@ import threading
 
 import pytest
 
-from deploykit import cli, lifecycle, paths, runs
+import deploykit
+from deploykit import cli, lifecycle, paths, registry
 from deploykit.backends import local
-from deploykit.errors import BackendUnavailable, SubmitRefused, Uncertain
+from deploykit.errors import BackendUnavailable, NeverStarts, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
 
 
 def add(run, state=State.RUNNING, identity="7", created=None, reason=""):
     folder = paths.run_folder(run)
     folder.mkdir(parents=True)
-    row = runs.Run(
+    row = registry.Run(
         *(run, "job", "local", "here", str(folder), "a", "b", None),
-        runs.now() if created is None else created,
+        registry.now() if created is None else created,
         "/out",
     )
-    runs.add(row)
+    registry.add(row)
     if identity is not None:
-        runs.confirm(run, identity)
-    runs.update(run, Status(state, reason=reason))
+        registry.confirm(run, identity)
+    registry.update(run, Status(state, reason=reason))
     return run
 
 
@@ -49,7 +50,7 @@ def test_a_backend_that_cannot_be_asked_hides_no_run(capsys, unreachable):
     assert found["running"]["state"] == "running"
     assert "local cannot be reached: no route to the cluster" in found["running"]["reason"]
     assert found["ended"]["reason"] == ""
-    assert runs.get("running").reason == ""
+    assert registry.get("running").reason == ""
 
 
 def test_one_question_for_many_runs(capsys, monkeypatch):
@@ -93,7 +94,7 @@ def test_what_a_failed_submit_leaves(project, capsys, monkeypatch, error, state)
 
     monkeypatch.setattr(local, "submit", fail)
     assert cli.main(["submit", "--backend", "local", "--run", "one"]) == error.exit_code
-    assert runs.get("one").state == state
+    assert registry.get("one").state == state
     assert str(error) in capsys.readouterr().err
 
 
@@ -126,3 +127,12 @@ def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, mo
     monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
     assert cli.main(["submit", "--backend", "local", "--wait", "--json"]) == 81
     assert json.loads(capsys.readouterr().out)["state"] == "blocked"
+
+
+def test_python_gets_an_error_for_a_run_that_can_never_start(monkeypatch):
+    blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    with pytest.raises(NeverStarts, match="stuck is queued, but requests too much") as caught:
+        deploykit.get(add("stuck")).wait()
+    assert caught.value.exit_code == 81

@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deploykit import paths, runs
+from deploykit import paths, registry
 from deploykit.errors import CannotWrite, DeploykitError, NotFound
 from deploykit.model import State, Status
 
 
 def row(name, created=1.0):
-    return runs.Run(name, "job", "local", "here", "/f", "a", "b", None, created, "/out")
+    return registry.Run(name, "job", "local", "here", "/f", "a", "b", None, created, "/out")
 
 
 def _add_many(number):
-    return [runs.add(row(f"run-{number}-{n}")) for n in range(5)] + [runs.add(row("same"))]
+    return [registry.add(row(f"run-{number}-{n}")) for n in range(5)] + [registry.add(row("same"))]
 
 
 def test_fifty_writers_lose_nothing_and_one_wins_each_id():
@@ -27,51 +27,51 @@ def test_fifty_writers_lose_nothing_and_one_wins_each_id():
         results = pool.map(_add_many, range(50), chunksize=1)
     assert all(all(result[:5]) for result in results)
     assert sum(result[5] for result in results) == 1
-    assert len(runs.every()) == 251
+    assert len(registry.every()) == 251
 
 
 def _add_in_threads(number):
     with ThreadPoolExecutor(8) as threads:
-        return all(threads.map(lambda n: runs.add(row(f"run-{number}-{n}")), range(50)))
+        return all(threads.map(lambda n: registry.add(row(f"run-{number}-{n}")), range(50)))
 
 
 def test_processes_with_threads_lose_nothing():
     """As notebooks do: opening the file for its mode would drop the locks of other threads."""
-    runs.add(row("first"))
+    registry.add(row("first"))
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert all(pool.map(_add_in_threads, range(4), chunksize=1))
-    assert len(runs.every()) == 201
+    assert len(registry.every()) == 201
 
 
 def test_states_are_kept():
-    runs.add(row("a"))
-    assert runs.get("a").handle is None
-    runs.confirm("a", "77")
-    runs.update("a", Status(State.FAILED, "F", "why", 3))
-    found = runs.get("a")
+    registry.add(row("a"))
+    assert registry.get("a").handle is None
+    registry.confirm("a", "77")
+    registry.update("a", Status(State.FAILED, "F", "why", 3))
+    found = registry.get("a")
     assert str(found.handle) == "local://here/77"
     assert found.status == Status(State.FAILED, "F", "why", 3)
 
 
 def test_names_find_runs():
     for number, name in enumerate(["ab-1", "ab-2", "c-3"]):
-        runs.add(row(name, created=number))
-    assert [runs.get(name).run for name in ("ab-1", "c", "-2", None)] == [
+        registry.add(row(name, created=number))
+    assert [registry.get(name).run for name in ("ab-1", "c", "-2", None)] == [
         "ab-1",
         "c-3",
         "ab-2",
         "c-3",
     ]
     with pytest.raises(NotFound, match="matches 2 runs") as caught:
-        runs.get("ab")
+        registry.get("ab")
     assert caught.value.hint == "ab-2; ab-1"
     with pytest.raises(NotFound, match="no run matches 'x'"):
-        runs.get("x")
+        registry.get("x")
 
 
 def test_no_runs_yet_creates_no_file():
     with pytest.raises(NotFound, match="there are no runs yet"):
-        runs.get(None)
+        registry.get(None)
     assert not paths.state().exists()
 
 
@@ -79,7 +79,7 @@ def test_an_unusable_registry_is_explained():
     paths.state().mkdir(parents=True)
     (paths.state() / "runs.sqlite").write_text("this is no database, and long enough to tell" * 20)
     with pytest.raises(DeploykitError, match=r"registry of runs .* cannot be used") as caught:
-        runs.every()
+        registry.every()
     assert "DEPLOYKIT_HOME" in caught.value.hint
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
@@ -88,45 +88,45 @@ def test_a_registry_of_an_older_layout_is_named():
     paths.state().mkdir(parents=True)
     with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
         database.execute("CREATE TABLE runs (run TEXT PRIMARY KEY, place TEXT)")
-    for use in (runs.every, lambda: runs.get("a"), lambda: runs.add(row("a"))):
+    for use in (registry.every, lambda: registry.get("a"), lambda: registry.add(row("a"))):
         with pytest.raises(CannotWrite, match="another version of deploykit wrote") as caught:
             use()
         assert "move the file away" in caught.value.hint
 
 
 def test_reading_waits_for_no_writer():
-    runs.add(row("a"))
+    registry.add(row("a"))
     with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
         database.execute("BEGIN IMMEDIATE")
-        assert runs.lookup("a")["a"].run == runs.get(None).run == "a"
-        assert len(runs.every()) == 1
+        assert registry.lookup("a")["a"].run == registry.get(None).run == "a"
+        assert len(registry.every()) == 1
 
 
 def test_one_row_is_asked_for_by_its_id(monkeypatch):
     for number in range(3):
-        runs.add(row(f"run-{number}"))
-    read, make = [], runs._run
-    monkeypatch.setattr(runs, "_run", lambda values: read.append(values["run"]) or make(values))
-    assert list(runs.lookup("run-1")) == ["run-1"]
-    assert runs.get("run-2").run == "run-2"
+        registry.add(row(f"run-{number}"))
+    read, make = [], registry._run
+    monkeypatch.setattr(registry, "_run", lambda values: read.append(values["run"]) or make(values))
+    assert list(registry.lookup("run-1")) == ["run-1"]
+    assert registry.get("run-2").run == "run-2"
     assert read == ["run-1", "run-2"]
 
 
 def test_ids_are_the_name_the_time_and_chance():
-    made = {runs.new_id("digits") for _ in range(100)}
+    made = {registry.new_id("digits") for _ in range(100)}
     assert len(made) > 95
     assert all(len(name) == len("digits-20261121-014608-7kq2") for name in made)
 
 
 def test_only_a_whole_id_or_a_beginning_of_it_stops_a_run():
     for name in ("exp-x", "exp-x-2", "abc"):
-        assert runs.add(row(name))
-    assert runs.get_to_stop("exp-x").run == "exp-x"
-    assert runs.get_to_stop("exp-x-").run == "exp-x-2"
-    assert runs.get_to_stop("abc").run == "abc"
+        assert registry.add(row(name))
+    assert registry.get_to_stop("exp-x").run == "exp-x"
+    assert registry.get_to_stop("exp-x-").run == "exp-x-2"
+    assert registry.get_to_stop("abc").run == "abc"
     for name, near in (("x-2", "exp-x-2"), ("ab", "abc"), ("bc", "abc")):
         with pytest.raises(NotFound, match="is not the id of a run") as caught:
-            runs.get_to_stop(name)
+            registry.get_to_stop(name)
         assert caught.value.hint == f"{near}?"
     with pytest.raises(NotFound, match="matches 2 runs"):
-        runs.get_to_stop("exp-")
+        registry.get_to_stop("exp-")

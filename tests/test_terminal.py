@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit import cli, runs, terminal
+from deploykit import cli, registry, terminal
 from deploykit.model import State, Status
 
 pytestmark = pytest.mark.slow
@@ -87,9 +87,11 @@ def place(project, tmp_path):
     (folder / "logs/node-0.log").write_bytes(LOG + b"\nRuntimeError: CUDA out of memory " + LOG)
     (folder / "logs" / f"x{FORGED}{CLIPBOARD}.log").write_bytes(LOG)
     words = HOSTILE + FORGED
-    row = runs.Run("one", words, "local", words, str(folder), "a", "b", words, 1.0, words, words)
-    runs.add(row)
-    runs.update("one", Status(State.FAILED, words, words, 1))
+    row = registry.Run(
+        "one", words, "local", words, str(folder), "a", "b", words, 1.0, words, words
+    )
+    registry.add(row)
+    registry.update("one", Status(State.FAILED, words, words, 1))
     (project / f"{HOSTILE}.yaml".replace("/", "_")).write_text("a: [")
     (project / "bad.yaml").write_text(json.dumps({words: words, "name": words}))
     machine = dict.fromkeys(("python", "torch", "cuda", "import_error", "host_address"), words)

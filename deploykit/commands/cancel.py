@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, runs
+from deploykit import lifecycle, registry
 from deploykit.commands import output
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stop the run, and print its state."""
-    row = lifecycle.cancel(runs.get_to_stop(args.run))
+    row = lifecycle.cancel(registry.get_to_stop(args.run))
     if args.json:
         output.emit(output.run_data(row))
     else:

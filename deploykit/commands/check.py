@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import bundle, lifecycle, secret_scan
+from deploykit import lifecycle
 from deploykit.commands import output
-from deploykit.errors import JobFileError
-from deploykit.jobfile import JobFile
-from deploykit.model import Problem
 
 SHARED = ("job", "strict")
 
@@ -27,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
     names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names, args.arguments)
-    warnings = _check(file, names)
+    warnings = lifecycle.check_all(file, names)
     if args.strict:
         lifecycle.refuse(args.job, warnings)
     if args.json:
@@ -36,16 +33,3 @@ def run(args: argparse.Namespace) -> int:
     output.warnings(warnings)
     output.say(f"{args.job}: no errors for {', '.join(names)}")
     return 0
-
-
-def _check(file: JobFile, names: list[str]) -> list[Problem]:
-    """The warnings of all backends; every error of all of them, and of the bundle, at once."""
-    problems: list[Problem] = []
-    for name in names:
-        problems += lifecycle.problems(file, name)
-    problems += secret_scan.check(file.job, file.sections)
-    try:
-        problems += bundle.scan(lifecycle.source(file), file.job.max_bundle).warnings
-    except JobFileError as error:
-        problems += error.problems
-    return file.raise_on(problems)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit import backend, guides, lifecycle, runs
+from deploykit import backend, guides, lifecycle, registry
 from deploykit.commands import output
 from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
@@ -67,7 +67,7 @@ def _list(*, as_json: bool) -> None:
 
 def _add_run(context: GuideContext, name: str) -> None:
     """Add the state of the run, and what its launchers logged."""
-    row = lifecycle.refresh([runs.get(name)])[0]
+    row = lifecycle.refresh([registry.get(name)])[0]
     context.run, context.backend, context.job = row.run, row.backend, row.id or context.job
     context.state, context.reason = row.state, row.reason
     if row.handle is not None:

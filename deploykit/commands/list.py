@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, runs
+from deploykit import lifecycle, registry
 from deploykit.commands import output
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
-    every = runs.every()
+    every = registry.every()
     rows = lifecycle.refresh(every[: args.limit])
     if args.json:
         output.emit([output.run_data(row) for row in rows])

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import re
+import dataclasses
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from deploykit import backend, lifecycle, runs
-from deploykit.commands import diagnose, output
+from deploykit import lifecycle, log_selection, registry, run_diagnosis
+from deploykit.commands import output
 from deploykit.decode import DURATION
-from deploykit.errors import NotFound, UsageError
-from deploykit.folding import Folding, plain
-from deploykit.model import Handle, LogLine
-from deploykit.runs import Run
+from deploykit.folding import Folding
+from deploykit.log_selection import Selection
+from deploykit.model import LogLine
+from deploykit.registry import Run
 
-_AGAIN = re.compile(r"restart (\d{1,9})\b")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|terminate called|Fatal ")
 SHARED = ("run",)
 
 
@@ -58,23 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
-    row = lifecycle.refresh([runs.get(args.run)])[0]
-    if row.handle is None:
-        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
-    lines: Iterable[LogLine] = backend.find(row.backend).logs(row.handle, follow=args.follow)
-    if args.task is not None:
-        _refuse_unknown_task(row.handle, args.task)
-        lines = (line for line in lines if line.task == args.task)
-    if args.attempt is not None:
-        lines = _attempt(lines, args.attempt)
-    if args.rank is not None:
-        lines = (line for line in lines if line.rank == args.rank)
-    if args.node is not None:
-        lines = (line for line in lines if line.node == args.node)
-    if args.since is not None:
-        lines = _since(lines, args.since)
-    if args.first_error:
-        lines = _first_error(lines)
+    row = lifecycle.refresh([registry.get(args.run)])[0]
+    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
+    lines = log_selection.of_run(row, Selection(**chosen), follow=args.follow)
     _print(row, _or_note(lines, _none_message(args)), args)
     return 0
 
@@ -96,15 +79,6 @@ def _moment(text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _refuse_unknown_task(handle: Handle, task: int) -> None:
-    """Raise UsageError where the run has no task of that number."""
-    count = backend.require(handle.backend, backend.Tasks).tasks(handle)
-    if count is None:
-        raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
-    if task not in range(count):
-        raise UsageError(f"{handle.run} has no task {task}", hint=f"its tasks are 0 to {count - 1}")
-
-
 def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
     """Print the lines, then the cause where the run failed."""
     if args.json:
@@ -116,43 +90,8 @@ def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])
-    if cause := diagnose.brief(row):
+    if cause := run_diagnosis.brief(row):
         output.note(f"cause: {cause}")
-
-
-def _since(lines: Iterable[LogLine], moment: datetime) -> Iterator[LogLine]:
-    """Lines since `moment`. A line without a time has that of the previous line of its node."""
-    reached: set[int | None] = set()
-    for line in lines:
-        if line.time is not None and line.time >= moment:
-            reached.add(line.node)
-        if line.node in reached:
-            yield line
-
-
-def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
-    """Lines of one attempt: each node's launcher logs ``restart N`` before all but the first."""
-    reached: dict[tuple[int | None, int | None], int] = {}
-    for line in lines:
-        if line.rank is None and (again := _AGAIN.match(line.text)):
-            reached[line.task, line.node] = int(again[1])
-        if reached.get((line.task, line.node), 0) == number:
-            yield line
-
-
-def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """The first traceback, complete, or the first line that names an error."""
-    first = None
-    for line in lines:
-        if first is None and line.rank is not None and _ERROR.match(plain(line)):
-            first = line
-        if first is None or (line.task, line.rank) != (first.task, first.rank):
-            continue
-        yield line
-        if line is not first and not plain(line).startswith(" "):
-            return
-        if not _TRACEBACK.match(plain(first)):
-            return
 
 
 def _none_message(args: argparse.Namespace) -> str:

@@ -16,10 +16,10 @@ from typing import Any, TextIO
 
 from deploykit import shell, terminal
 from deploykit.decode import SURROGATE
-from deploykit.errors import DeploykitError, JobFileError, OutputLost, UsageError
+from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 
 def emit(data: Any) -> None:
@@ -51,7 +51,7 @@ def log(lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False) 
     for line in lines:
         texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
         for text in texts:
-            _write(out, f"{_origin(line)}{text}\n")
+            _write(out, f"{line.origin}{text}\n")
         out.flush()
 
 
@@ -71,19 +71,18 @@ def log_data(lines: Iterable[LogLine]) -> None:
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
     """Print an error, its hint, and every problem of a job file or a command line."""
-    problems = error.problems if isinstance(error, JobFileError | UsageError) else ()
     if as_json:
         data = {
-            "message": str(error),
+            "message": error.message,
             "hint": error.hint,
             "exit_code": error.exit_code,
             "transient": error.transient,
-            "problems": [vars(problem) for problem in problems],
+            "problems": [vars(problem) for problem in error.problems],
         }
         emit({"error": data})
         return
-    note(f"error: {error}")
-    for problem in problems:
+    note(f"error: {error.message}")
+    for problem in error.problems:
         mark = "warning: " if problem.severity == "warning" else ""
         note(*(f"  {text}" for text in _problem(problem, mark)))
     note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
@@ -96,10 +95,7 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    line = f"line {problem.line}: " if problem.line else ""
-    path = f"{problem.path}: " if problem.path else ""
-    hint = f" ({problem.hint})" if problem.hint else ""
-    yield f"{mark}{line}{path}{problem.message}{hint}"
+    yield f"{mark}{problem.text}"
     if problem.source:
         yield f"  see {problem.source}"
 
@@ -170,13 +166,6 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
 def when(run: Run) -> str:
     """The time of submission, in UTC, to the second."""
     return datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _origin(line: LogLine) -> str:
-    task = f"[task {line.task}] " if line.task is not None else ""
-    if line.rank is not None:
-        return f"{task}[rank {line.rank}] "
-    return task + (f"[node {line.node}] " if line.node is not None else "")
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, runs
-from deploykit.commands import diagnose, output
+from deploykit import lifecycle, registry, run_diagnosis
+from deploykit.commands import output
 from deploykit.model import State
 
 
@@ -19,13 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the state of each run, and the cause where one failed."""
     if args.run:
-        selected = [runs.get(name) for name in args.run]
+        selected = [registry.get(name) for name in args.run]
     else:
-        selected = [row for row in runs.every() if not State(row.state).final] or [runs.get(None)]
+        selected = [row for row in registry.every() if not State(row.state).final] or [
+            registry.get(None)
+        ]
     rows = lifecycle.refresh(selected)
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     else:
         for row in rows:
-            output.run_text(row, diagnose.brief(row))
+            output.run_text(row, run_diagnosis.brief(row))
     return 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import threading
 
-from deploykit import backend, lifecycle, runs, shell
-from deploykit.commands import diagnose, output
+from deploykit import backend, lifecycle, registry, run_diagnosis, shell
+from deploykit.commands import output
 from deploykit.decode import DURATION
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.model import State
-from deploykit.runs import Run
+from deploykit.registry import Run
 
 _TIMED_OUT = 124
 SHARED = ("run",)
@@ -38,7 +38,7 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Wait; return the run's exit code, or 124 on timeout."""
-    name = runs.get(args.run).run
+    name = registry.get(args.run).run
     for last in lifecycle.wait(name, args.timeout):
         if not args.json and not State(last.state).final:
             output.note(f"{name}: {last.state}{f' - {last.reason}' if last.reason else ''}")
@@ -82,7 +82,7 @@ def _finish(row: Run, *, as_json: bool) -> int:
     if as_json:
         output.emit(output.run_data(row))
     else:
-        output.run_text(row, diagnose.brief(row))
+        output.run_text(row, run_diagnosis.brief(row))
     if state is State.BLOCKED:
         remove = shell.command("deploykit", "cancel", row.run)
         output.note(f"{row.run} is still in the queue; to remove it: {remove}")

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     `inputs` is (samples, ...) and `targets` is (samples,) or (samples, sequence). The number of
     samples is the same for every batch. `target_count` is the number of targets in the whole
-    global batch that are not `IGNORE_INDEX`.
+    global batch that are not `IGNORE_INDEX`, at least 1.
     """
 
     inputs: Tensor
@@ -53,6 +53,8 @@ class BatchLoader:
         context: DistributedContext,
     ) -> None:
         self._dataset = dataset
+        self._counts = (dataset.tensors[1] != IGNORE_INDEX).view(len(dataset), -1).sum(dim=1)
+        """Targets of each sample."""
         self._batch_size = batch_size
         self._shard = shard
         self._device = context.device
@@ -76,13 +78,18 @@ class BatchLoader:
         rows = padded.view(-1, self._batch_size)[first:]
         indices = rows[:, self._shard.index :: self._shard.num_shards]
         asynchronous = self._device.type == "cuda"
-        for number, (inputs, targets) in enumerate(self._loaded(indices, workers), first):
-            samples = min(self._batch_size, len(order) - number * self._batch_size)
+        loaded = self._loaded(indices, workers)
+        for (inputs, targets), count in zip(loaded, self._target_counts(rows), strict=True):
             yield Batch(
                 inputs.to(self._device, non_blocking=asynchronous),
                 targets.to(self._device, non_blocking=asynchronous),
-                samples * targets[0].numel(),
+                count,
             )
+
+    def _target_counts(self, rows: Tensor) -> list[int]:
+        """Targets in each global batch, a row of indices; 1 where there are none to divide by."""
+        counts = self._counts[rows.clamp(min=0)].masked_fill(rows == IGNORE_INDEX, 0).sum(dim=1)
+        return counts.clamp(min=1).tolist()
 
     def _loaded(self, indices: Tensor, workers: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Inputs and targets for each row of `indices` (batches, samples).

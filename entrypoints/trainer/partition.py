@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -55,9 +56,11 @@ def measure_layers(
 
     The last layer is timed together with `loss`. All layers are measured once per round, so that a
     slow moment of the machine affects all of them alike. One layer at a time is on the device, so
-    the model may be larger than its memory.
+    the model may be larger than its memory. Buffers, such as the statistics of batch
+    normalization, and the state of the random numbers are left as they were.
     """
-    rounds = [list(_measure_once(model, inputs, forward, loss)) for _ in range(1 + REPEATS)]
+    with _unchanged(model, inputs.device):
+        rounds = [list(_measure_once(model, inputs, forward, loss)) for _ in range(1 + REPEATS)]
     return [
         MeasuredLayer(
             name,
@@ -67,6 +70,16 @@ def measure_layers(
         )
         for (name, layer), *measurements in zip(model.named_children(), *rounds, strict=True)
     ]
+
+
+@contextmanager
+def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the model's buffers and the state of the random numbers after the block."""
+    before = [buffer.clone() for buffer in model.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    for buffer, value in zip(model.buffers(), before, strict=True):
+        buffer.copy_(value)
 
 
 def _measure_once(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset, random_split
 
 from trainer import models
+from trainer.data import IGNORE_INDEX
 from trainer.train_options import TrainOptions
 
 PIXEL_MEAN, PIXEL_STD = 4.9, 6.0
@@ -40,7 +41,7 @@ class Task:
     def target_count(self, name: str) -> int:
         """Number of targets in the dataset `name`: training, validation or test."""
         dataset: TensorDataset = getattr(self, name)
-        return dataset.tensors[1].numel()
+        return int((dataset.tensors[1] != IGNORE_INDEX).sum())
 
 
 def build_model(options: TrainOptions) -> nn.Sequential:

@@ -202,7 +202,7 @@ def test_every_problem_at_once(capsys):
     assert run(*wrong) == 64
     assert capsys.readouterr().err.splitlines() == [
         "error: advise: 5 problems",
-        "  --sequence: must be at least 1, got '0'",
+        "  --sequence: must be at least 1, got 0",
         "  --parameters: expected a number such as 7B, 350M or 124439808, got '7X'",
         "  --fabric: expected one of tcp, efa, infiniband; got 'tpc' (did you mean 'tcp'?)",
         "  --batch-size: is required (for example 64)",

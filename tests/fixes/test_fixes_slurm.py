@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, paths, runs
+from deploykit import cli, paths, registry
 from tests.fixes.printed import commands, log_of, shell, starting
 from tests.slurm.slurm_helpers import output, wait_for
 from tests.slurm.survival_runs import cluster_of, configure
@@ -49,7 +49,7 @@ def submitted(done):
 
 def number_of(run):
     """The job of a run."""
-    return runs.get(run).id
+    return registry.get(run).id
 
 
 def running(run):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import commands, exit_records, paths, runs
+from deploykit import commands, exit_records, paths, registry
 from deploykit.diagnosis import dumps, flight, plain_pickle
 from deploykit.diagnosis.dumps import NotADump
 from deploykit.errors import BackendUnavailable, NotFound
@@ -120,10 +120,10 @@ def row(chance):
 
 @given(values=made(row), more=made(lambda chance: chance.random() < 0.2))
 def test_a_row_of_the_registry_is_a_run(values, more):
-    runs.every()
+    registry.every()
     file = paths.state() / "runs.sqlite"
     file.unlink(missing_ok=True)
-    runs.add(runs.Run(**{**ROW, "run": "first"}))
+    registry.add(registry.Run(**{**ROW, "run": "first"}))
     with sqlite3.connect(file) as database:
         if more:
             database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
@@ -135,7 +135,7 @@ def test_a_row_of_the_registry_is_a_run(values, more):
             return
         finally:
             database.commit()
-    found = outcome(runs.every)
+    found = outcome(registry.every)
     if isinstance(found, list):
         assert {run.run for run in found} >= {"first"}
         for run in found:
@@ -145,7 +145,7 @@ def test_a_row_of_the_registry_is_a_run(values, more):
 
 def test_list_and_status_go_on_with_a_row_of_another_version(capsys):
     """Before, one such row ended every verb with exit code 70."""
-    runs.add(runs.Run(**{**ROW, "folder": "/nowhere"}))
+    registry.add(registry.Run(**{**ROW, "folder": "/nowhere"}))
     with sqlite3.connect(paths.state() / "runs.sqlite") as database:
         database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
         database.execute("UPDATE runs SET state = 'dreaming', created = 'yesterday'")
@@ -266,4 +266,4 @@ def test_files_that_are_missing_say_so(tmp_path):
     with pytest.raises(NotADump):
         dumps.read(Path(tmp_path, "fr_0"))
     assert exit_records.read(tmp_path) == []
-    assert isinstance(outcome(runs.get, "none"), NotFound)
+    assert isinstance(outcome(registry.get, "none"), NotFound)

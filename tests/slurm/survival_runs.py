@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploykit import cli, lifecycle, paths, runs
+from deploykit import cli, lifecycle, paths, registry
 from tests.slurm.slurm_helpers import cluster_command, output, wait_for
 from tests.trainer_losses import losses
 
@@ -192,7 +192,7 @@ class Watch(threading.Thread):
     def run(self):
         while not self.stopped.wait(0.3):
             every = list(self.jobs.values())
-            rows = lifecycle.refresh([runs.get(job.run) for job in every])
+            rows = lifecycle.refresh([registry.get(job.run) for job in every])
             for job, row in zip(every, rows, strict=True):
                 status = row.state, row.reason
                 if row.state != "unknown" and job.history[-1:] != [status]:

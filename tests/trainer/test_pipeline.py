@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
@@ -189,6 +190,18 @@ def test_partitions_are_optimal():
 def test_of_equally_fast_partitions_the_one_that_sends_less_is_chosen():
     layers = [layer(1, size=10), layer(0.001, size=1), layer(0.001, size=10), layer(1)]
     assert [len(stage) for stage in partition.by_time(layers, 2)] == [2, 2]
+
+
+def test_measuring_leaves_statistics_and_random_numbers_as_they_were():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random_numbers = torch.get_rng_state()
+
+    partition.measure_layers(model, torch.ones(16, 4), lambda layer, x: layer(x), torch.sum)
+
+    assert random_numbers.equal(torch.get_rng_state())
+    assert before.keys() == model.state_dict().keys()
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
 def test_every_stage_has_parameters():

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 import train
+from tests.trainer.dropout import load_with_dropout
 from tests.trainer.ranks import (
     FOUR_EPOCHS,
     TRAIN,
@@ -120,14 +121,44 @@ def test_a_finished_run_is_only_evaluated_again(one_rank, tmp_path, capsys):
     assert sorted((one_rank / "checkpoints").iterdir()) == before
 
 
-def test_other_settings_are_refused(one_rank, tmp_path):
+CHANGED = {
+    "--batch-size 32": "--batch-size was 64, now 32",
+    "--precision bf16": "--precision was fp32, now bf16",
+    "--lr-schedule cosine": "--lr-schedule was constant, now cosine",
+    "--warmup 5": "--warmup was 0, now 5",
+    "--weight-decay 0.5": "--weight-decay was 0.0, now 0.5",
+    "--clip 1 --seed 3": "--clip was None, now 1.0; --seed was 0, now 3",
+}
+
+
+@pytest.mark.parametrize("options", CHANGED)
+def test_other_settings_are_refused(options, one_rank, tmp_path):
     (tmp_path / "checkpoints").symlink_to(one_rank / "checkpoints")
     with pytest.raises(
         ValueError, match="use the same settings, or another checkpoint folder"
     ) as refused:
-        train_alone(tmp_path, *FOUR_EPOCHS, "--batch-size", "32")
+        train_alone(tmp_path, *FOUR_EPOCHS, *options.split())
 
-    assert "'batch_size': 64" in str(refused.value)
+    assert f"was saved with other settings: {CHANGED[options]};" in str(refused.value)
+
+
+def test_dropout_continues_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(train.tasks, "load", load_with_dropout)
+    train_alone(tmp_path / "whole", *FOUR_EPOCHS, "--epochs", "2")
+    train_alone(tmp_path / "halves", *FOUR_EPOCHS, "--epochs", "1")
+    train_alone(tmp_path / "halves", *FOUR_EPOCHS, "--epochs", "2")
+
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+    assert weights(tmp_path / "halves").equal(weights(tmp_path / "whole"))
+
+
+def test_dropout_differs_between_ranks_and_steps(tmp_path):
+    program = ("-m", "tests.trainer.dropout", "--steps", "3", "--no-tensorboard")
+    texts = outputs(start_ranks(tmp_path, 2, *program))
+    kept = [re.findall(r"kept ([01]{32})", text) for text in texts]
+
+    assert list(map(len, kept)) == [3, 3]
+    assert len({*kept[0], *kept[1]}) == 6
 
 
 def test_torchrun_starts_a_killed_worker_again_and_the_run_goes_on(two_ranks, tmp_path):

@@ -158,6 +158,30 @@ def test_an_epoch_visits_every_sample_once_and_counts_the_short_batch():
     assert {len(batch.targets) for batch in shard(3, 4, epoch=0)} == {16}
 
 
+@pytest.mark.parametrize("world", [1, 4])
+def test_ignored_targets_are_not_counted(world):
+    """Such as the padding of sequences: the loss is the mean over the others, as torch's is."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(7, (100, 5), generator=generator)
+    targets[torch.rand(100, 5, generator=generator) < 0.3] = IGNORE_INDEX
+    targets[::10] = IGNORE_INDEX
+    context = DistributedContext(0, world, torch.device("cpu"))
+    dataset = TensorDataset(torch.zeros(100, 1), targets)
+    batches = BatchLoader(dataset, 16, DataShard(0, world), context).in_order()
+
+    expected = [int((part != IGNORE_INDEX).sum()) for part in targets.split(16)]
+    assert [batch.target_count for batch in batches] == expected
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_error():
+    context = DistributedContext(0, 1, torch.device("cpu"))
+    dataset = TensorDataset(torch.zeros(4, 1), torch.full((4,), IGNORE_INDEX))
+    (batch,) = BatchLoader(dataset, 4, DataShard(0, 1), context).in_order()
+    strategy = registry.create(parse(["--strategy", "single"]), context)
+
+    assert strategy.loss(torch.ones(4, 3), batch) == 0
+
+
 def test_an_epoch_can_be_resumed_at_any_batch():
     whole = [batch.inputs.tolist() for batch in shard(1, 2, epoch=3)]
 

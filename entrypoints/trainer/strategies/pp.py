@@ -194,6 +194,11 @@ class PP(Single):
             return loss * self._factor
 
     @property
+    def random_stream(self) -> int:
+        """Stages of a pipeline draw different random numbers."""
+        return self.data_shard.index * self.pipeline_size + self.pipeline_rank
+
+    @property
     def model_parallel_groups(self) -> Sequence[ProcessGroup]:
         """The ranks of a pipeline hold different stages."""
         return (self.pipeline_group,)

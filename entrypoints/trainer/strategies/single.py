@@ -25,6 +25,7 @@ from trainer.timing import StepTimer
 from trainer.train_options import TrainOptions
 
 CreateOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+_PRIME = 1_000_003
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -112,6 +113,20 @@ class Single:
             return [batch]
         inputs, targets = batch.inputs.chunk(count), batch.targets.chunk(count)
         return [Batch(*pair, batch.target_count) for pair in zip(inputs, targets, strict=True)]
+
+    def seed_step(self, step: int) -> None:
+        """Seed the random numbers of a step, such as those of dropout.
+
+        They follow from seed, step and data shard alone: a resumed run draws the same ones, and
+        ranks with different samples draw different ones. torch's generator on the CPU takes 32 bits
+        of a seed, so each part is spread over them.
+        """
+        torch.manual_seed((self.options.seed * _PRIME + step) * _PRIME + self.random_stream)
+
+    @property
+    def random_stream(self) -> int:
+        """Ranks with the same number draw the same random numbers."""
+        return self.data_shard.index
 
     def set_gradient_sync(self, *, last: bool) -> None:
         """Called before each micro-batch: gradients need to be reduced after the last one only."""

@@ -1,0 +1,241 @@
+"""deploykit from Python: `deploykit.submit`, `plan`, `check`, `runs`, `get`, `attach`.
+
+The command line says the same through the same functions (lifecycle, log_selection,
+run_diagnosis). Nothing here prints, exits, or changes the process: no environment, no signals, no
+current folder. So it works in threads, and in a notebook, whose event loop it does not use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from deploykit import functions, lifecycle, registry
+from deploykit.errors import UsageError
+from deploykit.job import Argument, Job, ResourcesKeys, plain, word
+from deploykit.jobfile import Overrides, Source
+from deploykit.model import LogLine, Problem, State
+from deploykit.run import Plan, Run, Runs
+
+T = TypeVar("T")
+JobLike = str | os.PathLike[str] | Job
+
+
+def plan(  # noqa: PLR0913 - as submit
+    job: JobLike = "job.yaml",
+    *,
+    backend: str | None = None,
+    args: Iterable[Argument] = (),
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+    run: str | None = None,
+    strict: bool = False,
+) -> Plan:
+    """What `submit` would send, as ``deploykit submit --dry-run`` shows it. Only reads files.
+
+    The arguments and errors are those of `submit`.
+    """
+    source, overrides = _source(job), _overrides(set)
+    name = lifecycle.chosen(backend, source, overrides)
+    prepared = lifecycle.prepare(source, overrides, name, run, _words(args))
+    if strict:
+        lifecycle.refuse(source, prepared.warnings)
+    return Plan(prepared)
+
+
+def submit(  # noqa: PLR0913 - the command's options
+    job: JobLike = "job.yaml",
+    *,
+    backend: str | None = None,
+    args: Iterable[Argument] = (),
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+    run: str | None = None,
+    strict: bool = False,
+) -> Run:
+    """Run a job on a backend, and return at once.
+
+    `job` is a job file or a `Job`. `backend` defaults to the job's, else DEPLOYKIT_BACKEND, else
+    local. `args` go to the trainer after those of the job. `set` overrides keys by their path:
+    ``{"resources.nodes": 2}``. `run` is the run id: the same id never starts a second job.
+    `strict` treats warnings as errors.
+
+    Raises NotFound (no such file), JobFileError (with every problem), UsageError (an argument is
+    wrong), and what the backend raises: SubmitRefused, BackendUnavailable, NotPermitted and
+    TryAgain where nothing was started, Uncertain where the job may exist.
+    """
+    return plan(job, backend=backend, args=args, set=set, run=run, strict=strict).submit()
+
+
+@overload
+def launch(
+    function: Callable[..., T],
+    *args: Any,
+    backend: str | None = ...,
+    nodes: int = ...,
+    processes_per_node: int | None = ...,
+    time_limit: str | timedelta = ...,
+    wait: Literal[True] = ...,
+    timeout: float | None = ...,
+    on_line: Callable[[LogLine], object] | None = ...,
+    **keys: Any,
+) -> dict[int, T]: ...
+
+
+@overload
+def launch(
+    function: Callable[..., T],
+    *args: Any,
+    backend: str | None = ...,
+    nodes: int = ...,
+    processes_per_node: int | None = ...,
+    time_limit: str | timedelta = ...,
+    wait: Literal[False],
+    **keys: Any,
+) -> Run: ...
+
+
+def launch(  # noqa: PLR0913 - the usual keys of a job, by name
+    function: Callable[..., T],
+    *args: Any,
+    backend: str | None = None,
+    nodes: int = 1,
+    processes_per_node: int | None = None,
+    time_limit: str | timedelta = "1h",
+    wait: bool = True,
+    timeout: float | None = None,
+    on_line: Callable[[LogLine], object] | None = None,
+    **keys: Any,
+) -> dict[int, T] | Run:
+    """Call ``function(*args)`` on every rank of a job; return what each returned, by rank.
+
+    The ranks are torchrun's: `torch.distributed.init_process_group` works in them. The run is an
+    ordinary one, with a state, logs and a diagnosis. `keys` are keys of the section `resources` or
+    of the job, and sections of backends: ``gpus_per_node=8, env={...}, slurm={...}``. Arguments by
+    name: ``functools.partial(function, lr=0.1)``.
+
+    `on_line` is called with each line of the logs, for example `print`. Interrupting the call
+    cancels the run. With ``wait=False`` the run is returned at once; `Run.results` has the values.
+
+    The function is pickled by cloudpickle; what it imports must be installed on the nodes, with the
+    same version of Python. It runs in the current folder, where the nodes have that.
+
+    Raises FunctionFailed with the remote traceback where the function raised an exception on a
+    rank, RunFailed where the run ended otherwise, TimedOut after `timeout` seconds (the run
+    continues), UsageError where the function cannot be pickled, and otherwise as `submit`.
+    """
+    own = {name: keys.pop(name) for name in tuple(keys) if name in ResourcesKeys.__annotations__}
+    own |= {"nodes": nodes, "processes_per_node": processes_per_node, "time_limit": time_limit}
+    run = Run(functions.send(function, args, backend, {**keys, "resources": own}))
+    if not wait:
+        return run
+    try:
+        if on_line is not None:
+            for line in run.logs(follow=True):
+                on_line(line)
+        return run.results(timeout)
+    except KeyboardInterrupt:
+        run.cancel()
+        raise
+
+
+def check(
+    job: JobLike = "job.yaml",
+    *,
+    backend: str | Sequence[str] | None = None,
+    args: Iterable[Argument] = (),
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+    strict: bool = False,
+) -> list[Problem]:
+    """The warnings about a job, found without network or credentials.
+
+    `backend` is one name or several; the default is each backend that has a section in the job.
+
+    Raises JobFileError with every error; with `strict` also where there are only warnings.
+    """
+    source = _source(job)
+    named = [backend] if isinstance(backend, str) else backend
+    names = list(named or lifecycle.sections(source))
+    warnings = lifecycle.check_all(
+        lifecycle.load(source, _overrides(set), names, _words(args)), names
+    )
+    if strict:
+        lifecycle.refuse(source, warnings)
+    return warnings
+
+
+def runs(
+    *,
+    state: str | State | Iterable[str | State] | None = None,
+    backend: str | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+) -> Runs:
+    """The runs with their current state, the newest first; one query to each backend.
+
+    `state` is one or several; `name` is that of the job; `limit` the greatest number.
+    """
+    states = None if state is None else _states(state)
+    rows = [
+        row
+        for row in registry.every()
+        if (backend is None or row.backend == backend) and (name is None or row.name == name)
+    ]
+    if states is None:
+        rows = rows[:limit]
+    found = [Run(row) for row in lifecycle.refresh(rows)]
+    return Runs([run for run in found if states is None or run.state in states][:limit])
+
+
+def get(run: str) -> Run:
+    """The run with that id, or with a unique beginning of it, of at least four characters.
+
+    Raises NotFound.
+    """
+    return Run(registry.get_to_stop(run))
+
+
+def attach(run: str, backend: str | None = None, *, target: str | None = None) -> Run:
+    """The run that another machine submitted, by its whole id. From now on it is known here.
+
+    `target` is where it runs, such as a region; the default is the environment's. Raises NotFound,
+    and UsageError where the backend does not offer this.
+    """
+    return Run(lifecycle.attach(run, lifecycle.chosen(backend), target))
+
+
+def _source(job: JobLike) -> Source:
+    return job if isinstance(job, Job) else Path(job)
+
+
+def _overrides(given: Mapping[str, Any] | None) -> Overrides:
+    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
+
+
+def _value(key: str, value: Any) -> Any:
+    is_args = (
+        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
+    )
+    return list(map(word, value)) if is_args else plain(value)
+
+
+def _words(args: Iterable[Argument]) -> list[str]:
+    """The arguments as text. Raises UsageError."""
+    if isinstance(args, str):
+        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
+    words = list(map(word, args))
+    for number, one in enumerate(words):
+        if not isinstance(one, str):
+            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
+    return words
+
+
+def _states(given: str | State | Iterable[str | State]) -> list[State]:
+    """Raises UsageError where one is unknown."""
+    every = [given] if isinstance(given, str | State) else given
+    try:
+        return [State(one) for one in every]
+    except ValueError as error:
+        known = ", ".join(state.value for state in State)
+        raise UsageError(f"state: {error}", hint=f"states: {known}") from None

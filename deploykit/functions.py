@@ -1,0 +1,168 @@
+"""A Python function as a run: sent with its arguments, called on every rank, its results read back.
+
+The run is an ordinary one: its program is ``entrypoints/call.py``. Function, arguments and results
+are pickles. They lie in the state folder, closed to other users (paths.py), since unpickling a file
+means running what its author wants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from deploykit import lifecycle, paths, registry, run_diagnosis
+from deploykit.errors import (
+    DeploykitError,
+    FunctionFailed,
+    NotFound,
+    NotPermitted,
+    RunFailed,
+    UsageError,
+)
+from deploykit.job import EntrypointKeys, Job
+from deploykit.model import Plan, State
+from deploykit.registry import Run
+
+_BACKENDS = ("local", "slurm")
+"""Those whose nodes see the run folder, where the results are kept."""
+_FOLDER = "results"
+_LARGEST = 4 << 30
+"""Bytes of a rank's record."""
+
+
+def send(
+    function: Callable[..., Any], args: tuple[Any, ...], backend: str | None, keys: Any
+) -> Run:
+    """Submit a function with the keys of a job; a name is made from the function's.
+
+    Raises UsageError where the function cannot be pickled or the backend runs no functions, and
+    otherwise as `lifecycle.prepare` and `lifecycle.submit`.
+    """
+    chosen = lifecycle.chosen(backend, keys)
+    if chosen not in _BACKENDS:
+        hint = "submit a script instead, as a job"
+        raise UsageError(f"functions run on {' and '.join(_BACKENDS)}, not on {chosen}", hint=hint)
+    keys = {"name": _name(function), **keys}
+    identity = registry.new_id(keys["name"])
+    folder = paths.private_folder(paths.state() / "functions" / identity)
+    results = paths.run_folder(identity) / _FOLDER
+    try:
+        _write(folder, function, args)
+        entrypoint: EntrypointKeys = {"script": "call.py", "args": [str(results)]}
+        job = Job(**keys, source=folder, entrypoint=entrypoint)
+        plan = lifecycle.prepare(job, (), chosen, identity).plan
+        _refuse_unsupported(plan)
+        return lifecycle.submit(plan)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """A job's name, from that of the function."""
+    words = re.findall(r"[a-zA-Z0-9]+", getattr(function, "__name__", ""))
+    return "-".join(words)[:40].strip("-") or "function"
+
+
+def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Write the source of the job: what the node needs to call the function. Raises UsageError."""
+    import cloudpickle
+
+    try:
+        packed = cloudpickle.dumps((function, args))
+    except Exception as error:
+        raise UsageError(
+            f"the function or its arguments cannot be pickled: {type(error).__name__}: {error}",
+            hint="open files, connections and locks cannot travel: make them inside the function",
+        ) from error
+    launched = {"python": sys.version_info[:2], "path": _search_path(), "folder": str(Path.cwd())}
+    paths.write(folder / "call.pkl", packed)
+    paths.write(folder / "call.json", json.dumps(launched))
+    paths.write(folder / "call.py", (paths.shipped("entrypoints") / "call.py").read_bytes())
+    paths.write(folder / ".deploykitignore", "!*\n")  # whatever a repository around it ignores
+    paths.make_folder(folder / "cloudpickle")
+    for path in Path(cloudpickle.__file__).parent.glob("*.py"):
+        paths.write(folder / "cloudpickle" / path.name, path.read_bytes())
+
+
+def _search_path() -> list[str]:
+    """The folders of modules here, for functions that import modules of the user's own."""
+    return [os.path.abspath(path) for path in sys.path if path.isprintable()]  # noqa: PTH100 - "" is the current folder
+
+
+def _refuse_unsupported(plan: Plan) -> None:
+    """Raise UsageError for settings with which no result would come back."""
+    for name in ("host", "array"):
+        if getattr(plan.options, name, None):
+            hint = "submit a script instead, as a job"
+            raise UsageError(f"{plan.backend}.{name} is not supported for functions", hint=hint)
+
+
+def results(row: Run) -> dict[int, Any]:
+    """What each rank returned, by rank, of a run that has ended.
+
+    Raises FunctionFailed where the function raised an exception, RunFailed where the run ended
+    otherwise, NotFound where it runs no function.
+    """
+    folder = Path(row.folder, _FOLDER)
+    records = list(_records(folder)) if folder.exists() else []
+    failures = [record for record in records if "kind" in record]
+    if failures and row.state != State.SUCCEEDED.value:
+        raise _function_failed(min(failures, key=lambda record: record["time"]), row)
+    if row.state != State.SUCCEEDED.value:
+        raise failure(row)
+    if not records:
+        raise NotFound(f"{row.run} has no results", hint="only runs of `launch` return values")
+    return {record["rank"]: _unpacked(record, row) for record in records}
+
+
+def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """The record of each rank, in the order of ranks. Raises NotPermitted."""
+    if not paths.is_private_folder(folder):
+        raise NotPermitted(
+            f"{folder} is open to other users, who could put code there",
+            hint=f"if nobody did: chmod 700 {folder}",
+        )
+    for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
+        data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
+        if data is not None:
+            yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
+
+
+def _unpacked(record: Mapping[str, Any], row: Run) -> Any:
+    """The value that a rank returned. Raises DeploykitError where this process cannot read it."""
+    try:
+        return pickle.loads(record["value"])  # noqa: S301 - as above
+    except Exception as error:
+        raise DeploykitError(
+            f"the value of rank {record['rank']} of {row.run} cannot be read here: "
+            f"{type(error).__name__}: {error}",
+            hint="return numbers, texts, lists and dicts, or install here what the node has",
+        ) from error
+
+
+def _function_failed(record: Mapping[str, Any], row: Run) -> FunctionFailed:
+    error = FunctionFailed(record["rank"], record["kind"], record["traceback"], run=row.run)
+    try:
+        error.__cause__ = pickle.loads(record["error"])  # noqa: S301 - as above
+    except Exception:  # noqa: BLE001 - its text is enough
+        error.__cause__ = None
+    return error
+
+
+def failure(row: Run) -> RunFailed:
+    """The error for a run that has not succeeded, with the cause where it is known."""
+    reason = f": {row.reason}" if row.reason else ""
+    cause = run_diagnosis.brief(row)
+    return RunFailed(
+        f"{row.run} {row.state}{reason}",
+        run=row.run,
+        exit_code=lifecycle.exit_code(row),
+        hint=f"cause: {cause}" if cause else None,
+    )
