@@ -21,6 +21,8 @@ _DIGITS = re.compile(r"\d+")
 _DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits matter, or the lines before them do."""
 _MILD = ("mild", 0)
+_OF_A_LOG = frozenset({"after", "success"})
+"""Parts whose lines count in each log anew."""
 
 _Hits = Mapping[RuleKey, dict[str, str]]
 
@@ -124,10 +126,14 @@ class Diagnosis:
                 log.skip_until = max(log.skip_until, line.number + spans)
                 continue
             kinds = self._record(log, line, piece, hits)
-            if not kinds and len(self._irrelevant) < _MAX_IRRELEVANT:
-                self._irrelevant.add(key)
+            if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
+                self._remember_irrelevant(key)
             if "root" not in kinds:
                 yield _Pending(line, text, candidates)
+
+    def _remember_irrelevant(self, key: int) -> None:
+        if len(self._irrelevant) < _MAX_IRRELEVANT:
+            self._irrelevant.add(key)
 
     def _settle(self, log: _Log, pending: Iterable[_Pending]) -> None:
         for line, text, candidates in pending:

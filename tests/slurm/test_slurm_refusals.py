@@ -81,3 +81,24 @@ def test_a_setup_that_fails_is_the_reason_and_the_cause(deploykit):
     assert (code, row["reason"]) == (78, why)
     _, found, _ = deploykit("diagnose", "one")
     assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
+
+
+ONE_FAILS = """\
+import os
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1":
+    raise ValueError("label 7 is not below 5")
+"""
+
+
+def test_an_array_is_diagnosed_from_the_log_of_the_task_that_failed(deploykit, project, capsys):
+    (project / "train.py").write_text(ONE_FAILS)
+    deploykit(*submit("arr", "slurm.array=3"))
+    assert deploykit("wait", "arr")[0] == 1
+    _, found, _ = deploykit("diagnose", "arr")
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["first_rank"]) == ("user_code_error", 0)
+    assert "/tasks/1/logs/node-0.log" in cause["evidence"][0]["file"]
+    assert cli.main(["logs", "arr", "--first-error"]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "[task 1] [rank 0] ValueError: label 7 is not below 5"
+    assert "cause: user_code_error, " in told.err
