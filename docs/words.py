@@ -107,7 +107,9 @@ PASSED_ON = """\
 ## Exit codes of a run
 
 `wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
-If the run failed and no code is known, it is 1. These codes do not come from the trainer:
+If the run failed and no code is known, it is 1. They also end, with 81, for a run that stays
+`blocked`: it can never start, for example on 9 nodes of a partition of 4, and is in the queue until
+`deploykit cancel`. A run that merely waits is waited for. These codes do not come from the trainer:
 
 | code | meaning |
 |---|---|
