@@ -70,6 +70,8 @@ class Trip:
             return
         if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class: an import
             return
+        if code.co_qualname == "__getattr__":  # of the package: `from deploykit import` asks it
+            return
         stack = self._stacks.setdefault(threading.get_ident(), [])
         if event == "call":
             stack.append((code.co_filename.removeprefix(self._package), code.co_qualname))

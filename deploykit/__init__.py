@@ -47,17 +47,19 @@ _HOMES = {
 """The modules of those names that are not in `api`."""
 
 
-def __getattr__(name: str) -> object:
-    """Import what is used (PEP 562)."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # to them each other name is an error
 
-    if name == "errors":
-        return importlib.import_module("deploykit.errors")
-    value = getattr(importlib.import_module(f"deploykit.{_HOMES.get(name, 'api')}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Import what is used (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        if name == "errors":
+            return importlib.import_module("deploykit.errors")
+        value = getattr(importlib.import_module(f"deploykit.{_HOMES.get(name, 'api')}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from deploykit import functions, lifecycle, registry
+from deploykit import job as jobs
 from deploykit.errors import UsageError
-from deploykit.job import Argument, Job, ResourcesKeys, plain, word
-from deploykit.jobfile import Overrides, Source
+from deploykit.job import Argument, Job, ResourcesKeys
 from deploykit.model import LogLine, Problem, State
 from deploykit.run import Plan, Run, Runs
 
@@ -37,9 +36,9 @@ def plan(  # noqa: PLR0913 - as submit
 
     The arguments and errors are those of `submit`.
     """
-    source, overrides = _source(job), _overrides(set)
+    source, overrides = jobs.source(job), jobs.overrides(set)
     name = lifecycle.chosen(backend, source, overrides)
-    prepared = lifecycle.prepare(source, overrides, name, run, _words(args))
+    prepared = lifecycle.prepare(source, overrides, name, run, jobs.words(args))
     if strict:
         lifecycle.refuse(source, prepared.warnings)
     return Plan(prepared)
@@ -54,7 +53,7 @@ def submit(  # noqa: PLR0913 - the command's options
     run: str | None = None,
     strict: bool = False,
 ) -> Run:
-    """Run a job on a backend, and return at once.
+    """Run a job on a backend, and return at once; `Run.warnings` has the warnings about it.
 
     `job` is a job file or a `Job`. `backend` defaults to the job's, else DEPLOYKIT_BACKEND, else
     local. `args` go to the trainer after those of the job. `set` overrides keys by their path:
@@ -154,11 +153,11 @@ def check(
 
     Raises JobFileError with every error; with `strict` also where there are only warnings.
     """
-    source = _source(job)
+    source = jobs.source(job)
     named = [backend] if isinstance(backend, str) else backend
     names = list(named or lifecycle.sections(source))
     warnings = lifecycle.check_all(
-        lifecycle.load(source, _overrides(set), names, _words(args)), names
+        lifecycle.load(source, jobs.overrides(set), names, jobs.words(args))
     )
     if strict:
         lifecycle.refuse(source, warnings)
@@ -203,32 +202,6 @@ def attach(run: str, backend: str | None = None, *, target: str | None = None) -
     and UsageError where the backend does not offer this.
     """
     return Run(lifecycle.attach(run, lifecycle.chosen(backend), target))
-
-
-def _source(job: JobLike) -> Source:
-    return job if isinstance(job, Job) else Path(job)
-
-
-def _overrides(given: Mapping[str, Any] | None) -> Overrides:
-    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
-
-
-def _value(key: str, value: Any) -> Any:
-    is_args = (
-        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
-    )
-    return list(map(word, value)) if is_args else plain(value)
-
-
-def _words(args: Iterable[Argument]) -> list[str]:
-    """The arguments as text. Raises UsageError."""
-    if isinstance(args, str):
-        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
-    words = list(map(word, args))
-    for number, one in enumerate(words):
-        if not isinstance(one, str):
-            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
-    return words
 
 
 def _states(given: str | State | Iterable[str | State]) -> list[State]:

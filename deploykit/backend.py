@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from deploykit import paths
+from deploykit import model, paths
 from deploykit.errors import UsageError
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
 
@@ -52,7 +53,7 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SETTABLE = ("DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
 
 T = TypeVar("T")
 
@@ -161,6 +162,17 @@ class Preflight(Protocol):
         """Seconds that the network test may take."""
 
 
+@runtime_checkable
+class Ready(Protocol):
+    """A backend that can tell whether a job could be submitted from this machine now."""
+
+    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """What is missing, each with how to get it; `absent` are its programs and modules.
+
+        Asks the target where that takes a few seconds at most. Changes nothing there.
+        """
+
+
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
 """What a backend may offer; it does so by having the member that the protocol describes."""
 
@@ -178,7 +190,7 @@ def find(name: str) -> Backend:
     for point in _installed():
         if point.name == name:
             return cast(Backend, point.load())
-    from deploykit.decode import did_you_mean
+    from deploykit.spelling import did_you_mean
 
     known = list(names())
     raise UsageError(
@@ -246,6 +258,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
     if folder is not None:
         variables["DEPLOYKIT_RUN_DIR"] = folder
+    if job.outputs:
+        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
@@ -271,6 +285,13 @@ def locations(job: JobSpec) -> dict[str, str]:
     data = {f"data.{name}": location for name, location in job.data.items()}
     others = {"output": job.output, "checkpoints": job.checkpoints}
     return data | {path: location for path, location in others.items() if location is not None}
+
+
+def addresses(job: JobSpec) -> dict[str, str]:
+    """The `locations` that are addresses."""
+    return {
+        path: location for path, location in locations(job).items() if model.is_address(location)
+    }
 
 
 def command(job: JobSpec) -> list[str]:
@@ -309,7 +330,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
             yield Problem(
                 f"env.{name}",
                 "is set by the launcher on each rank and cannot be overridden",
-                "remove it; docs/reference/node.md lists the variables that a trainer can read",
+                "remove it; the trainer reads what the launcher has set",
             )
         if is_secret(value) and _kind(value) is None:
             yield Problem(
@@ -317,6 +338,36 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
                 f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
                 "for example secret:env:HF_TOKEN",
             )
+
+
+def check_ranks(job: JobSpec) -> Iterator[Problem]:
+    """A warning about several ranks on one GPU, which NCCL refuses.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+    """
+    ranks, gpus = job.resources.processes, job.resources.gpus_per_node
+    if 0 < gpus < ranks:
+        message = f"{ranks} ranks on each node would share its {gpus} GPUs, which NCCL refuses"
+        path = "resources.processes_per_node"
+        yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
+
+
+def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """The folders of `data` that this machine does not have: path, message, hint."""
+    for name, location in job.data.items():
+        if not model.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
+            from deploykit import presence  # only where something is wrong
+
+            message = f"{location} was not found on this machine"
+            yield f"data.{name}", message, presence.near_folder(location)
+
+
+def check_module(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
+    """Whether the job's module can be found; `python` runs the job, where it is on this machine."""
+    if job.entrypoint.module is not None:
+        from deploykit import presence  # few jobs run a module
+
+        yield from presence.check_module(job, python)
 
 
 def _installed() -> Iterator[Any]:

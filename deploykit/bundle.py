@@ -9,6 +9,7 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -41,12 +42,13 @@ def scan(source: Path, limit: int) -> Bundle:
     rules = _rules(source)
     entries = list(walk(source, rules, problems))
     problems += _too_large(entries, limit)
-    if problems:
+    if any(problem.severity == "error" for problem in problems):
         raise JobFileError(f"the source folder {source}", problems)
     for path, content in backend.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
-    return _read(source, entries, rules)
+    bundle = _read(source, entries, rules)
+    return replace(bundle, warnings=(*problems, *bundle.warnings))
 
 
 def store(bundle: Bundle) -> Path:
@@ -63,12 +65,18 @@ def store(bundle: Bundle) -> Path:
         return path
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
         written = Path(scratch, path.name)
-        with open(written, "wb", opener=paths.private_opener) as file:
-            digest = _write(bundle.source, bundle.entries, file)
+        with open(written, "wb", opener=paths.private_opener) as file, _compressed(file) as packed:
+            digest = _write(bundle.source, bundle.entries, packed)
         if digest != bundle.hash:
             raise changed(str(bundle.source))
         written.replace(path)
     return path
+
+
+def kept(digest: str) -> Path | None:
+    """The archive of an earlier bundle; None where it was deleted or changed."""
+    path = paths.bundles() / f"{digest}.tar.gz"
+    return path if digest and paths.is_own_file(path) and _holds(path, digest) else None
 
 
 def _listing(entries: list[Entry]) -> Entry:
@@ -148,19 +156,19 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     return Bundle(
         source,
         tuple(travel),
-        archive.close(),
+        archive.end(),
         revision.commit(source),
         tuple(keys),
         (*_key_warnings(keys), *_token_warnings(tokens)),
     )
 
 
-def _write(source: Path, entries: Iterable[Entry], out: IO[bytes]) -> str:
+def _write(source: Path, entries: Iterable[Entry], out: GzipFile) -> str:
     archive = _Archive(out)
     with opened(source) as top:
         for entry in entries:
             archive.add(entry, _content(top, entry))
-    return archive.close()
+    return archive.end()
 
 
 def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
@@ -231,12 +239,12 @@ def _readable(size: float) -> str:
 
 
 class _Archive:
-    """A tar stream without owners and times, hashed; gzipped into `out`, if given."""
+    """A tar stream without owners and times, hashed; written to `out`, if given."""
 
-    def __init__(self, out: IO[bytes] | None = None) -> None:
+    def __init__(self, out: GzipFile | None = None) -> None:
         self._digest = hashlib.sha256()
         self._size = 0
-        self._out = _compressed(out) if out is not None else None
+        self._out = out
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
         """Add an entry with its content, of exactly `entry.size` bytes."""
@@ -253,12 +261,10 @@ class _Archive:
         """Discard what was added since `mark`; only where nothing is written."""
         self._digest, self._size = mark
 
-    def close(self) -> str:
+    def end(self) -> str:
         """Write the end of the archive; return the SHA-256 of the uncompressed stream."""
         end = 2 * tarfile.BLOCKSIZE
         self._write(b"\0" * (end + -(self._size + end) % tarfile.RECORDSIZE))
-        if self._out is not None:
-            self._out.close()
         return self._digest.hexdigest()
 
     def _write(self, data: bytes) -> None:

@@ -27,6 +27,7 @@ VERBS = {
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
+    "rerun": "submit again exactly what a run was",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",
     "list": "list all runs",
@@ -41,6 +42,8 @@ VERBS = {
 _COLLECT = 50_000
 """New objects between two garbage collections: imports make many, none of them garbage."""
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+_PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
+"""Packages that `--version` looks for, without importing them."""
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -93,7 +96,8 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
         description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
         epilog="Start with `deploykit init`, then `deploykit submit --backend local --wait`.",
     )
-    top.add_argument("--version", action="version", version=f"deploykit {__version__}")
+    text = "print the versions of deploykit, Python and packages that it uses, and exit"
+    top.add_argument("--version", action=_Version, nargs=0, help=text)
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
     verbs = top.add_subparsers(dest="verb", metavar="VERB [OPTIONS]", required=True, title="verbs")
     known = [name for name in VERBS if name in chosen]
@@ -121,7 +125,7 @@ def _require_known(chosen: list[str]) -> None:
     """Raise UsageError for an unknown verb, with the one that was probably meant."""
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
-            from deploykit.decode import did_you_mean
+            from deploykit.spelling import did_you_mean
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
@@ -139,7 +143,7 @@ def _with_hyphens(word: str) -> str:
 def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
     """Raise UsageError for what a verb does not take, with the option that was probably meant."""
     if words:
-        from deploykit.decode import did_you_mean
+        from deploykit.spelling import did_you_mean
 
         near = did_you_mean(words[0].partition("=")[0], verb._option_string_actions)  # noqa: SLF001
         message = f"unrecognized arguments: {' '.join(words)}"
@@ -148,7 +152,9 @@ def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
-    if "--" not in argv or argv[0] not in VERBS or "job" not in _shared(_module(argv[0])):
+    if "--" not in argv or argv[0] not in VERBS:
+        return argv, []
+    if argv[0] != "rerun" and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]
@@ -177,7 +183,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _add_backend(parser: argparse.ArgumentParser) -> None:
     names = "local, slurm, sagemaker, or another of `deploykit backends`"
     default = "`backend` of the job file, else DEPLOYKIT_BACKEND, else local"
-    parser.add_argument("-b", "--backend", metavar="B", help=f"{names} (default: {default})")
+    parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
 
 
 def _add_strict(parser: argparse.ArgumentParser) -> None:
@@ -191,6 +197,25 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 _ADD = {"job": _add_job, "backend": _add_backend, "strict": _add_strict, "run": _add_run}
 """What declares each shared argument, by its name in `SHARED`."""
+
+
+class _Version(argparse.Action):
+    """Print versions, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import platform
+        from importlib import metadata
+
+        from deploykit.commands import output
+
+        output.say(f"deploykit {__version__}")
+        output.say(f"Python {platform.python_version()} ({sys.executable})")
+        for name in _PACKAGES:
+            try:
+                output.say(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                output.say(f"{name}: not installed here")
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,30 +13,20 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from deploykit import quoting
 from deploykit.problem import Problem
+from deploykit.spelling import did_you_mean, meant, unknown_keys
 
 T = TypeVar("T")
 _BAD: Any = object()
 _SHOWN = 60
 """Characters of a wrong value that a message quotes."""
-_NAMED = 20
-"""Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 _LARGEST = 10**18
 SURROGATE = re.compile("[\ud800-\udfff]")
 """A byte of a command line or file that is not UTF-8 (PEP 383); neither YAML nor JSON has it."""
@@ -61,10 +51,11 @@ class Help:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and greatest value allowed, both included."""
+    """The least and greatest value allowed, both included, and their unit for messages."""
 
     low: int | None = None
     high: int | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,24 +172,6 @@ def whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """``did you mean 'nodes'?``, or None where no known word is similar."""
-    import difflib  # not needed where nothing is wrong
-
-    near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else None
-
-
-def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each unknown key, with the nearest known one."""
-    names = list(known)
-    for key in keys[:_NAMED]:
-        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
-        yield Problem(_join(path, str(key)), "unknown key", hint)
-    if len(keys) > _NAMED:
-        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
-
-
 @functools.cache
 def hints(cls: Any) -> dict[str, Any]:
     """The resolved annotations of a dataclass, metadata included."""
@@ -213,7 +186,7 @@ def split(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
         if get_origin(hint) is Annotated:
             metadata += hint.__metadata__
             hint = hint.__origin__
-        elif get_origin(hint) in {Union, types.UnionType}:
+        elif get_origin(hint) in {typing.Union, types.UnionType}:
             hint = next(arm for arm in get_args(hint) if arm is not types.NoneType)
             optional = True
         else:
@@ -266,16 +239,29 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         return _BAD
     before = len(problems)
     known = {field.name: field for field in dataclasses.fields(cls)}
-    values = {}
+    values, unknown = {}, [key for key in data if key not in known]
+    misspelled = meant(data, known) if unknown else {}
     for key, value in data.items():
-        if key in known:
-            values[key] = _read(hints(cls)[key], value, _join(path, key), problems)
-    problems += unknown_keys(path, [key for key in data if key not in known], known)
+        if (name := misspelled.get(key, key)) in known:
+            values[name] = _read(hints(cls)[name], value, _join(path, str(key)), problems)
+    if unknown:
+        problems += unknown_keys(path, unknown, known)
     for name, field in known.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in values:
-            problems.append(Problem(_join(path, name), "is required", _example(cls, name)))
+            problems += _missing(cls, name, _join(path, name))
     return _BAD if len(problems) > before else cls(**values)
+
+
+def _missing(cls: Any, name: str, path: str) -> list[Problem]:
+    """The problem of a missing key; for a section, those of its own required keys."""
+    inside: list[Problem] = []
+    kind, metadata, _ = split(hints(cls)[name])
+    if dataclasses.is_dataclass(kind):
+        _dataclass(kind, {}, path, inside)
+    example = next((note.example for note in metadata if getattr(note, "example", None)), None)
+    hint = f"for example {name}: {example}" if example else None
+    return inside or [Problem(path, "is required", hint)]
 
 
 def _as_list(text: str) -> str:
@@ -285,12 +271,6 @@ def _as_list(text: str) -> str:
     except ValueError:  # a quote that is not closed
         words = [text]
     return f"write [{', '.join(map(quoting.yaml, words))}]"
-
-
-def _example(cls: Any, name: str) -> str | None:
-    _, metadata, _ = split(hints(cls)[name])
-    example = next((note.example for note in metadata if getattr(note, "example", None)), None)
-    return f"for example {name}: {example}" if example else None
 
 
 def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
@@ -370,7 +350,7 @@ def _violation(note: object, value: Any, data: object, unit: str) -> str | None:
     if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
         return f"expected {note.meaning}; got {_shown(data)}"
     if isinstance(note, Bounds):
-        low, high = note.low, note.high
+        low, high, unit = note.low, note.high, f" {note.unit}" if note.unit else unit
         if low is not None and value < low:
             return f"must be at least {low}{unit}, got {_shown(data if unit else value)}"
         if high is not None and value > high:

@@ -16,6 +16,8 @@ STOPPED = 75
 _LONGEST = 1 << 20
 """Bytes of a record that are read; a record is one line."""
 _LAST_CODE = 255
+_MOST = 10**18
+"""Of a count or a size: more is no valid record."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,26 @@ class ExitRecord:
     rank: int | None
     finished: datetime
     attempt: int
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of a folder: how many, their bytes, and path and bytes of the largest ones."""
+
+    folder: str
+    count: int
+    bytes: int
+    largest: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the program of a run wrote into its working folder and into the output folder."""
+
+    working_folder: Files
+    output: Files
+    collects: bool
+    """Whether the job file has `outputs`."""
 
 
 def read(folder: Path) -> list[ExitRecord]:
@@ -50,6 +72,35 @@ def attempt(folder: Path) -> int | None:
     """The number of the latest attempt, from 0; None before the first."""
     number = _data(folder / "exit_records" / "attempt.json").get("attempt")
     return number if isinstance(number, int) else None
+
+
+def written(folder: Path) -> Written | None:
+    """What the program wrote, as the first node has recorded it at its end; None without that."""
+    record = _data(folder / "exit_records" / "written.json")
+    working, output = _files(record.get("working_folder")), _files(record.get("output"))
+    if working is None or output is None:
+        return None
+    return Written(working, output, bool(record.get("outputs")))
+
+
+def _files(listed: object) -> Files | None:
+    match listed:
+        case {
+            "folder": str(folder),
+            "count": int(count),
+            "bytes": int(size),
+            "largest": [*largest],
+        } if 0 <= count <= _MOST and 0 <= size <= _MOST:
+            named = [(path, size) for path, size in map(_pair, largest) if 0 <= size <= _MOST]
+            return Files(folder, count, size, tuple(named))
+    return None
+
+
+def _pair(item: object) -> tuple[str, int]:
+    match item:
+        case [str(path), int(size)]:
+            return path, size
+    return "", -1
 
 
 def _data(path: Path) -> dict[str, Any]:

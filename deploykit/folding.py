@@ -42,6 +42,9 @@ class Folding:
     def fold(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The lines to show, in their order; a traceback comes when its last line has come."""
         for line in lines:
+            if line.bar:
+                yield line
+                continue
             yield from self._next(line, _author(line), plain(line))
         for block in self._blocks.values():
             yield from block

@@ -13,6 +13,7 @@ import pickle
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,9 @@ def send(
     keys = {"name": _name(function), **keys}
     identity = registry.new_id(keys["name"])
     folder = paths.private_folder(paths.state() / "functions" / identity)
-    results = paths.run_folder(identity) / _FOLDER
     try:
         _write(folder, function, args)
-        entrypoint: EntrypointKeys = {"script": "call.py", "args": [str(results)]}
+        entrypoint: EntrypointKeys = {"script": "call.py"}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
         plan = lifecycle.prepare(job, (), chosen, identity).plan
         _refuse_unsupported(plan)
@@ -92,8 +92,17 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def _search_path() -> list[str]:
-    """The folders of modules here, for functions that import modules of the user's own."""
-    return [os.path.abspath(path) for path in sys.path if path.isprintable()]  # noqa: PTH100 - "" is the current folder
+    """The folders of the user's own modules here; the node has a Python and packages of its own."""
+    installed = sysconfig.get_path("stdlib")
+    every = [os.path.abspath(path) for path in sys.path]  # noqa: PTH100 - "" is the current folder
+    packages = {"site-packages", "dist-packages"}
+    return [
+        path
+        for path in every
+        if not path.startswith(installed)
+        and not path.endswith(".zip")
+        and packages.isdisjoint(Path(path).parts)
+    ]
 
 
 def _refuse_unsupported(plan: Plan) -> None:
@@ -112,8 +121,7 @@ def results(row: Run) -> dict[int, Any]:
     """
     folder = Path(row.folder, _FOLDER)
     records = list(_records(folder)) if folder.exists() else []
-    failures = [record for record in records if "kind" in record]
-    if failures and row.state != State.SUCCEEDED.value:
+    if failures := [record for record in records if "kind" in record]:
         raise _function_failed(min(failures, key=lambda record: record["time"]), row)
     if row.state != State.SUCCEEDED.value:
         raise failure(row)
@@ -123,7 +131,7 @@ def results(row: Run) -> dict[int, Any]:
 
 
 def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The record of each rank, in the order of ranks. Raises NotPermitted."""
+    """The record of each rank, in the order of ranks. Raises NotPermitted or DeploykitError."""
     if not paths.is_private_folder(folder):
         raise NotPermitted(
             f"{folder} is open to other users, who could put code there",
@@ -131,8 +139,9 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
         )
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
-        if data is not None:
-            yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
+        if data is None:
+            raise DeploykitError(f"{folder}/{rank}.pkl is no regular file of at most 4 GiB")
+        yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
 
 
 def _unpacked(record: Mapping[str, Any], row: Run) -> Any:

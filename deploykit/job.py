@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypedDict
+
+from deploykit.errors import UsageError
 
 Argument = str | int | float | os.PathLike[str]
 """An argument of the trainer; numbers become text as `str` writes them."""
@@ -28,6 +31,15 @@ class ResourcesKeys(TypedDict, total=False):
     gpus_per_node: int
     cpus_per_node: int | None
     memory: str | None
+
+
+class EnvironmentKeys(TypedDict, total=False):
+    """The section `environment`: one of `conda`, `venv` and `uv`, and `modules`."""
+
+    conda: str | os.PathLike[str]
+    venv: str | os.PathLike[str]
+    uv: str | os.PathLike[str]
+    modules: Sequence[str]
 
 
 class Job(Mapping[str, Any]):
@@ -53,10 +65,12 @@ class Job(Mapping[str, Any]):
         resources: ResourcesKeys,
         backend: str | None = None,
         source: str | os.PathLike[str] | None = None,
+        environment: EnvironmentKeys | None = None,
         env: Mapping[str, str] | None = None,
         data: Mapping[str, str | os.PathLike[str]] | None = None,
         output: str | os.PathLike[str] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
+        outputs: Sequence[str] | None = None,
         retries: int | None = None,
         preflight: bool | None = None,
         debug: bool | None = None,
@@ -83,6 +97,11 @@ class Job(Mapping[str, Any]):
 _NOT_KEYS = {"self", "sections"}
 
 
+def source(job: str | os.PathLike[str] | Job) -> Path | Job:
+    """A job as the functions of `lifecycle` take it."""
+    return job if isinstance(job, Job) else Path(job)
+
+
 def plain(value: Any) -> Any:
     """A value of Python as a job file has it: paths and times as text."""
     if isinstance(value, os.PathLike):
@@ -100,6 +119,29 @@ def word(value: Any) -> Any:
     """An argument of the trainer as text; what is no argument as it is, for the checks."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if number else plain(value)
+
+
+def overrides(given: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """The overrides of `set`, as `lifecycle` takes them."""
+    return [(str(key), _value(key, value)) for key, value in (given or {}).items()]
+
+
+def _value(key: str, value: Any) -> Any:
+    is_args = (
+        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
+    )
+    return list(map(word, value)) if is_args else plain(value)
+
+
+def words(args: Iterable[Argument]) -> list[str]:
+    """The arguments as text. Raises UsageError."""
+    if isinstance(args, str):
+        raise UsageError(f"args={args!r}: expected a list", hint=f"args={args.split()}")
+    words = list(map(word, args))
+    for number, one in enumerate(words):
+        if not isinstance(one, str):
+            raise UsageError(f"args[{number}]: expected text, a number or a path, got {one!r}")
+    return words
 
 
 def _with_words(entrypoint: Any) -> Any:

@@ -13,6 +13,8 @@ C). The rules of `diagnose` are read by the same functions.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import re
 import sys
@@ -22,28 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend
-from deploykit.decode import Malformed, Plain, decode, did_you_mean, read_file, unknown_keys
+from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import JobSpec, Problem
+from deploykit.model import JobSpec, Problem, absolute
+from deploykit.spelling import did_you_mean, unknown_keys
 
 _LARGEST = 2**20
 """Bytes of a file written by a person."""
-_LARGEST_TOML = _LARGEST // 4
-"""tomllib needs 500 times the memory of a text made of headers."""
 _DEEPEST = 50
 _HEAVIEST = 4 * _LARGEST
 """Characters of all values, where each alias counts as much as its value."""
 _LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
-_STRING = re.compile(
-    r"""(?s:\"{3}.*?(?:\"{3}|\Z))|(?s:'{3}.*?(?:'{3}|\Z))|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*"""
-)
-"""A string or a comment of TOML, closed or not."""
-_KEYS = re.compile(r"[\w. \t-]+")
-_PARTS = re.compile(r"\.[ \t]*[\w-]")
-_MOST_PARTS = 20
-"""Of a dotted key of TOML: tomllib needs memory by their square (gigabytes for 30,000)."""
-
 Source = Path | Mapping[str, Any]
 """A job file, or the keys of a job without one."""
 Overrides = Sequence[str | tuple[str, Any]]
@@ -74,11 +66,13 @@ def load(
     *,
     options: Mapping[str, type[Any]],
     backends: Callable[[], Iterable[str]],
+    check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
 ) -> JobFile:
     """Read and decode a job, with `overrides` (``a.b=c``).
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
-    that may have a section, the built-in ones first.
+    that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
+    it is asked only where there is an error already, so that all of them are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
 
@@ -89,18 +83,43 @@ def load(
         _override(tree, override)
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
-    problems = list(unknown_keys("", [key for key in tree if key not in known], known))
-    job, more = decode(JobSpec, {key: tree[key] for key in tree if key in names})
-    problems += [_with_name(problem, tree) for problem in more]
-    sections = {}
-    for name, cls in options.items():
-        sections[name], more = decode(cls, tree.get(name), name)
-        problems += more
-    if job is not None:
-        job = _absolute(job, source.absolute().parent if isinstance(source, Path) else Path.cwd())
-        problems += [*_check(job), *backend.check_variables(job)]
-    if problems or job is None:
+    problems: list[Problem] = []
+    if unknown := [key for key in tree if key not in known]:
+        from deploykit import stand_ins  # only where something is wrong
+
+        problems += unknown_keys("", unknown, known)
+        tree, lines = stand_ins.as_meant(tree, lines, known)
+    parts: dict[str, tuple[type[Any], Any]] = {
+        "": (JobSpec, {key: tree[key] for key in tree if key in names}),
+        **{name: (cls, tree.get(name)) for name, cls in options.items()},
+    }
+    values = {}
+    for name, (cls, data) in parts.items():
+        values[name], more = decode(cls, data, name)
+        problems += [_with_name(problem, tree) for problem in more]
+    file = None if problems else _file(source, values, lines)
+    problems = _check(file.job) if file else problems
+    if file is None or problems:
+        from deploykit import stand_ins
+
+        def others(values: Mapping[str, Any]) -> Iterator[Problem]:
+            draft = _file(source, values, lines)
+            return itertools.chain(_check(draft.job), check(draft))
+
+        problems += stand_ins.problems(parts, problems, others)
         raise JobFileError(title(source), located(problems, lines))
+    return file
+
+
+def _file(source: Source, values: Mapping[str, Any], lines: Mapping[str, int]) -> JobFile:
+    sections = {name: value for name, value in values.items() if name}
+    folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
+    job = values[""].in_folder(folder)
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        place = functools.partial(absolute, folder=folder)
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, place))
     return JobFile(source, job, sections, lines)
 
 
@@ -123,7 +142,9 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            return toml(text), {}
+            from deploykit import toml_text  # most job files are YAML
+
+            return toml_text.parse(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -158,23 +179,6 @@ def read_text(path: Path) -> str:
         return read_file(path, _LARGEST).decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
-
-
-def toml(text: str) -> dict[str, Any]:
-    """TOML as data. Raises Malformed."""
-    import tomllib
-
-    if len(text) > _LARGEST_TOML:
-        raise Malformed(f"is larger than {_LARGEST_TOML >> 10} KiB")
-    keys = _STRING.sub("q", text)
-    if any(len(_PARTS.findall(run)) > _MOST_PARTS for run in _KEYS.findall(keys)):
-        raise Malformed(f"is not valid TOML here: a key of more than {_MOST_PARTS} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise Malformed("is nested too deeply") from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise Malformed(f"is not valid TOML: {error}") from None
 
 
 def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
@@ -250,11 +254,23 @@ def _override_value(text: str, value: str) -> Any:
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
-def _check(job: JobSpec) -> Iterable[Problem]:
+def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
+    return [*_check_entrypoint(job), *backend.check_variables(job)]
+
+
+def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        yield from environments.check(job.environment)
+    for number, pattern in enumerate(job.outputs):
+        if ".." in pattern.split("/"):
+            message = f"{pattern!r} leaves the working folder"
+            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
     if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
         yield Problem("source", f"folder {source} not found")
     elif entry.script is not None:
@@ -269,24 +285,6 @@ def _check_script(script: str, source: Path) -> Iterable[Problem]:
         scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
         hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
         yield Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
-
-
-def _absolute(job: JobSpec, folder: Path) -> JobSpec:
-    """The job with absolute locations; addresses (s3://...) are kept."""
-
-    def absolute(text: str) -> str:
-        if "://" in text:
-            return text
-        home = os.path.expanduser(text)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
-        return os.path.normpath(folder / home)
-
-    return dataclasses.replace(
-        job,
-        source=absolute(job.source),
-        data={name: absolute(location) for name, location in job.data.items()},
-        output=absolute(job.output) if job.output else None,
-        checkpoints=absolute(job.checkpoints) if job.checkpoints else None,
-    )
 
 
 class _Yaml:

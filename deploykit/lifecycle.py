@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -11,28 +12,28 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
+from deploykit import backend, bundle, errors, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import SURROGATE
-from deploykit.errors import (
-    DeploykitError,
-    JobFileError,
-    NeverStarts,
-    NotFound,
-    TryAgain,
-    Uncertain,
-    UsageError,
-)
+from deploykit.decode import SURROGATE, Quantity, hints, split
+from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import JobFile, Overrides, Source
-from deploykit.model import Plan, Problem, State, Status
+from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
+JOB = "job.json"
+"""In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
 _RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
+_ANY_RUN = "check"
 _IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
 _BLOCKED = 10.0
@@ -59,7 +60,9 @@ def load(
     if any(map(SURROGATE.search, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
-    file = jobfile.load(job, overrides, options=options, backends=backend.names)
+    file = jobfile.load(
+        job, overrides, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+    )
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
@@ -83,15 +86,14 @@ def check(file: JobFile, name: str) -> list[Problem]:
     return file.raise_on([*problems(file, name), *secrets])
 
 
-def check_all(file: JobFile, names: Iterable[str]) -> list[Problem]:
-    """The warnings of several backends and of the bundle. Raises as `check`, for all at once."""
-    found = [problem for name in names for problem in problems(file, name)]
-    found += secret_scan.check(file.job, file.sections)
-    try:
-        found += bundle.scan(source(file), file.job.max_bundle).warnings
-    except JobFileError as error:
-        found += error.problems
-    return file.raise_on(found)
+def check_all(file: JobFile) -> list[Problem]:
+    """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    for name, options in file.sections.items():
+        if packed is not None:  # what shows only in the text that would be sent
+            backend.find(name).plan(file.job, options, run=_ANY_RUN, bundle=packed)
+    return warnings
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
@@ -100,6 +102,17 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     yield from engine.check(file.job, file.sections[name])
     if file.job.preflight and not isinstance(engine, backend.Preflight):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+
+
+def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one."""
+    found = [problem for name in file.sections for problem in problems(file, name)]
+    found += secret_scan.check(file.job, file.sections)
+    try:
+        packed = bundle.scan(source(file), file.job.max_bundle)
+    except JobFileError as error:
+        return [*found, *error.problems], None
+    return [*found, *packed.warnings], packed
 
 
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
@@ -118,9 +131,9 @@ def prepare(
 ) -> Prepared:
     """Everything up to the plan. Only reads files. Raises JobFileError with every problem."""
     file = load(job, overrides, [name], arguments)
-    warnings = check(file, name)
-    packed = bundle.scan(source(file), file.job.max_bundle)
-    warnings += packed.warnings
+    found, packed = examine(file)
+    warnings = file.raise_on(found)
+    assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = _checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings)
@@ -200,11 +213,14 @@ def _send(plan: Plan, folder: Path) -> None:
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
-    """Write the plan's text, and the source's changes since its commit, into the run folder."""
+    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False)
+    paths.write(folder / JOB, _NO_YAML.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
-        archive = bundle.store(plan.bundle)
         try:
             patch = revision.patch(plan.bundle, archive)
         except DeploykitError as error:
@@ -304,23 +320,25 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run, each time it has changed, until it has ended or `timeout` seconds have passed.
+    """The run, each time it has changed, until it ends, stays blocked, or `timeout` s are over."""
+    return (row for (row,) in wait_all([run], timeout))
 
-    Also ends for a run that stays blocked, since that can take forever.
-    """
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The same for several runs, until all have ended: all of them each time one has changed."""
     end = math.inf if timeout is None else time.monotonic() + timeout
     leave = math.inf
     pause, longest = _POLL
-    last: Run | None = None
+    last: list[Run] = []
     while True:
-        row = refresh([_known(run)])[0]
-        if row != last:
-            yield row
-            last, pause = row, _POLL[0]
+        rows = refresh([_known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
         now = time.monotonic()
-        is_blocked = row.state == State.BLOCKED.value
-        leave = min(leave, now + _BLOCKED) if is_blocked else math.inf
-        if State(row.state).final or now >= min(end, leave):
+        states = {State(row.state) for row in rows if not State(row.state).final}
+        leave = min(leave, now + _BLOCKED) if states == {State.BLOCKED} else math.inf
+        if not states or now >= min(end, leave):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)
@@ -342,10 +360,28 @@ def exit_code(row: Run) -> int:
     if row.state == State.SUCCEEDED.value:
         return 0
     if row.state == State.BLOCKED.value:
-        return NeverStarts.exit_code
+        return errors.NeverStarts.exit_code
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1
+
+
+def as_data(value: Any) -> Any:
+    """A job, or a backend's options, as in a job file that decodes to the same."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        fields = ((name, hint, getattr(value, name)) for name, hint in hints(kind).items())
+        return {name: _with_unit(hint, one) for name, hint, one in fields if one is not None}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"
 
 
 def _known(run: str) -> Run:

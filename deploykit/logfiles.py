@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from deploykit import paths
 from deploykit.errors import NotFound
 from deploykit.model import Handle, LogLine
 
@@ -17,7 +18,16 @@ _LINE = re.compile(
 )
 _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
+_REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
+"""What the script of a job prints before it ends with 78: a module, `setup`, an environment."""
+_END = 1 << 16
+"""Bytes at the end of a log in which that is looked for."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
+_STEP = r"(?i)\b((?:global )?step|iter(?:ation)?|epoch)s?[ =:#\[]{1,3}(\d{1,12}(?:/\d{1,12})?)\b"
+_TAIL = 1 << 14
+"""Bytes at the end of a log in which the last step is looked for."""
+_LONGEST_BAR = 1 << 17
+"""Bytes of the state of a progress bar."""
 _PAUSE = 0.2
 """Seconds between two reads while following."""
 
@@ -40,7 +50,20 @@ def parse(text: str, node: int | None) -> LogLine:
         moment = datetime.fromisoformat(when)
     except ValueError:  # the 45th of the 13th month
         return LogLine(text, node)
-    return LogLine(rest, node, int(number) if kind == "rank" else None, moment)
+    bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/progress.py
+    rank = int(number) if kind == "rank" else None
+    return LogLine(rest[bar:], node, rank, moment, bar=bar)
+
+
+def refusal(log: Path) -> str | None:
+    """Why the script of a job ended before it started anything, from its log; else None."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _END))
+            found = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+    except OSError:
+        return None
+    return found[-1] if found else None
 
 
 def read(
@@ -67,6 +90,22 @@ def read(
         if last:
             return
         time.sleep(_PAUSE)
+
+
+def bar(folder: Path) -> str:
+    """The current state of the progress bar of rank 0; empty where there is none."""
+    return (paths.read_below(folder, "progress", _LONGEST_BAR) or b"").decode(errors="replace")
+
+
+def last_step(folder: Path) -> str:
+    """The last step that the newest log names, such as ``step 120/500``; else empty."""
+    newest = max(folder.glob("logs/*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return ""
+    with newest.open("rb") as file:
+        file.seek(max(0, newest.stat().st_size - _TAIL))
+        found = re.findall(_STEP, file.read(_TAIL).decode(errors="replace"))
+    return f"{found[-1][0].lower()} {found[-1][1]}" if found else ""
 
 
 def _by_number(path: Path) -> tuple[int, str]:

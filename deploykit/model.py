@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,11 @@ NAME = Pattern(
 )
 VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
 CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+PLACE = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -39,6 +45,39 @@ class Entrypoint:
             example="[--epochs, 5]",
         ),
     ] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+
+    conda: Annotated[
+        str | None, Help("Conda environment, by name or folder.", example="train"), PLACE
+    ] = None
+    venv: Annotated[
+        str | None,
+        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
+        PLACE,
+    ] = None
+    uv: Annotated[
+        str | None,
+        Help(
+            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
+            "to date before the trainer starts.",
+            example=".",
+        ),
+        PLACE,
+    ] = None
+    modules: Annotated[
+        tuple[Annotated[str, PLACE], ...],
+        Help("Environment modules to load first.", "[cuda/12.8]"),
+    ] = ()
+
+    @property
+    def python(self) -> tuple[str, str] | None:
+        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
+        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
+        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -87,7 +126,7 @@ class JobSpec:
     """The part of a job file that is the same on every backend."""
 
     name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
-    entrypoint: Annotated[Entrypoint, Help("What to run.")]
+    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
     resources: Annotated[Resources, Help("What the job needs.")]
     backend: Annotated[
         str | None,
@@ -103,6 +142,13 @@ class JobSpec:
         Help("Folder that travels with the job, relative to the job file.", example="."),
         NOT_EMPTY,
     ] = "."
+    environment: Annotated[
+        Environment | None,
+        Help(
+            "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
+            "modules to load before it. Not on SageMaker, where the image brings it."
+        ),
+    ] = None
     env: Annotated[
         Mapping[Annotated[str, VARIABLE], str],
         Help(
@@ -132,6 +178,15 @@ class JobSpec:
         ),
         NOT_EMPTY,
     ] = None
+    outputs: Annotated[
+        tuple[Annotated[str, OUTPUT], ...],
+        Help(
+            "Files and folders that the trainer writes into its working folder, as patterns. They "
+            "are copied into `output` when it has ended, and brought back when the job is "
+            "restarted or another run names the same `checkpoints`. `**` stands for any folders.",
+            example='[snapshot.pt, "*.ckpt"]',
+        ),
+    ] = ()
     retries: Annotated[
         int,
         Help(
@@ -158,6 +213,29 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
+
+    def in_folder(self, folder: Path) -> JobSpec:
+        """The same job with absolute locations; addresses (s3://...) are kept."""
+        return replace(
+            self,
+            source=absolute(self.source, folder),
+            data={name: absolute(location, folder) for name, location in self.data.items()},
+            output=absolute(self.output, folder) if self.output else None,
+            checkpoints=absolute(self.checkpoints, folder) if self.checkpoints else None,
+        )
+
+
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
+
+
+def absolute(location: str, folder: Path) -> str:
+    """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
+    if is_address(location):
+        return location
+    home = os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return os.path.normpath(folder / home)
 
 
 class State(enum.Enum):
@@ -266,6 +344,8 @@ class Plan:
     bundle: Bundle
     output: str = ""
     """The location of the results, as the user can reach it."""
+    summary: str = ""
+    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +374,8 @@ class LogLine:
     time: datetime | None = None
     task: int | None = None
     """The task of a job array."""
+    bar: bool = False
+    """Whether this is a state of a progress bar that a later one overwrites."""
 
     @property
     def origin(self) -> str:

@@ -22,14 +22,11 @@ class Problem:
     severity: Literal["error", "warning"] = "error"
     source: str | None = None
 
-    @property
-    def text(self) -> str:
-        """The problem in one sentence, without its source."""
+    def __str__(self) -> str:
+        """The problem in one line, for exceptions; `commands/output.py` prints two."""
+        mark = "warning: " if self.severity == "warning" else ""
         line = f"line {self.line}: " if self.line else ""
         path = f"{self.path}: " if self.path else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{line}{path}{self.message}{hint}"
-
-    def __str__(self) -> str:
-        mark = "warning: " if self.severity == "warning" else ""
-        return f"{mark}{self.text}" + (f"; see {self.source}" if self.source else "")
+        source = f"; see {self.source}" if self.source else ""
+        return f"{mark}{line}{path}{self.message}{hint}{source}"

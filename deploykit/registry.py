@@ -2,6 +2,9 @@
 
 A row is written before anything is sent, and the job's id after, so that a crash in between stays
 visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
+
+Columns of later versions are added at the end and may be NULL, so that an older and a newer
+deploykit can share a file; `_VERSION` is for changes that an older one could not read.
 """
 
 from __future__ import annotations
@@ -40,11 +43,15 @@ CREATE TABLE runs (
     state     TEXT NOT NULL,
     native    TEXT NOT NULL DEFAULT '',
     reason    TEXT NOT NULL DEFAULT '',
-    exit_code INTEGER
+    exit_code INTEGER,
+    started   REAL,           -- seconds since the epoch, as the target told
+    finished  REAL
 )
 """
+_ADDED = {"started": "REAL", "finished": "REAL"}
+"""Columns that a table of an older deploykit lacks until this one writes to it."""
 _EITHER = ("revision", "id")
-"""Columns that may be NULL; the others are texts, except for two numbers."""
+"""Texts that may be NULL."""
 _TEXTS = (
     *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
     *("state", "native", "reason"),
@@ -77,6 +84,8 @@ class Run:
     native: str = ""
     reason: str = ""
     exit_code: int | None = None
+    started: float | None = None
+    finished: float | None = None
 
     @property
     def handle(self) -> Handle | None:
@@ -88,7 +97,17 @@ class Run:
     @property
     def status(self) -> Status:
         """The last known status."""
-        return Status(State(self.state), self.native, self.reason, self.exit_code)
+        started, finished = _moment(self.started), _moment(self.finished)
+        state = State(self.state)
+        return Status(state, self.native, self.reason, self.exit_code, started, finished)
+
+    def seconds(self, at: float) -> float | None:
+        """Seconds from the start to the end, or to `at`; None where the start is not known."""
+        if self.started is None or self.state == State.QUEUED.value:
+            return None
+        if self.finished is None and State(self.state).final:
+            return None
+        return max(0.0, (self.finished or at) - self.started)
 
 
 def new_id(name: str) -> str:
@@ -112,11 +131,14 @@ def confirm(run: str, identity: str) -> None:
 
 
 def update(run: str, status: Status) -> None:
-    """Record the current status of a run."""
+    """Record the current status of a run. A time that is not told any more stays."""
+    times = [time and time.timestamp() for time in (status.started, status.finished)]
     _write(
         "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
+        "started = coalesce(?, started), finished = coalesce(?, finished), "
         "output = coalesce(nullif(?, ''), output) WHERE run = ?",
-        *(status.state.value, status.native, status.reason, status.exit_code, status.output, run),
+        *(status.state.value, status.native, status.reason, status.exit_code),
+        *(*times, status.output, run),
     )
 
 
@@ -173,13 +195,21 @@ def _run(row: dict[str, Any]) -> Run:
     """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
     values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
     values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
-    created, code = row.get("created"), row.get("exit_code")
-    known = isinstance(created, (int, float)) and 0 <= created <= _LAST
-    values["created"] = created if known else 0.0
+    values["created"] = _seconds(row.get("created")) or 0.0
+    values |= {name: _seconds(row.get(name)) for name in _ADDED}
+    code = row.get("exit_code")
     values["exit_code"] = code if isinstance(code, int) else None
     if values["state"] not in {state.value for state in State}:
         values["state"] = State.UNKNOWN.value
     return Run(**values)
+
+
+def _seconds(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and 0 <= value <= _LAST else None
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def _text(value: object) -> str:
@@ -213,7 +243,16 @@ def _write(statement: str, *values: Any) -> int:
         if _has_no_table(database):
             database.execute(_SCHEMA)
             database.execute(f"PRAGMA user_version = {_VERSION}")
+        _add_columns(database)
         return int(database.execute(statement, values).rowcount)
+
+
+def _add_columns(database: sqlite3.Connection) -> None:
+    """Add the columns that an older deploykit did not know."""
+    present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
+    for name, kind in _ADDED.items():
+        if name not in present:
+            database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
 
 
 def _has_no_table(database: sqlite3.Connection) -> bool:

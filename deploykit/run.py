@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import display, functions, lifecycle, log_selection, run_diagnosis
+from deploykit import display, functions, job, lifecycle, log_selection, rerun, run_diagnosis
 from deploykit.errors import NeverStarts, TimedOut, UsageError
+from deploykit.job import Argument
 from deploykit.log_selection import Selection
 from deploykit.model import LogLine, Problem, State, Status
 from deploykit.registry import Run as Row
@@ -22,8 +23,10 @@ class Run:
     `status()` asks again.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
         self._row = row
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
+        """Those about its job, of a run that was submitted here and now."""
 
     @property
     def id(self) -> str:
@@ -139,6 +142,22 @@ class Run:
         (self._row,) = lifecycle.refresh([self._row])
         return run_diagnosis.of_run(self._row)
 
+    def rerun(
+        self,
+        *,
+        args: Iterable[Argument] = (),
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+        run: str | None = None,
+    ) -> Run:
+        """Submit again exactly what this run was: its job and its source, as a new run.
+
+        `args` follow its own, `set` overrides keys of its job, `run` is the id of the new one.
+        Raises NotFound where its job or source was not kept, and otherwise as `submit`.
+        """
+        chosen, words = job.overrides(set), job.words(args)
+        with rerun.prepare(self._row, chosen, run, words) as prepared:
+            return Run(lifecycle.submit(prepared.plan), prepared.warnings)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id
 
@@ -158,7 +177,8 @@ class Run:
         }
         facts |= {"folder": str(self.folder), "output": self.output}
         facts["cause"] = run_diagnosis.brief(self._row) or ""
-        return display.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        card = display.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        return card + display.notes(map(str, self.warnings))
 
 
 class Runs(list[Run]):
@@ -216,7 +236,7 @@ class Plan:
 
     def submit(self) -> Run:
         """Send it, once: a second time the same run is returned. Raises as `submit`."""
-        return Run(lifecycle.submit(self._plan))
+        return Run(lifecycle.submit(self._plan), self.warnings)
 
     def __str__(self) -> str:
         return self.text

@@ -27,7 +27,11 @@ _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints."""
+    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints.
+
+    A cause has `rule.label`, `rule.means`, `evidence` (with `file`, `line`, `text` and `rank`),
+    `first_rank` and `fix`.
+    """
 
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...] = ()
@@ -35,6 +39,11 @@ class RunDiagnosis:
 
     def __str__(self) -> str:
         return "\n".join(lines(self.causes))
+
+    def _repr_html_(self) -> str:
+        from deploykit import display  # for notebooks
+
+        return display.notes(self.warnings) + display.block(str(self))
 
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:

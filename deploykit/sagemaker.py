@@ -1,4 +1,6 @@
-"""For notebooks: a job file as an estimator of the SageMaker SDK.
+"""For notebooks that use the SageMaker SDK: a job as one of its estimators.
+
+`deploykit.submit` sends the same request without the SDK, and returns a run.
 
     from deploykit.sagemaker import estimator
 
@@ -10,23 +12,27 @@ Requires the SageMaker SDK 2.x (``pip install 'deploykit[sagemaker]'``), which i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import os
 from typing import Any
 
 from deploykit import lifecycle
 from deploykit.errors import BackendUnavailable
+from deploykit.job import Job, source
+from deploykit.jobfile import Overrides
 
 
 def estimator(
-    job: str | Path = "job.yaml", overrides: Sequence[str] = (), *, run: str | None = None
+    job: str | os.PathLike[str] | Job = "job.yaml",
+    overrides: Overrides = (),
+    *,
+    run: str | None = None,
 ) -> Any:
-    """The `PyTorch` estimator of a job file; `fit()` sends the request that the dry run shows.
+    """The `PyTorch` estimator of a job; `fit()` sends the request that the dry run shows.
 
-    `overrides` are ``a.b=c``, as after ``--set``. `run` names the training job; default: a new
-    name. `fit()` uploads the source first. Its arguments are the SDK's; the defaults for inputs and
-    name are those of the job. The job is not added to deploykit's list of runs: monitor it with the
-    estimator.
+    `job` is a job file or a `deploykit.Job`. `overrides` are ``a.b=c``, as after ``--set``. `run`
+    names the training job; default: a new name. `fit()` uploads the source first. Its arguments are
+    the SDK's; the defaults for inputs and name are those of the job. The job is not added to
+    deploykit's list of runs: monitor it with the estimator.
 
     Raises JobFileError with every problem of the job, and BackendUnavailable if the SDK is not
     installed.
@@ -37,7 +43,7 @@ def estimator(
         raise BackendUnavailable(
             "the SageMaker SDK 2.x is not installed", hint="pip install 'deploykit[sagemaker]'"
         )
-    plan = lifecycle.prepare(Path(job), overrides, "sagemaker", run).plan
+    plan = lifecycle.prepare(source(job), overrides, "sagemaker", run).plan
     arguments = sdk.estimator_arguments(
         plan.job, plan.options, run=plan.run, bundle=plan.bundle.hash
     )

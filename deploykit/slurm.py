@@ -1,4 +1,7 @@
-"""Submit Python functions to Slurm through submitit, with the resources of a job file.
+"""Submit Python functions to Slurm through submitit, with the resources of a job.
+
+For many small calls, one process each, or arrays of them. `deploykit.launch` calls one function on
+all ranks of a distributed job instead.
 
     from deploykit.slurm import executor
 
@@ -10,20 +13,27 @@ https://github.com/facebookincubator/submitit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from deploykit import backend, lifecycle, paths
 from deploykit.backends.slurm.options import Options
 from deploykit.errors import JobFileError
+from deploykit.job import Job, source
+from deploykit.jobfile import Overrides, title
 from deploykit.model import JobSpec, Problem
 
 
 def executor(
-    job: str | Path = "job.yaml", overrides: Sequence[str] = (), *, folder: str | Path | None = None
+    job: str | os.PathLike[str] | Job = "job.yaml",
+    overrides: Overrides = (),
+    *,
+    folder: str | Path | None = None,
 ) -> Any:
-    """A `submitit.SlurmExecutor` with the resources, environment and `slurm` section of `job`.
+    """A `submitit.SlurmExecutor` with the resources, environment and `slurm` section of `job`,
+    a job file or a `deploykit.Job`.
 
     `overrides` are ``a.b=c``, as after ``--set``. `folder` stores functions, logs and results, and
     must be on a file system shared with the nodes; the default is `functions` in deploykit's
@@ -32,12 +42,11 @@ def executor(
 
     Raises JobFileError with every problem of the job file.
     """
-    path = Path(job)
-    file = lifecycle.load(path, overrides, ["slurm"])
+    file = lifecycle.load(source(job), overrides, ["slurm"])
     lifecycle.check(file, "slurm")
     options = file.sections["slurm"]
     if problems := list(_unsupported(file.job, options)):
-        raise JobFileError(str(path), problems)
+        raise JobFileError(title(file.path), problems)
     from deploykit.backends.slurm.functions import FunctionExecutor
 
     location = Path(folder) if folder else paths.state() / "functions" / file.job.name
@@ -50,6 +59,8 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
     for name in ("host", "container"):
         if getattr(options, name) is not None:
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+    if job.outputs:
+        yield Problem("outputs", "is not supported for functions", hint)
     for name, value in job.env.items():
         if backend.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

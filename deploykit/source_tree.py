@@ -35,6 +35,8 @@ _CLUTTER = (
     *("__pycache__/", "*.pyc", "*.pyo", ".venv*/", "node_modules/", ".ipynb_checkpoints/"),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".hypothesis/", ".tox/", ".nox/"),
 )
+_ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
+"""What the folder of a virtual environment, or of one of conda's, contains."""
 _SPECIAL = frozenset("!/?[\\")
 """Characters with a meaning in an ignore file, beside ``*`` and a slash at the end."""
 _LARGEST = 1 << 20
@@ -144,7 +146,10 @@ class IgnoreRules:
 
 
 def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[Entry]:
-    """Every file and link below `source` that is not ignored; unusable ones become problems."""
+    """Every file and link below `source` that is not ignored; unusable ones become problems.
+
+    A Python environment is left out, with a warning.
+    """
     top, state = os.path.realpath(source), str(paths.state())
     folders = [""]
     while folders:
@@ -154,6 +159,10 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
             items = sorted(os.scandir(source / folder), key=lambda item: item.name)
         except OSError as error:
             problems.append(_unreadable(folder or ".", error))
+            continue
+        is_environment = not _ENVIRONMENT.isdisjoint(item.name for item in items)
+        if folder and is_environment and not rules.wanted(folder):
+            problems.append(_left_out(source, folder))
             continue
         for item in items:
             path = f"{folder}{item.name}"
@@ -169,6 +178,22 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
                 problems.append(entry)
             else:
                 yield entry
+
+
+def _left_out(source: Path, folder: str) -> Problem:
+    """The warning for an environment, which works only where it was made."""
+    size = sum(
+        os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - fast for many files
+        for place, _, names in os.walk(source / folder)
+        for name in names
+    )
+    return Problem(
+        "source",
+        f"left out: the Python environment {folder} ({size / 1e6:.0f} MB)",
+        "an environment works only in the folder in which it was made; "
+        f"to include it, add !/{folder} to .deploykitignore",
+        severity="warning",
+    )
 
 
 def opened(source: Path) -> OpenFolder:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import man
+import python_api
 import sagemaker_oracle
 import words
 
@@ -29,16 +31,18 @@ from deploykit.model import JobSpec, State
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
+sys.path.insert(0, str(HERE.parent / "entrypoints"))
+from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
+
 JSON_TYPES = {
     bool: "true or false",
     int: "whole number",
     str: "text",
     type(None): "null",
     dict[str, int]: "object",
+    list[str]: "list",
+    records.FilesRecord: "object",
 }
-
-sys.path.insert(0, str(HERE.parent / "entrypoints"))
-from deploykit_node import cluster, exit_records, nccl_env, records, supervisor  # noqa: E402
 
 
 def pages() -> dict[str, str]:
@@ -47,10 +51,12 @@ def pages() -> dict[str, str]:
         "job-file.md": job_file(),
         "job.schema.json": job_schema(),
         "commands.md": commands(),
+        "deploykit.1": man.page(verb_parsers(), error_codes(), spelled),
         "exit-codes.md": exit_codes(),
         "node.md": node(),
         "sagemaker-oracle.md": oracle_page(),
         "infra.md": infra(),
+        "python-api.md": python_api.text(page, table),
     }
 
 
@@ -228,7 +234,8 @@ def command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
     actions.sort(key=lambda action: bool(action.option_strings))  # as --help: options last
     yield f"## deploykit {name}"
     yield f"    deploykit {name} {' '.join(usage(action) for action in actions)}".rstrip()
-    yield re.sub(r"^(bash|zsh): +(.*)$", r"* \1: `\2`", sub.description or "", flags=re.MULTILINE)
+    text = re.sub(r"(?m)^(\w+): +(deploykit .*)$", r"* \1: `\2`", sub.description or "")
+    yield re.sub(r"(?m)^deploykit ", "    deploykit ", text)
     if actions:
         yield table(
             ["argument", "meaning"], ([spelled(action), action.help or ""] for action in actions)
@@ -251,13 +258,13 @@ def placeholder(action: argparse.Action) -> str:
         return ""
     if action.choices:
         return "{" + ",".join(map(str, action.choices)) + "}"
-    return f"{action.metavar or action.dest}{' ...' if action.nargs == '*' else ''}"
+    return f"{action.metavar or action.dest}{' ...' if action.nargs in {'*', '+'} else ''}"
 
 
 # Exit codes and the node
 
 
-def exit_codes() -> str:
+def error_codes() -> list[tuple[str, str]]:
     kinds = [errors.DeploykitError, *errors.DeploykitError.__subclasses__()]
     found = {kind.exit_code: kind.meaning for kind in kinds} | {
         0: "success; for `wait` and `submit --wait`: the run succeeded",
@@ -268,12 +275,17 @@ def exit_codes() -> str:
         doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }
-    rows = [[str(code), found[code]] for code in sorted(found)]
-    rows.append(["any other", "`wait`, `submit --wait`: the run failed with this code"])
+    rows = [(str(code), found[code]) for code in sorted(found)]
+    return [*rows, ("any other", "`wait`, `submit --wait`: the run failed with this code")]
+
+
+def exit_codes() -> str:
     launcher = {getattr(cluster, name).exit_code: text for name, text in words.LAUNCHER.items()}
     more = "\n".join(f"| {code} | {launcher[code]} |" for code in sorted(launcher))
     passed_on = words.PASSED_ON.format(launcher=more)
-    return page("Exit codes", words.EXIT_CODES, table(["code", "meaning"], iter(rows)), passed_on)
+    return page(
+        "Exit codes", words.EXIT_CODES, table(["code", "meaning"], iter(error_codes())), passed_on
+    )
 
 
 def node() -> str:

@@ -26,7 +26,8 @@ Rules for every key:
 * A relative folder is relative to the job file, not to the current folder. `~` is your home folder.
 * `--set a.b=c` overrides one value for one command. Lists and sections are written as in YAML:
   `--set entrypoint.args='[--lr, 0.1]'`. `--set a.b=null` removes an optional value.
-* `entrypoint` has exactly one of `script` and `module`.
+* `entrypoint` has exactly one of `script` and `module`, `environment` at most one of `conda`,
+  `venv` and `uv`.
 * A backend's section is read only when that backend is used.
 """
 
@@ -81,6 +82,10 @@ COMMANDS = """\
 to standard output, messages and errors to standard error. Tables are drawn on a terminal, and
 tab-separated without headings in a pipe. See also [exit codes](exit-codes.md).
 
+Times are printed in UTC. As JSON a run has `created`, `started` and `finished` in ISO 8601, null
+where the target has not told them, and `queue_seconds` and `duration_seconds`. States have colors
+on a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`.
+
 RUN is a run id, or a unique beginning or end of one. `cancel` takes the id, or its
 first four characters or more.
 """
@@ -107,9 +112,11 @@ PASSED_ON = """\
 ## Exit codes of a run
 
 `wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
-If the run failed and no code is known, it is 1. They also end, with 81, for a run that stays
-`blocked`: it can never start, for example on 9 nodes of a partition of 4, and is in the queue until
-`deploykit cancel`. A run that merely waits is waited for. These codes do not come from the trainer:
+If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of
+the first, in the order in which they were given, whose code is not 0. It also ends, with 81, for a
+run that stays `blocked`: it can never start, for example on 9 nodes of a partition of 4, and is in
+the queue until `deploykit cancel`. A run that merely waits is waited for. These codes do not come
+from the trainer:
 
 | code | meaning |
 |---|---|
@@ -151,7 +158,8 @@ They are not on the trainer's `sys.path`.
 1. finds out which node this is, from {launchers}, or that it is the only one;
 2. on several nodes finds the interface that leads to another node of the job, and logs its choice
    with the reason; on one node chooses loopback;
-3. resolves secrets and creates the output and checkpoint folders;
+3. resolves secrets, creates the output and checkpoint folders, and brings back
+   [`outputs`](../how-to/results.md) of an earlier attempt;
 4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
    address and port for this run alone, and itself once for each rank;
 5. for each rank, runs the program with exactly the arguments of the job file, and prefixes each
@@ -160,11 +168,12 @@ They are not on the trainer's `sys.path`.
    one of the first three the ranks have {grace} seconds to exit, on Slurm as long as Slurm lets
    them; then they are killed;
 7. on Slurm, requests another attempt if one is [due](../how-to/slurm.md#a-job-that-survives);
-8. writes an [exit record](#exit-records), and exits with the code of the rank that failed first.
+8. collects `outputs`, writes [exit records](#exit-records), and exits with the code of the rank
+   that failed first.
 
 On SageMaker AWS's own launcher starts the ranks, and `launch.py` does steps 2, 3 and 5 in each of
-them. The command then travels in hyperparameters `{argument}0`, `{argument}1`, ... as pieces of
-one JSON list.
+them, and collects `outputs`. The command then travels in hyperparameters `{argument}0`,
+`{argument}1`, ... as pieces of one JSON list.
 
 ## Stopping and resuming
 
@@ -204,8 +213,9 @@ before the trainer starts.
 
 ## Variables of the launcher
 
-Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE` and `DEPLOYKIT_PORTS` can be set
-in `env`, which rejects torchrun's variables above and other names that begin with `DEPLOYKIT_`.
+Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS` and
+`DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects torchrun's variables above and other
+names that begin with `DEPLOYKIT_`.
 """
 
 INTERNAL = {
@@ -222,6 +232,9 @@ INTERNAL = {
     "from Slurm, which kills them itself",
     "DEPLOYKIT_PORTS": "`LOWEST-HIGHEST`: the ports that the rendezvous may use. Default: any free "
     "one from 10000 to 29999",
+    "DEPLOYKIT_OUTPUTS": "JSON: the patterns of `outputs`",
+    "DEPLOYKIT_COLLECT_SECONDS": "on SageMaker: seconds between two looks for `outputs` that are "
+    "complete, while the program runs. Default: 30",
     "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
     "DEPLOYKIT_DEBUG": "1 for debugging output of NCCL and PyTorch",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
@@ -247,8 +260,11 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `plan.sh` | what was sent (`plan.json` for SageMaker) |
 | `source/` | the unpacked source, the working folder of the trainer |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
-| `logs/node-N.log` | the output of node N |
+| `job.json` | the job with all overrides and arguments, for `deploykit rerun` |
+| `logs/node-N.log` | the output of node N; of a progress bar one state in 10 s, and the last |
+| `progress` | the current state of the progress bar of rank 0, while there is one |
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
+| `checkpoints/working_folder/` | the files of [`outputs`](../how-to/results.md), to continue from |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |
 | `debug/` | debugging output of NCCL and PyTorch, one file per process |
 | `rendezvous.json` | address and port of the rendezvous, and the key of this attempt |
@@ -285,6 +301,7 @@ EXIT_RECORD_FILES = {
     "attempt.json": "on Slurm: the latest attempt",
     "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
     "launcher lives",
+    "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
 EXIT_RECORD_FIELDS = {
@@ -294,12 +311,17 @@ EXIT_RECORD_FIELDS = {
     "host": "address of the node",
     "local_world_size": "ranks of the node",
     "logs": "size of each log when the attempt began, in bytes",
+    "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and "
+    "path and bytes of the `largest`",
+    "outputs": "the patterns of the job file",
     "port": "TCP port",
     "rank": "number of the rank; for a node, the rank that failed first",
     "reason": "one sentence of why",
     "restart": "number of the restart, from 1",
     "stopped": "whether the rank had received a signal to stop",
     "time": "when, in UTC",
+    "working_folder": "the same for the working folder: files that did not come with the source, "
+    "or have changed",
     "why": "`time_limit`, `preemption`, `node_failure`, `error` or `request`",
     "world_size": "ranks of the job",
 }
@@ -330,3 +352,17 @@ INFRA = """\
 The file `infra.yaml` (or any YAML or TOML file) from which `deploykit infra` generates the AWS
 resources that jobs require: see [the guide](../how-to/infra.md). All problems are reported at once.
 """
+
+WIDTH = 96
+"""Characters of a line of code in a page."""
+
+API = """
+`import deploykit` from a notebook, a pipeline or a scheduler of your own;
+[the guide](../how-to/python.md) shows how. Importing it imports nothing else. No function prints,
+ends the process, or changes its environment, signals or current folder; all may be called from
+several threads."""
+
+API_ERRORS = """
+`deploykit.errors` has the classes. Each error has `message`, `hint` (what to do next), `problems`
+(of a job, all of them), `exit_code` (that of the [command line](exit-codes.md)) and `transient`
+(whether a retry may help). All can be pickled."""

@@ -1,7 +1,7 @@
 """On each rank: call the function that was given to `deploykit.launch`, and keep what it returns.
 
-torchrun starts this file as the program of the job, with the folder of the results as its argument.
-Beside it are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a
+torchrun starts this file as the program of the job; the results go into the run folder. Beside it
+are `call.pkl` (the function and its arguments), `call.json` (where it was launched) and a
 copy of cloudpickle, so that the node needs only torch. Each rank writes one record, `RANK.pkl`.
 """
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     """Call the function; store its value or its exception, which then ends this rank."""
-    folder = Path(sys.argv[1])
+    folder = Path(os.environ["DEPLOYKIT_RUN_DIR"], "results")
     record: dict[str, Any] = {"rank": int(os.environ["RANK"])}
     try:
         record["value"] = _packed(_call())
@@ -43,7 +43,7 @@ def _call() -> Any:
             f"the function comes from Python {versions[0]}, and this node runs {versions[1]}; "
             "choose the same with local={'python': ...} or slurm={'python': ...}"
         )
-    sys.path += [path for path in launched["path"] if path not in sys.path]
+    sys.path[1:1] = launched["path"]  # before the node's packages, as there
     if os.path.isdir(launched["folder"]):  # noqa: PTH112 - Path.is_dir() may raise
         os.chdir(launched["folder"])
     function, arguments = pickle.loads((HERE / "call.pkl").read_bytes())  # noqa: S301 - the user's own, in the run folder

@@ -13,6 +13,7 @@ at the top of `sys.path`, where it could hide another module:
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
     launch.py --preflight-rank RANK LOCAL_RANK LOCAL_WORLD_SIZE STORE_ADDRESS
+    launch.py --keep-outputs NODE
 
 Exit codes: the program's own (128 + signal), among them 75 for a program that was told to stop and
 saved a checkpoint; 64 for a wrong command; 78 for an environment in which the job cannot run; 70
@@ -42,6 +43,10 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.preflight import group_member
 
         group_member.main(rest)
+    elif program == "--keep-outputs":
+        from deploykit_node import outputs
+
+        outputs.keep(rest, environ)
     else:
         _launch(argv, environ)
 
@@ -64,6 +69,9 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - the node's Python is the user's choice
+        _version = ".".join(map(str, sys.version_info[:3]))
+        sys.exit(f"deploykit: {sys.executable} is Python {_version}; 3.10 or later is required")
     _folder = str(Path(__file__).resolve().parent)
     if _folder not in sys.path:  # PYTHONSAFEPATH is set
         sys.path.insert(0, _folder)

@@ -21,8 +21,8 @@ import pytest
 import deploykit
 from deploykit import cli, errors
 from deploykit.errors import JobFileError, NotFound, RunFailed, TimedOut, UsageError
-from deploykit.job import EntrypointKeys, ResourcesKeys
-from deploykit.model import Entrypoint, JobSpec, Problem, Resources
+from deploykit.job import EntrypointKeys, EnvironmentKeys, ResourcesKeys
+from deploykit.model import Entrypoint, Environment, JobSpec, Problem, Resources
 from tests.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
 
 HELLO = {"script": "train.py", "args": ["--epochs", 5]}
@@ -79,7 +79,7 @@ def test_a_plan_is_the_text_of_the_dry_run(project, capsys):
         (["--backend", "slrum"], {"backend": "slrum"}),
         (["--run", "a b"], {"run": "a b"}),
         (["--set", "resources.node=2"], {"set": {"resources.node": 2}}),
-        (["--set", "resources.nodes=0"], {"set": {"resources.nodes": 0}}),
+        (["--set", "resources.nodes=many"], {"set": {"resources.nodes": "many"}}),
         (["--set", "entrypoint.args='--lr 1'"], {"set": {"entrypoint.args": "--lr 1"}}),
         (["--backend", "local", "--set", "output=s3://b"], {"set": {"output": "s3://b"}}),
         (
@@ -145,6 +145,7 @@ def test_nothing_is_printed(project, capfd):
 
 
 def test_a_job_gives_the_plan_of_its_file(project):
+    (project / "data").mkdir()
     (project / "job.yaml").write_text(
         "name: hello\nentrypoint: {script: train.py, args: [--lr, 0.1]}\nenv: {A: b}\n"
         "resources: {time_limit: 30m, nodes: 2, processes_per_node: 4, memory: 4GiB}\n"
@@ -175,6 +176,7 @@ def test_a_job_has_every_key_of_a_job_file():
         (JobSpec, inspect.signature(deploykit.Job).parameters),
         (Entrypoint, EntrypointKeys.__annotations__),
         (Resources, ResourcesKeys.__annotations__),
+        (Environment, EnvironmentKeys.__annotations__),
     ):
         assert {field.name for field in fields(cls)} == set(keys) - {"sections"}
 
@@ -191,10 +193,7 @@ def test_a_job_has_every_key_of_a_job_file():
         ),
         (
             {"resources": {"time_limit": 60}},
-            (
-                "resources.time_limit: expected a time such as 90s, 30m, 1h30m, 2d or "
-                "1-12:00:00, got 60"
-            ),
+            "resources.time_limit: expected a time such as ",
         ),
         (
             {"entrypoint": {"script": "train.py", "args": [True]}},
@@ -210,8 +209,8 @@ def test_a_wrong_key_has_its_name_and_what_was_meant(project, keys, problem):
     with pytest.raises(JobFileError) as caught:
         deploykit.check(job(**keys))
     (found,) = caught.value.problems
-    assert found.text.startswith(problem.format(project))
-    assert str(caught.value) == f"the job: 1 problem\n  {found.text}"
+    assert str(found).startswith(problem.format(project))
+    assert str(caught.value) == f"the job: 1 problem\n  {found}"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +273,13 @@ def test_the_same_run_id_is_sent_once(project):
     assert plan.submit() == plan.submit() == deploykit.submit(backend="print", run="one")
     with pytest.raises(UsageError, match="belongs to a different job"):
         deploykit.submit(backend="print", run="one", args=["more"])
+
+
+def test_a_run_can_be_run_again(project):
+    first = deploykit.submit(backend="print", args=[1])
+    again = first.rerun(args=[2], set={"name": "again"}, run="two")
+    assert (again.id, again.name, again.backend) == ("two", "again", "print")
+    assert [line.text for line in again.logs()] == ["train.py --epochs 5 1 2"]
 
 
 def test_a_run_that_goes_on_times_out(project, monkeypatch):

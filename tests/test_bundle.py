@@ -181,6 +181,19 @@ def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
     assert list(paths.bundles().iterdir()) == []
 
 
+def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
+    """Else Python 3.13 writes `Exception ignored` and a traceback beside the error."""
+    packed, make = [], gzip.GzipFile
+    monkeypatch.setattr(
+        gzip, "GzipFile", lambda *args, **how: packed.append(make(*args, **how)) or packed[-1]
+    )
+    scanned = bundle.scan(tree(tmp_path / "source", {"a": "one"}), LIMIT)
+    tree(tmp_path / "source", {"a": "three"})
+    with pytest.raises(TryAgain):
+        bundle.store(scanned)
+    assert [file.closed for file in packed] == [True]
+
+
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "is written to"])
 def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, change, monkeypatch):
     source = tree(tmp_path / "src", {"below/a": "1"})
@@ -364,3 +377,15 @@ def test_archive_holds_no_owner_and_no_clock(tmp_path):
     with tarfile.open(archive) as tar:
         for info in tar:
             assert (info.uid, info.gid, info.uname, info.mtime) == (0, 0, "", 0)
+
+
+@pytest.mark.parametrize("mark", ["myenv/pyvenv.cfg", "myenv/conda-meta/history"])
+def test_a_python_environment_stays_behind_and_is_named_with_its_size(tmp_path, mark):
+    tree(tmp_path, {"train.py": "", mark: "x", "myenv/lib/big.py": "x" * 2_000_000})
+    (tmp_path / "myenv/python").symlink_to("/usr/bin/python3")
+    assert names(tmp_path, limit=10) == {"train.py"}
+    (warning,) = bundle.scan(tmp_path, LIMIT).warnings
+    assert warning.message == "left out: the Python environment myenv/ (2 MB)"
+    assert warning.severity == "warning"
+    (tmp_path / ".deploykitignore").write_text("!/myenv/\n")
+    assert any("is a link to /usr/bin/python3" in one for one in scan_problems(tmp_path))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-from deploykit import backend, cli, errors, lifecycle, registry
+from deploykit import __version__, backend, cli, errors, lifecycle, registry
 from deploykit.commands.wait import follow
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(*argv):
@@ -32,7 +37,15 @@ def test_help_loads_next_to_nothing(monkeypatch):
     assert {name for name in loaded if name.startswith("deploykit")} == allowed
     heavy = {"asyncio", "boto3", "botocore", "jinja2", "rich", "sagemaker", "sqlite3", "ssl"}
     heavy |= {"submitit", "torch", "yaml", "typing_extensions", "numpy", "socket", "dataclasses"}
-    assert loaded & heavy == set()
+    assert loaded & heavy <= loaded_by_any_help()
+
+
+def loaded_by_any_help():
+    """What argparse itself loads: from Python 3.14 on, dataclasses."""
+    code = "import argparse, sys; argparse.ArgumentParser().format_help(); print(*sys.modules)"
+    argv = [sys.executable, "-c", code]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return set(shown.split())
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
@@ -59,7 +72,7 @@ def test_version(capsys):
         (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
         (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
         (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
-        (["wait", "a", "b"], "unrecognized arguments: b", "see `deploykit wait --help`"),
+        (["logs", "a", "b"], "unrecognized arguments: b", "see `deploykit logs --help`"),
         (["wait", "--timeout", "2x"], "'2x' is not a time such as 90s or 30m", "wait --help"),
         (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
         (["submit", "--backend", "local", "--run", "a b"], "the run id 'a b' is not valid", ""),
@@ -82,12 +95,13 @@ def test_missing_job_file(tmp_path, monkeypatch, capsys):
 
 def test_all_problems_with_lines(project, capsys):
     (project / "job.yaml").write_text("nmae: x\nentrypoint: {script: trian.py}\n")
+    missing = "entrypoint.script: file 'trian.py' not found"
     assert run("check") == 65
     assert capsys.readouterr().err.splitlines() == [
         "error: job.yaml: 3 problems",
         "  line 1: nmae: unknown key (did you mean 'name'?)",
-        "  name: is required (for example name: digits)",
-        "  resources: is required",
+        f"  line 2: {missing} in {project} (did you mean 'train.py'?)",
+        "  resources.time_limit: is required (for example time_limit: 30m)",
     ]
 
 
@@ -318,7 +332,7 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
     assert "the logs of one are no longer available: the disk is gone; the run continues" in said
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_verb(shell, capsys):
     assert run("completion", shell) == 0
     text = capsys.readouterr().out
@@ -365,3 +379,83 @@ def test_a_list_that_is_cut_says_so(project, capsys):
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 2
     assert shown.err == "the newest 2 of 3 runs; all: -n 3\n"
+
+
+def _actions(verb):
+    (kinds,) = (one for one in cli.parser([verb])._actions if isinstance(one.choices, dict))
+    return kinds.choices[verb], kinds.choices[verb]._actions
+
+
+@pytest.mark.parametrize("verb", [one for one in cli.VERBS if one not in {"init", "completion"}])
+def test_the_examples_of_each_verb_are_command_lines_that_it_takes(verb):
+    """`init` and `completion` have examples in other forms."""
+    parser, _ = _actions(verb)
+    lines = [one for one in parser.description.splitlines() if one.startswith("deploykit ")]
+    assert lines, parser.description
+    for line in lines:
+        words = shlex.split(re.split(r"\s{2,}", line)[0])[1:]
+        own, _ = cli._split(words)
+        assert own[0] == verb
+        assert parser.parse_known_args(own[1:])[1] == []
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_value_of_each_option_is_named_by_what_it_is(verb):
+    for action in _actions(verb)[1]:
+        assert action.metavar not in {"X", "B", "T"}
+        if action.option_strings and action.nargs != 0 and not action.choices:
+            assert action.metavar, action.option_strings
+
+
+def test_no_text_names_a_file_that_a_wheel_lacks():
+    sources = [*(ROOT / "deploykit").rglob("*.py"), *(ROOT / "deploykit").rglob("*.toml")]
+    told = re.compile(r"(?<![/\w])(docs|tests|examples|benchmarks)/[\w-]+[/.][\w./-]+")
+    for path in sources:
+        text = re.sub(r"(?m)^#.*$", "", path.read_text())
+        if path.suffix == ".py":
+            tree = ast.parse(text)
+            own = {id(node.body[0].value) for node in ast.walk(tree) if _has_doc(node, path)}
+            strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            strings = [node for node in strings if isinstance(node.value, str)]
+            text = "\n".join(node.value for node in strings if id(node) not in own)
+        assert told.search(text) is None, path
+
+
+def _has_doc(node, path):
+    """Whether a docstring is for readers of the code; that of a verb is its help."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    if not isinstance(node, kinds) or ast.get_docstring(node) is None:
+        return False
+    return path.parent.name != "commands" or not isinstance(node, ast.Module)
+
+
+def test_versions_are_told_without_importing_anything(capsys):
+    with pytest.raises(SystemExit) as end:
+        run("--version")
+    first, python, *packages = capsys.readouterr().out.splitlines()
+    assert (end.value.code, first) == (0, f"deploykit {__version__}")
+    assert re.fullmatch(r"Python 3\.\d+\.\S+ \(/.*\)", python)
+    names = [line.split()[0].rstrip(":") for line in packages]
+    assert names == ["torch", "submitit", "boto3", "sagemaker"]
+    assert all(re.search(r" \d+\.\d+|not installed here$", line) for line in packages)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resources.time_limit=25s"], "must be at least 60 s, got '25s'"),
+        (["slurm.signal_seconds=0"], "must be at least 1 s, got '0'"),
+        (["sagemaker.volume_size=0"], "must be at least 1 GB, got '0'"),
+        (["sagemaker.bucket=B"], "expected a bucket name of 3 to 63 lower-case letters"),
+        (["output=s3://B/x"], "is not a location that SageMaker can read and write"),
+    ],
+)
+def test_bounds_have_units_and_places_their_rules(project, overrides, message, capsys):
+    words = [word for one in overrides for word in ("--set", one)]
+    valid = (
+        "sagemaker={region: us-east-1, bucket: my-bucket, instance_type: ml.g5.xlarge, "
+        "role: 'arn:aws:iam::123456789012:role/r', framework_version: 2.8.0}"
+    )
+    backends = ["-b", "slurm", "-b", "sagemaker"]
+    assert run("check", *backends, "--set", valid, "--set", "slurm={}", *words) == 65
+    assert message in capsys.readouterr().err

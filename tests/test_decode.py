@@ -16,9 +16,9 @@ from deploykit.decode import (
     Plain,
     Size,
     decode,
-    did_you_mean,
     whole,
 )
+from deploykit.spelling import did_you_mean
 
 
 @dataclass(frozen=True)

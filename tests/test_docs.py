@@ -50,6 +50,20 @@ def test_generated_pages_are_what_the_code_says_now(generator):
         assert on_disk[name] == text, f"docs/reference/{name} is out of date: make docs"
 
 
+@pytest.mark.torch
+def test_the_code_of_the_python_guide_runs(project):
+    page = (DOCS / "how-to/python.md").read_text(encoding="utf-8")
+    code = [block.text for block in blocks(page) if block.language == "python"]
+    assert len(code) == 6
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[rank 0] hello ['--epochs', '3']" in done.stdout
+    assert "retries must be at least 0" in done.stdout
+    assert "#SBATCH --nodes=1" in done.stdout
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_option_is_documented_and_explained(verb):
     page = (DOCS / "reference/commands.md").read_text(encoding="utf-8")

@@ -91,7 +91,12 @@ def succeeds(deploykit, backend, *settings):
         sorted(line.split("] ", 1)[1] for line in lines)
         == ["sum 3.0 arguments ['--lr', '0.10', 'a b']"] * RANKS
     )
-    assert [one["run"] for one in deploykit("list", "--json")] == ["good"]
+    (listed,) = deploykit("list", "--json", "--state", "succeeded")
+    assert listed["run"] == "good"
+    assert listed["created"] <= listed["started"] <= listed["finished"]
+    assert listed["duration_seconds"] > 0
+    kept = next(Path(row["folder"]).glob("plan.*")).read_text()
+    assert deploykit("rerun", "good", "--run", "good", "--dry-run") == kept
     assert f"Run good on {backend}: succeeded" in deploykit("guide", "rendezvous", "good")
 
 
@@ -149,6 +154,8 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
     row = plan_and_submit(deploykit, "sagemaker", "good")
     assert row["handle"] == "sagemaker://us-east-1/good"
     assert deploykit("wait", "good", "--json")["state"] == "succeeded"
+    shown = deploykit("rerun", "good", "--run", "good", "--dry-run")
+    assert shown == Path(row["folder"], "plan.json").read_text()
     deploykit("logs", "good")
     assert "Run good on sagemaker: succeeded" in deploykit("guide", "security-groups", "good")
 

@@ -52,6 +52,9 @@ def test_its_whole_life(project, capsys):
     assert run(capsys, "wait", "one")[0] == 0
     assert run(capsys, "diagnose", "one")[0] == 0
     assert "Run one on print: succeeded" in run(capsys, "guide", "nccl", "one")[1].out
+    assert (
+        run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
+    )
     assert run(capsys, "cancel", "one")[0] == 0
     assert "print\tyes\tdoctor\t" in run(capsys, "backends")[1].out
 
@@ -91,7 +94,7 @@ def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
 
 def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
-    tried |= {"check", "doctor", "guide", "init", "attach"}
+    tried |= {"check", "doctor", "guide", "init", "attach", "rerun"}
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
 
 

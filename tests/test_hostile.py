@@ -178,6 +178,7 @@ def test_values_arrive_or_are_refused(bench, job, sagemaker, backend):
     path.write_text(yaml.safe_dump(job, allow_unicode=True), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DEPLOYKIT_HOME", str(bench / "state"))
+        patch.setattr("deploykit.backend.missing_data", lambda job: ())  # they do not exist
         try:
             plan = lifecycle.prepare(path, [], backend, "one").plan
         except JobFileError as error:

@@ -132,7 +132,7 @@ def test_bad_overrides(project, override):
         (
             "env.RANK=0",
             "env.RANK",
-            "remove it; docs/reference/node.md lists the variables that a trainer can read",
+            "remove it; the trainer reads what the launcher has set",
         ),
         ("env.A=secret:vault:x", "env.A", "for example secret:env:HF_TOKEN"),
         ("env.A=secret:env:", "env.A", "for example secret:env:HF_TOKEN"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 
@@ -130,3 +132,71 @@ def test_only_a_whole_id_or_a_beginning_of_it_stops_a_run():
         assert caught.value.hint == f"{near}?"
     with pytest.raises(NotFound, match="matches 2 runs"):
         registry.get_to_stop("exp-")
+
+
+OLDER = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, target TEXT NOT NULL,
+    folder TEXT NOT NULL, plan TEXT NOT NULL, bundle TEXT NOT NULL, revision TEXT,
+    created REAL NOT NULL, output TEXT NOT NULL, id TEXT, state TEXT NOT NULL,
+    native TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '', exit_code INTEGER
+)
+"""
+"""The table of version 0.2.0."""
+
+
+@contextlib.contextmanager
+def _older_registry():
+    """The open file as version 0.2.0 made it, with the run ``old``."""
+    paths.state().mkdir(parents=True, mode=0o700)
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
+        database.execute(OLDER)
+        database.execute("PRAGMA user_version = 1")
+        _add_as_before(database, "old")
+        yield database
+
+
+def _add_as_before(database, name):
+    """What version 0.2.0 does to insert a row."""
+    columns = "run, name, backend, target, folder, plan, bundle, created, output, state"
+    values = (name, "job", "local", "here", "/f", "a", "b", 1.0, "/out", "running")
+    with database:
+        database.execute(f"INSERT INTO runs ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
+
+
+def test_the_registry_of_an_older_version_is_read_without_changing_it():
+    with _older_registry() as database:
+        assert registry.get("old").started is None
+        assert "started" not in {
+            column[1] for column in database.execute("PRAGMA table_info(runs)")
+        }
+
+
+def test_an_older_and_this_version_share_a_registry():
+    start, end = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
+    with _older_registry() as database:
+        registry.update("old", Status(State.SUCCEEDED, started=start, finished=end))
+        assert registry.get("old").status == Status(State.SUCCEEDED, started=start, finished=end)
+        _add_as_before(database, "older writes again")
+        assert {one.run for one in registry.every()} == {"old", "older writes again"}
+        assert database.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def test_a_time_that_is_not_told_any_more_stays():
+    start, end = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
+    registry.add(row("a"))
+    registry.update("a", Status(State.RUNNING, started=start))
+    assert registry.get("a").seconds(start.timestamp() + 90) == 90
+    registry.update("a", Status(State.FAILED, finished=end))
+    found = registry.get("a")
+    assert (found.status.started, found.status.finished) == (start, end)
+    assert found.seconds(0) == 3600
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "finished"),
+    [("queued", 5.0, None), ("running", None, None), ("failed", 5.0, None), ("failed", None, 9.0)],
+)
+def test_no_duration_is_invented(state, started, finished):
+    one = dataclasses.replace(row("a"), state=state, started=started, finished=finished)
+    assert one.seconds(10.0) is None

@@ -44,6 +44,7 @@ ENDS = {0, 64, 65, 66, 69, 76, 77, 79, 80}
 def start(argv, env, **streams):
     command = [sys.executable, "-m", "deploykit", *argv]
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    own["NO_COLOR"] = "1"  # any escape sequence is then one too many
     return subprocess.Popen(command, env={**own, **env, "PYTHONPATH": str(ROOT)}, **streams)
 
 
@@ -128,6 +129,7 @@ VERBS = {
     "submit": ["submit", "--backend", "local", "--dry-run", "--set", f"env.A='{HOSTILE}'"],
     "submit-backend": ["submit", "--backend", HOSTILE],
     "submit-run": ["submit", "--backend", "local", "--run", HOSTILE],
+    "rerun": ["rerun", "one"],
     "doctor": ["doctor", "--backend", "local", "--from", "facts"],
     "doctor-aws": ["doctor", "--backend", "sagemaker", "--from", "facts", "--set", SAGEMAKER],
     "doctor-nothing": ["doctor", "--backend", "local", "--from", HOSTILE],

@@ -31,7 +31,8 @@ def test_the_wheel_contains_what_ships(wheel):
     rules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "deploykit").rglob("*.toml")]
     assert len(rules) > 20
     assert set(rules) <= inside
-    assert "deploykit/cli.py" in inside
+    assert any(name.endswith(".data/data/share/man/man1/deploykit.1") for name in inside)
+    assert {"deploykit/cli.py", "deploykit/py.typed", "deploykit/entrypoints/call.py"} <= inside
     assert not any(name.startswith(("tests/", "infra/", "entrypoints/")) for name in inside)
 
 

@@ -1,4 +1,19 @@
-"""The recommendation: which case applies, what each strategy costs, which is best."""
+"""The recommendation: which case applies, what each strategy costs, which is best.
+
+The order is an expert's, as rules:
+
+1. What leaves memory free comes before what fills more than 90% of it. Near the limit PyTorch's
+   allocator gives blocks back and asks for them again, which stalls a step
+   (https://arxiv.org/abs/2304.11277 on its rate limiter), and activations are known to 20% only.
+2. What leaves layers whole (replicas, ZeRO) comes before what splits them (tensor and pipeline
+   parallelism), unless that is 1.5 times as fast. Sharding needs close to no change of a model,
+   splitting a plan for its layers
+   (https://huggingface.co/docs/transformers/perf_train_gpu_many, scalability strategy). A factor of
+   4/3 is what recomputing all activations costs; recomputing a part of them costs a few per cent
+   (https://arxiv.org/abs/2205.05198, section 5); 1.1 is the tolerance of the estimates.
+3. Of those that are left, the simplest within 10% of the fastest. Each stage of ZeRO needs less
+   memory and is less simple (https://arxiv.org/abs/1910.02054, section 5).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +29,12 @@ from deploykit.advise.traffic import Step, step
 from deploykit.advise.workload import Cluster, ParallelConfig, Strategy, Training
 
 Case = Literal["each", "sharded", "layer"]
+_TIGHT = 0.9
+"""Share of the memory above which a configuration is tight (rule 1)."""
+_WORTH_SPLITTING = 1.5
+"""How much faster it must be to split layers (rule 2)."""
 _TOLERANCE = 1.1
-"""Estimates within this factor count as equal; then the simpler strategy wins."""
+"""Estimates within this factor count as equal; then the simpler strategy wins (rule 3)."""
 _MAX_NODES = 1024
 
 
@@ -27,11 +46,18 @@ class Candidate:
     memory: Memory
     step: Step
     fits: bool
+    tight: bool = False
+    """Whether it needs more than 90% of the memory."""
 
     @property
     def strategy(self) -> Strategy:
         """The name of its strategy."""
         return self.config.strategy
+
+    @property
+    def splits(self) -> bool:
+        """Whether it splits layers or the sequence of layers."""
+        return self.config.tensor > 1 or self.config.pipeline > 1
 
 
 @dataclass(frozen=True)
@@ -75,32 +101,43 @@ def advise(model: Model, training: Training, cluster: Cluster) -> Advice:
 
 
 def _candidates(model: Model, training: Training, cluster: Cluster) -> list[Candidate]:
-    """For each strategy its fastest configuration that fits, else the one with least memory."""
+    """For each strategy its fastest configuration that is not tight, else the fastest that fits,
+    else the one with least memory.
+    """
     by_strategy: dict[Strategy, Candidate] = {}
     for config in configs(model, training, cluster):
         need = memory(model, training, config, cluster.gpu.memory)
-        fits = need.total <= cluster.gpu.memory
-        new = Candidate(config, need, step(model, training, cluster, config), fits)
+        fits, tight = (need.total <= share * cluster.gpu.memory for share in (1, _TIGHT))
+        new = Candidate(config, need, step(model, training, cluster, config), fits, not tight)
         old = by_strategy.get(config.strategy)
         if old is None or _order(new) < _order(old):
             by_strategy[config.strategy] = new
     return [by_strategy[name] for name in STRATEGIES if name in by_strategy]
 
 
-def _order(each: Candidate) -> tuple[bool, float]:
-    return (not each.fits, each.step.seconds if each.fits else each.memory.total)
+def _order(each: Candidate) -> tuple[bool, bool, float]:
+    size = each.step.seconds if each.fits else each.memory.total
+    return (not each.fits, each.tight, size)
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates that fit, best first; of about equally fast ones the simplest comes first."""
+    """Candidates that fit, the best first, by the rules above; `candidates` are simplest first."""
     left = [each for each in candidates if each.fits and each.strategy not in FOR_TEACHING]
     ranked = []
     while left:
-        fastest = min(each.step.seconds for each in left)
-        chosen = next(each for each in left if each.step.seconds <= _TOLERANCE * fastest)
-        ranked.append(chosen)
-        left.remove(chosen)
+        ranked.append(_best(left))
+        left.remove(ranked[-1])
     return ranked
+
+
+def _best(left: Sequence[Candidate]) -> Candidate:
+    roomy = [each for each in left if not each.tight] or left
+    fastest = min(each.step.seconds for each in roomy)
+    limit = _WORTH_SPLITTING * fastest
+    whole = [each for each in roomy if not each.splits and each.step.seconds <= limit]
+    pool = whole or roomy
+    fastest = min(each.step.seconds for each in pool)
+    return next(each for each in pool if each.step.seconds <= _TOLERANCE * fastest)
 
 
 def _case(

@@ -12,9 +12,10 @@ from deploykit.advise import gpus, measured_model, workload
 from deploykit.advise.gpus import Gpu
 from deploykit.advise.model_shape import Model, gpt, gpt_of_size
 from deploykit.advise.workload import Cluster, Training
-from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode, did_you_mean
+from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
 from deploykit.errors import UsageError
 from deploykit.model import Problem
+from deploykit.spelling import did_you_mean
 
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(r"(\d+(?:[._]\d+)*)([KMBT]?)", re.IGNORECASE)

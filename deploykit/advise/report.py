@@ -17,10 +17,10 @@ _SCALES = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "sgd-momentum": "SGD with momentum"}
 _LINKS = {"nvlink": "NVLink", "pcie": "PCIe"}
 _FABRICS = {"tcp": "TCP", "efa": "EFA", "infiniband": "InfiniBand"}
+_SAME = 0.97
+"""Times within this ratio are called about equal."""
 _WITHOUT_SPLIT_LAYERS = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 """Strategies that split neither layers nor the sequence of layers."""
-_TIGHT = 0.9
-"""Share of the memory above which a configuration is called tight."""
 
 
 def gib(size: float) -> str:
@@ -99,7 +99,7 @@ def recommendation(advice: Advice) -> Iterator[str]:
     yield f"{_degrees(best)}{_cost(advice, best)}"
     yield from _why(advice, best)
     if advice.second is not None:
-        yield _runner_up(advice.second)
+        yield _runner_up(advice, best, advice.second)
 
 
 def _degrees(each: Candidate) -> str:
@@ -123,7 +123,7 @@ def _degrees(each: Candidate) -> str:
 
 def _cost(advice: Advice, best: Candidate) -> str:
     total, capacity = best.memory.total, advice.cluster.gpu.memory
-    tight = ", which is tight" if total > _TIGHT * capacity else ""
+    tight = ", which is tight" if best.tight else ""
     speed = advice.training.tokens / best.step.seconds
     return (
         f"It needs {gib(total)} of {gib(capacity)} per GPU{tight}, and takes about "
@@ -137,13 +137,18 @@ def _why(advice: Advice, best: Candidate) -> Iterator[str]:
     too_large = [each for each in simpler if not each.fits]
     if too_large:
         yield f"Simpler strategies do not fit: {'; '.join(_need(each) for each in too_large)}."
-    slower = [each for each in simpler if each.fits]
+    tight = [each for each in simpler if each.fits and each.tight and not best.tight]
+    if tight:
+        capacity = advice.cluster.gpu.memory
+        sizes = ", ".join(f"{each.strategy} {_filled(each, capacity)}" for each in tight)
+        yield f"Simpler strategies that fit leave little memory free: {sizes}."
+    slower = [each for each in simpler if each.fits and each not in tight]
     if slower:
         times = ", ".join(f"{each.strategy} {time(each.step.seconds)}" for each in slower)
         last = slower[-1]
         yield (
-            f"Simpler strategies that fit are slower: {times} per step; {last.strategy} waits for "
-            f"{_bottleneck(last)}."
+            f"Simpler strategies that fit are slower: {times} per step; {last.strategy} "
+            f"{_delay(last)}."
         )
     yield _breakdown(best)
 
@@ -182,6 +187,14 @@ def parts(memory: Memory) -> list[tuple[str, int]]:
     ]
 
 
+def _delay(each: Candidate) -> str:
+    """What takes more time than the work itself."""
+    recomputing = each.step.compute / 4 if each.config.checkpointing else 0
+    if recomputing > each.step.exposed + each.step.bubble:
+        return "recomputes activations"
+    return f"waits for {_bottleneck(each)}"
+
+
 def _bottleneck(each: Candidate) -> str:
     """What takes most time apart from compute."""
     if each.step.bubble > each.step.exposed:
@@ -207,11 +220,33 @@ def _breakdown(best: Candidate) -> str:
     return f"{text}."
 
 
-def _runner_up(second: Candidate) -> str:
+def _filled(each: Candidate, capacity: int) -> str:
+    return f"{gib(each.memory.total)} of {gib(capacity)}"
+
+
+def _runner_up(advice: Advice, best: Candidate, second: Candidate) -> str:
+    """The next best strategy, and why it is only the next best."""
+    because = "; ".join(_drawbacks(advice, best, second))
     return (
         f"Next best: {second.strategy}, {time(second.step.seconds)} per step with "
-        f"{gib(second.memory.total)} ({STRATEGIES[second.strategy]})."
+        f"{gib(second.memory.total)} ({STRATEGIES[second.strategy]}). It is only next because "
+        f"{because}."
     )
+
+
+def _drawbacks(advice: Advice, best: Candidate, second: Candidate) -> Iterator[str]:
+    """What speaks against the second, by the rules of the order; says what speaks for it too."""
+    ratio = second.step.seconds / best.step.seconds
+    gain = f", though it is {1 - ratio:.0%} faster by estimate" if ratio < _SAME else ""
+    if second.tight and not best.tight:
+        yield f"it fills {_filled(second, advice.cluster.gpu.memory)}{gain}"
+    elif second.splits and not best.splits:
+        little = f"only {1 - ratio:.0%} faster" if gain else "no faster"
+        yield f"it splits the model, which needs a plan for its layers, and is {little} by estimate"
+    elif ratio > 1 / _SAME:
+        yield f"it is {ratio - 1:.0%} slower by estimate"
+    else:
+        yield f"it is more complex than {best.strategy} and about as fast"
 
 
 def _nothing_fits(advice: Advice) -> Iterator[str]:

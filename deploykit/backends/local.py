@@ -10,16 +10,18 @@ import contextlib
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from deploykit import backend, exit_records, logfiles, paths
+from deploykit import backend, environments, exit_records, logfiles, machine, paths
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
@@ -33,6 +35,8 @@ PROGRAMS = ("sh",)
 MODULES = ("torch",)
 PREFLIGHT = backend.PREFLIGHT
 
+_RANKS_PER_CORE = 4
+"""Above which a job on this machine is probably meant for another one."""
 _START = 10
 """Seconds in which a started shell must claim its run."""
 
@@ -50,21 +54,67 @@ class Options:
 
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Refuse addresses as locations, and warn about limits that are not enforced."""
-    for path, location in backend.locations(job).items():
-        if "://" in location:
-            yield Problem(
-                path,
-                f"{location} is not a folder on this machine",
-                f"set a folder, for example with --set {path}=FOLDER",
-            )
-    python = Path(_python(options))
-    if python.is_absolute() and not (python.is_file() and os.access(python, os.X_OK)):
-        message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
-        yield Problem("local.python", message, "the path that `command -v python3` prints")
+    for path, location in backend.addresses(job).items():
+        yield Problem(
+            path,
+            f"{location} is not a folder on this machine",
+            f"set a folder, for example with --set {path}=FOLDER",
+        )
+    python: str | None = _python(options)
+    if job.environment is not None:
+        yield from environments.conflict(job, "local.python", options.python)
+        prepared = bool(job.environment.modules)
+        yield from environments.problems(job.environment, prepared=prepared)
+        yield from environments.module_problems(job.environment)
+        python = environments.python(job.environment)
+    yield from _check_python(_python(options))
+    yield from backend.check_module(job, Path(python) if python else None)
+    yield from (Problem(*missing) for missing in backend.missing_data(job))
+    yield from backend.check_ranks(job)
+    yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
             path, message = f"resources.{name}", "is not enforced on this machine"
             yield Problem(path, message, severity="warning")
+
+
+def _check_python(text: str) -> Iterator[Problem]:
+    """Whether the trainer's Python is a program."""
+    python, hint = Path(text), "the path that `command -v python3` prints"
+    if python.is_absolute():
+        if not (python.is_file() and os.access(python, os.X_OK)):
+            message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
+            yield Problem("local.python", message, hint)
+    elif len(python.parts) > 1:
+        message = f"{python} is relative, and the job starts in a copy of the source"
+        yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
+    elif shutil.which(text) is None:
+        yield Problem("local.python", f"{text} is not on PATH", hint)
+
+
+def _check_machine(job: JobSpec) -> Iterator[Problem]:
+    """Whether this machine has what the emulated nodes together need."""
+    nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
+    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    available = machine.gpus(visible) if gpus else 0
+    if gpus and available == 0:
+        message = "this machine has no GPU that the job can use: its ranks get none"
+        hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
+        yield Problem("resources.gpus_per_node", message, hint, severity="warning")
+    elif available is not None and nodes * gpus > available:
+        each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
+        message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
+        if gpus <= available:
+            hint = f"nodes: {available // gpus}"
+            yield Problem("resources.nodes", message, hint, severity="warning")
+            return
+        too_many = (job.resources.processes_per_node or 0) > available
+        hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
+        yield Problem("resources.gpus_per_node", message, hint)
+    ranks, cores = job.resources.world_size, machine.cpus()
+    if not gpus and ranks > _RANKS_PER_CORE * cores:
+        message = f"{ranks} ranks would share {cores} CPU cores"
+        yield Problem("resources.processes_per_node", message, severity="warning")
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
@@ -80,7 +130,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     environment = backend.in_folder(job, "local", run, folder)
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.nodes, job.resources.time_limit
-    launcher = [_python(options), backend.LAUNCH, "--emulated-nodes"]
+    launcher = [backend.LAUNCH, "--emulated-nodes"]
     launcher += [f"--nodes={nodes}", f"--time-limit={seconds}"]
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
@@ -88,11 +138,26 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "local.sh").read_text(encoding="utf-8"),
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
-        *("", "# one launcher per node; each adds its address, port and node rank to the command"),
-        f"exec {shlex.join(launcher)} \\",
+        "",
+        *_environment_lines(job),
+        "# one launcher per node; each adds its address, port and node rank to the command",
+        f"exec {_python_word(job, options)} {shlex.join(launcher)} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _environment_lines(job: JobSpec) -> Iterator[str]:
+    """Lines that load modules and activate the environment."""
+    if job.environment is not None:
+        yield from environments.module_lines(job.environment.modules, "environment.modules")
+        yield from environments.lines(job.environment)
+
+
+def _python_word(job: JobSpec, options: Options) -> str:
+    """The Python that runs the trainer, as shell text."""
+    chosen = job.environment is not None and job.environment.python is not None
+    return environments.PYTHON if chosen else shlex.quote(_python(options))
 
 
 def _python(options: Options) -> str:
@@ -140,7 +205,7 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
 
 def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     """The status of each run, from the files of its run folder."""
-    return {handle: _status(handle) for handle in handles}
+    return {handle: _with_times(handle, _status(handle)) for handle in handles}
 
 
 def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
@@ -169,10 +234,22 @@ def examine(
     """Findings about this machine; see `deploykit.backend.Doctor`."""
     from deploykit.doctor import local
 
-    facts = local.load(saved) if saved else local.inspect(options.python)
+    chosen = environments.python(job.environment) if job.environment else None
+    facts = local.load(saved) if saved else local.inspect(options.python or chosen)
     if save:
         local.save(facts, save)
     yield from local.findings(job, facts)
+
+
+def _with_times(handle: Handle, status: Status) -> Status:
+    """The status with its start, when the shell claimed the run, and its end, where recorded."""
+    folder = Path(handle.folder)
+    started = None
+    with contextlib.suppress(OSError):
+        started = datetime.fromtimestamp((folder / "claim").stat().st_mtime, UTC)
+    records = exit_records.read(folder) if status.state.final else []
+    last = max((record.finished for record in records), default=None)
+    return replace(status, started=started, finished=last)
 
 
 def _status(handle: Handle) -> Status:
@@ -192,18 +269,19 @@ def _status(handle: Handle) -> Status:
 def _ended(folder: Path) -> Status:
     records = exit_records.read(folder)
     first = records[0] if records else None
-    finished = first.finished if first else None
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
-        return Status(State.FAILED, "timed out", reason, 124, finished=finished)
+        return Status(State.FAILED, "timed out", reason, 124)
     if first is None:
         return _without_record(folder)
     state = State.SUCCEEDED if first.exit_code == 0 else State.FAILED
-    return Status(state, "ended", first.reason, first.exit_code, finished=finished)
+    return Status(state, "ended", first.reason, first.exit_code)
 
 
 def _without_record(folder: Path) -> Status:
     """The status of a run without exit records: the reason is the last line of its shell."""
+    if refusal := logfiles.refusal(folder / "logs/job.log"):
+        return Status(State.FAILED, "ended", refusal, 78)
     if not folder.exists():
         return Status(State.FAILED, "vanished", "its exit status is unknown")
     try:

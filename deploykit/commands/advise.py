@@ -1,6 +1,8 @@
 """Recommend a parallel strategy: the memory and time that each would need per GPU, and why.
 
-Computed, not measured: needs no GPU here. docs/how-to/choose-a-strategy.md states the accuracy.
+Computed, not measured: needs no GPU here.
+
+deploykit advise --gpu h100 --gpus-per-node 8 --parameters 7B --batch-size 64 --sequence 4096
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from deploykit import shell
 from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
 from deploykit.advise.inputs import AdviseOptions
 from deploykit.commands import output
-from deploykit.decode import Help, hints, split
+from deploykit.decode import Help, Quantity, hints, split
 from deploykit.errors import UsageError
 
 _GIB = 1024**3
@@ -27,15 +29,25 @@ _COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare an option for each field of AdviseOptions, and --write and --list."""
     for field in dataclasses.fields(AdviseOptions):
-        _, metadata, _ = split(hints(AdviseOptions)[field.name])
+        kind, metadata, _ = split(hints(AdviseOptions)[field.name])
         text = next(note.text for note in metadata if isinstance(note, Help))
         usual = f" Default: {field.default}." if field.default is not None else ""
         name = field.name.replace("_", "-")
-        parser.add_argument(f"--{name}", metavar="X", help=f"{text}{usual}")
+        parser.add_argument(f"--{name}", metavar=_metavar(kind, metadata), help=f"{text}{usual}")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the recommended job file here"
     )
     parser.add_argument("--list", action="store_true", help="list the known GPUs")
+
+
+def _metavar(kind: Any, metadata: tuple[Any, ...]) -> str:
+    """What the value of an option is, in a word."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if quantity is not None:
+        return {"bytes": "SIZE"}.get(quantity.unit, "NUMBER")
+    return "N" if kind is int else "NAME"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """Track a run that was submitted on another machine, by its run id alone.
 
 From then on `status`, `logs`, `wait` and `cancel` work with it here too.
+
+deploykit attach exp-20261122-120000-abcd -b sagemaker --target eu-west-1
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the full run id: the job's name there")
     parser.add_argument(
         "--target",
-        metavar="T",
+        metavar="TARGET",
         help="where the job runs, such as a region (default: from the environment, as AWS_REGION)",
     )
 

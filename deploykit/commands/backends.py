@@ -1,7 +1,13 @@
 """List the backends, what each offers, and what is missing here to use it.
 
+Asks Slurm's controller and AWS, for a few seconds at most, whether they would accept a job from
+here; says how to get what is missing. Changes nothing.
+
 With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
 site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
+
+deploykit backends
+deploykit backends slurm --probe --target login.example.org
 """
 
 from __future__ import annotations
@@ -18,10 +24,10 @@ from deploykit.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the backend, --probe and --target."""
-    parser.add_argument("backend", nargs="?", metavar="B", help="only this one")
+    parser.add_argument("backend", nargs="?", metavar="BACKEND", help="only this one")
     parser.add_argument("--probe", action="store_true", help="query its target, save the profile")
     parser.add_argument(
-        "--target", metavar="T", help="the target to probe, such as a login node (over ssh)"
+        "--target", metavar="TARGET", help="the target to probe, such as a login node (over ssh)"
     )
 
 
@@ -37,11 +43,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     output.table(
         ["backend", "usable here", "offers", "what it is"],
-        [
-            [row["name"], _usable(row["missing"]), ", ".join(row["offers"]), row["summary"]]
-            for row in rows
-        ],
+        [[row["name"], row["here"], ", ".join(row["offers"]), row["summary"]] for row in rows],
     )
+    output.note(*(f"{row['name']}: {how}" for row in rows for how in row["how"]))
     return 0
 
 
@@ -60,20 +64,27 @@ def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
 
 def _describe(name: str) -> dict[str, Any]:
     engine = backend.find(name)
-    missing = [program for program in engine.PROGRAMS if shutil.which(program) is None]
-    missing += [
+    absent = [program for program in engine.PROGRAMS if shutil.which(program) is None]
+    absent += [
         f"Python's {module}"
         for module in engine.MODULES
         if importlib.util.find_spec(module) is None
     ]
+    missing = [(each, f"install {each}") for each in absent]
+    if isinstance(engine, backend.Ready):
+        missing = list(engine.missing(absent))
     return {
         "name": name,
         "summary": engine.SUMMARY,
         "usable": not missing,
-        "missing": missing,
+        "here": _usable(absent, [what for what, _ in missing]),
+        "missing": [what for what, _ in missing],
+        "how": list(dict.fromkeys(how for _, how in missing)),
         "offers": [backend.verb(one) for one in backend.CAPABILITIES if isinstance(engine, one)],
     }
 
 
-def _usable(missing: list[str]) -> str:
-    return f"no: missing {', '.join(missing)}" if missing else "yes"
+def _usable(absent: list[str], missing: list[str]) -> str:
+    if absent:
+        return f"no: missing {', '.join(absent)}"
+    return f"no: {'; '.join(missing)}" if missing else "yes"

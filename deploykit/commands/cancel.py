@@ -1,6 +1,8 @@
-"""Stop a run; a run that has ended is not changed.
+"""Stop runs; a run that has ended is not changed.
 
-Its ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
+Ranks get SIGTERM and time to save, except on SageMaker, whose launchers do not forward signals.
+
+deploykit cancel exp-1 exp-2
 """
 
 from __future__ import annotations
@@ -9,20 +11,38 @@ import argparse
 
 from deploykit import lifecycle, registry
 from deploykit.commands import output
+from deploykit.errors import DeploykitError
+from deploykit.registry import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare RUN."""
     parser.add_argument(
-        "run", metavar="RUN", help="run id, or its unique beginning (4 characters or more)"
+        "run",
+        nargs="+",
+        metavar="RUN",
+        help="run id, or its unique beginning (4 characters or more)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the run, and print its state."""
-    row = lifecycle.cancel(registry.get_to_stop(args.run))
-    if args.json:
-        output.emit(output.run_data(row))
-    else:
-        output.run_text(row)
+    """Stop the runs and print their states. Where a name is wrong none is stopped."""
+    rows = {row.run: row for row in map(registry.get_to_stop, args.run)}.values()
+    stopped: list[Run] = []
+    errors: list[DeploykitError] = []
+    for row in rows:
+        try:
+            stopped.append(lifecycle.cancel(row))
+        except DeploykitError as error:
+            errors.append(error)
+    if args.json and stopped:
+        data = [output.run_data(row) for row in stopped]
+        output.emit(data[0] if len(rows) == 1 else data)
+    elif not args.json:
+        for row in stopped:
+            output.run_text(row)
+    if errors:
+        for other in errors[1:]:
+            output.error(other, as_json=False)
+        raise errors[0]
     return 0

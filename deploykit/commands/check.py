@@ -1,6 +1,9 @@
 """Find every problem of a job file, without network, credentials or a cluster.
 
 Without --backend: for every backend that has a section in the file, or else for this machine.
+
+deploykit check -b slurm -b sagemaker
+deploykit check exp.yaml --set resources.nodes=2 --strict
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ SHARED = ("job", "strict")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --backend."""
     parser.add_argument(
-        "-b", "--backend", action="append", metavar="B", help="check for this backend (repeatable)"
+        "-b",
+        "--backend",
+        action="append",
+        metavar="BACKEND",
+        help="check for this backend (repeatable)",
     )
 
 
@@ -24,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the warnings; raise JobFileError with every error of every backend."""
     names = args.backend or lifecycle.sections(args.job)
     file = lifecycle.load(args.job, args.set, names, args.arguments)
-    warnings = lifecycle.check_all(file, names)
+    warnings = lifecycle.check_all(file)
     if args.strict:
         lifecycle.refuse(args.job, warnings)
     if args.json:

@@ -1,6 +1,9 @@
 """Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
 
 Without RUN or FILE: the newest run. Exits with 0 when no cause was found, with 79 otherwise.
+
+deploykit diagnose exp-1
+deploykit diagnose slurm-4242.out
 """
 
 from __future__ import annotations

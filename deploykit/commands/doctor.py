@@ -2,6 +2,9 @@
 
 Changes and starts nothing. Without --backend: every backend that has a section in the file, or else
 this machine. Exits with 0 when nothing would block the job, with 80 otherwise.
+
+deploykit doctor -b sagemaker --fix terraform
+deploykit doctor -b slurm --save facts
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-b",
         "--backend",
         action="append",
-        metavar="B",
+        metavar="BACKEND",
         help="check this target (repeatable)",
         default=[],
     )

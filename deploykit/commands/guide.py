@@ -2,6 +2,9 @@
 
 Without NAME: list the guides. With a run, the page shows what the launchers logged about each node;
 with --job, what `doctor` finds about the job's network. Otherwise it has placeholders.
+
+deploykit guide nccl exp-1
+deploykit guide security-groups --job job.yaml
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from pathlib import Path
 
 from deploykit import backend, guides, lifecycle, registry
 from deploykit.commands import output
-from deploykit.decode import did_you_mean
 from deploykit.errors import UsageError
 from deploykit.guides import GUIDES, GuideContext
+from deploykit.spelling import did_you_mean
 
 _NETWORK = (
     *("acl_", "efa_", "encryption_", "group_", "peers_", "s3_outbound", "subnet_"),

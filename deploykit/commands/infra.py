@@ -3,6 +3,9 @@
 `render` writes a CloudFormation stack, a container recipe and, where the answers have a section
 `cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
 answers, and runs cfn-lint on the stack where it is installed. Neither connects to AWS.
+
+deploykit infra render infra.yaml --out infra
+deploykit infra check infra.yaml
 """
 
 from __future__ import annotations

@@ -1,46 +1,95 @@
-"""List all runs, the newest first, with their current state."""
+"""List runs, the newest first, with their current state.
+
+deploykit list --state failed            only those that failed
+deploykit list --name 'exp-*' -n 100     at most 100, by the beginning of their names
+"""
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 
 from deploykit import lifecycle, registry
-from deploykit.commands import output
+from deploykit.commands import arguments, output
+from deploykit.errors import UsageError
+from deploykit.model import State
 from deploykit.registry import Run
+from deploykit.spelling import did_you_mean
+
+_WILD = "*?["
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --limit."""
+    """Declare --limit and the filters."""
     parser.add_argument(
-        *("-n", "--limit"), type=_count, default=20, metavar="N", help="at most N (default 20)"
+        *("-n", "--limit"),
+        type=arguments.count,
+        default=20,
+        metavar="N",
+        help="at most N (default: 20)",
+    )
+    parser.add_argument(
+        "--state",
+        action="append",
+        metavar="STATE",
+        help=f"only runs in this state (repeatable): {', '.join(state.value for state in State)}",
+    )
+    parser.add_argument(
+        "--name",
+        metavar="PATTERN",
+        help="only runs whose id contains this, or matches it: 'exp-*' with *, ? and [...]",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
+    states = _states(args.state or [])
     every = registry.every()
-    rows = lifecycle.refresh(every[: args.limit])
+    found = _matching(every, args.name, states)
+    rows = lifecycle.refresh(found[: args.limit]) if not states else found[: args.limit]
     if args.json:
         output.emit([output.run_data(row) for row in rows])
-        return 0
-    if not rows:
+    elif rows:
+        output.table(
+            ["run", "backend", "state", "started (UTC)", "duration", "age", "reason"],
+            [_cells(row) for row in rows],
+        )
+    elif every:
+        output.note(f"none of {len(every)} runs matches")
+    else:
         output.note("no runs yet; `deploykit submit --backend local` starts one")
-        return 0
-    output.table(
-        ["run", "backend", "state", "submitted (UTC)", "reason"],
-        [[row.run, row.backend, row.state, _minute(row), row.reason] for row in rows],
-    )
-    if len(rows) < len(every):
-        output.note(f"the newest {len(rows)} of {len(every)} runs; all: -n {len(every)}")
+    if len(rows) < len(found):
+        output.note(f"the newest {len(rows)} of {len(found)} runs; all: -n {len(found)}")
     return 0
 
 
-def _count(text: str) -> int:
-    """A whole number of at least 1. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+def _states(names: list[str]) -> set[str]:
+    """The states to show; empty for all. Raises UsageError for a word that is no state."""
+    known = [state.value for state in State]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"states: {', '.join(known)}"
+            raise UsageError(f"unknown state {name!r}", hint=hint)
+    return set(names)
 
 
-def _minute(row: Run) -> str:
-    return output.when(row)[:16].replace("T", " ")
+def _matching(every: list[Run], name: str | None, states: set[str]) -> list[Run]:
+    """The runs with that name; where states are asked for, those in one of them now."""
+    named = [row for row in every if name is None or _has_name(row, name)]
+    if not states:
+        return named
+    unfinished = [row for row in named if not State(row.state).final]
+    current = {row.run: row for row in lifecycle.refresh(unfinished)}
+    return [row for row in (current.get(row.run, row) for row in named) if row.state in states]
+
+
+def _has_name(row: Run, name: str) -> bool:
+    wild = any(letter in name for letter in _WILD)
+    return fnmatch.fnmatchcase(row.run, name) if wild else name in row.run
+
+
+def _cells(row: Run) -> list[str]:
+    at = registry.now()
+    started = "-" if row.started is None else output.when(row.started)[:16].replace("T", " ")
+    duration, age = output.span(row.seconds(at)), output.span(at - row.created)
+    return [row.run, row.backend, row.state, started, duration, age, row.reason]

@@ -1,14 +1,21 @@
-"""Print the log lines of a run's ranks, oldest first."""
+"""Print the log lines of a run's ranks, oldest first.
+
+deploykit logs -f                        follow the newest run
+deploykit logs exp-1 -n 50 --rank 0      the last 50 lines of rank 0
+deploykit logs exp-1 --since 10m
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from deploykit import lifecycle, log_selection, registry, run_diagnosis
-from deploykit.commands import output
+from deploykit.commands import arguments, output
 from deploykit.decode import DURATION
 from deploykit.folding import Folding
 from deploykit.log_selection import Selection
@@ -22,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to select of the run's lines."""
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow until the run has ended"
+    )
+    parser.add_argument(
+        *("-n", "--tail"),
+        type=arguments.count,
+        metavar="N",
+        help="only the last N lines, and with -f those that follow",
     )
     parser.add_argument("--rank", type=int, metavar="N", help="only this global rank")
     parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
@@ -56,10 +69,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
     row = lifecycle.refresh([registry.get(args.run)])[0]
-    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
-    lines = log_selection.of_run(row, Selection(**chosen), follow=args.follow)
-    _print(row, _or_note(lines, _none_message(args)), args)
+    folding = Folding()
+    lines: Iterable[LogLine] = _shown(row, args, folding, follow=args.follow)
+    if args.tail is not None and args.follow:
+        count = sum(1 for _ in _shown(row, args, Folding(), follow=False))
+        lines = itertools.islice(lines, max(0, count - args.tail), None)
+    elif args.tail is not None:
+        lines = deque(lines, args.tail)
+    _print(row, _or_note(lines, _none_message(args)), args, folding)
     return 0
+
+
+def _shown(
+    row: Run, args: argparse.Namespace, folding: Folding, *, follow: bool
+) -> Iterator[LogLine]:
+    """The run's lines that were asked for, folded."""
+    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
+    lines = log_selection.of_run(row, Selection(**chosen), follow=follow)
+    return lines if args.raw or args.first_error or args.json else folding.fold(lines)
 
 
 def _moment(text: str) -> datetime:
@@ -79,14 +106,12 @@ def _moment(text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace) -> None:
+def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace, folding: Folding) -> None:
     """Print the lines, then the cause where the run failed."""
     if args.json:
         output.log_data(lines)
         return
-    folding = Folding()
-    lines = lines if args.raw or args.first_error else folding.fold(lines)
-    output.log(lines, colors=args.color)
+    output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
     output.folded(row, folding)
     if args.follow:
         (row,) = lifecycle.refresh([row])

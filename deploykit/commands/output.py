@@ -8,18 +8,39 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import TextIOWrapper
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import shell, terminal
 from deploykit.decode import SURROGATE
 from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
-from deploykit.registry import Run
+from deploykit.registry import Run, now
+
+if TYPE_CHECKING:
+    from deploykit.commands.last_line import LastLine
+
+_STATE_COLORS = {
+    State.SUCCEEDED.value: "green",
+    State.FAILED.value: "red",
+    State.RUNNING.value: "cyan",
+    State.QUEUED.value: "yellow",
+    State.SUBMITTING.value: "yellow",
+    State.STOPPING.value: "magenta",
+    State.CANCELLED.value: "magenta",
+    State.UNSENT.value: "red",
+    State.BLOCKED.value: "red",
+}
+_SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""The numbers of colors in SGR (ECMA-48, 8.3.117)."""
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+"""Seconds and letter of a unit of time, and those of the next smaller one."""
 
 
 def emit(data: Any) -> None:
@@ -42,17 +63,49 @@ def block(text: str) -> None:
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
 
 
-def log(lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False) -> None:
+def log(
+    lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False, folder: str = ""
+) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    `colors` keeps their own colors on a terminal. `aside` prints to standard error.
+    `colors` keeps their own colors on a terminal. `aside` prints to standard error. With the
+    `folder` of a run that is followed, a terminal shows its progress bar below the lines.
     """
     out = sys.stderr if aside else sys.stdout
-    for line in lines:
-        texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
-        for text in texts:
-            _write(out, f"{line.origin}{text}\n")
-        out.flush()
+    if not folder or not out.isatty():
+        for line in lines:
+            _log(out, line, colors=colors)
+        return
+    from deploykit.commands.last_line import LastLine
+
+    latest = [""]
+    with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
+        for line in lines:
+            latest[0] = f"{line.origin}{line.text}" if line.bar else ""
+            with last.hidden():
+                if not (line.bar and last.drawn):
+                    _log(out, line, colors=colors)
+
+
+def last_line(text: Callable[[], str]) -> LastLine:
+    """A context in which standard error ends with what `text` returns, if it is a terminal."""
+    from deploykit.commands.last_line import LastLine
+
+    return LastLine(sys.stderr, text)
+
+
+def _log(out: TextIO, line: LogLine, *, colors: bool) -> None:
+    texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
+    for text in texts:
+        _write(out, f"{line.origin}{text}\n")
+    out.flush()
+
+
+def _bar(folder: Path) -> str:
+    from deploykit import logfiles
+
+    state = logfiles.bar(folder).strip("\n")
+    return f"[rank 0] {state}" if state else ""
 
 
 def folded(row: Run, folding: Folding) -> None:
@@ -95,7 +148,10 @@ def warnings(problems: Iterable[Problem]) -> None:
 
 
 def _problem(problem: Problem, mark: str) -> Iterator[str]:
-    yield f"{mark}{problem.text}"
+    line = f"line {problem.line}: " if problem.line else ""
+    path = f"{problem.path}: " if problem.path else ""
+    hint = f" ({problem.hint})" if problem.hint else ""
+    yield f"{mark}{line}{path}{problem.message}{hint}"
     if problem.source:
         yield f"  see {problem.source}"
 
@@ -113,7 +169,10 @@ def table(
     from rich.text import Text
 
     drawn = Table(box=None, header_style="", pad_edge=False)
-    shown = [[Text(terminal.line(cell)) for cell in row] for row in rows]
+    colors = _STATE_COLORS if has_colors(sys.stdout) else {}
+    shown = [
+        [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
+    ]
     for heading, *cells in zip(headings, *shown, strict=True):
         whole = heading != headings[-1]  # only the last column is text, and may be broken
         width = max((cell.cell_len for cell in cells), default=0) if whole else None
@@ -127,7 +186,8 @@ def table(
 
 
 def run_data(run: Run) -> dict[str, Any]:
-    """A run as JSON."""
+    """A run as JSON. Times are ISO 8601 in UTC; null where the target has not told them."""
+    started, seconds = run.started, run.seconds(now())
     return {
         "run": run.run,
         "name": run.name,
@@ -138,22 +198,27 @@ def run_data(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "exit_code": run.exit_code,
         "final": State(run.state).final,
-        "created": when(run),
+        "created": when(run.created),
+        "started": started and when(started),
+        "finished": run.finished and when(run.finished),
+        "queue_seconds": started and round(max(0.0, started - run.created), 3),
+        "duration_seconds": seconds if seconds is None else round(seconds, 3),
         "folder": run.folder,
         "output": run.output,
         "bundle": run.bundle,
         "commit": run.revision,
+        "written": _written(run) if _is_over(run) else None,
     }
 
 
 def run_text(run: Run, diagnosis: str | None = None) -> None:
     """Print a run as a few lines; `diagnosis` is the cause of its failure, if known."""
     code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
-    say(f"{run.run}: {run.state}{code}")
+    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
     for label, value in (
         ("reason", run.reason),
         ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
-        ("sent", when(run)),
+        *_times(run),
         ("folder", run.folder),
         ("output", run.output),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
@@ -161,17 +226,74 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
     ):
         if value:
             say(f"  {label:<7} {value}")
+    if _is_over(run):
+        from deploykit.commands import written  # not needed for a submit
+
+        for number, text in enumerate(written.lines(run)):
+            say(f"  {'' if number else 'files':<7} {text}")
 
 
-def when(run: Run) -> str:
-    """The time of submission, in UTC, to the second."""
-    return datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _written(run: Run) -> dict[str, Any] | None:
+    from deploykit.commands import written  # not needed for a submit
+
+    return written.data(run)
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has ended after it was sent."""
+    return State(run.state).final and run.id is not None
+
+
+def when(seconds: float) -> str:
+    """A time since the epoch in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def span(seconds: float | None) -> str:
+    """A duration in its two largest units, ``1h 5m``; ``-`` where it is not known."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    for size, unit, below, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // below}{smaller}"
+    return f"{whole}s"
+
+
+def has_colors(out: TextIO) -> bool:
+    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
+
+    https://no-color.org
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
+    return out.isatty() and not plain
+
+
+def _state(run: Run) -> str:
+    color = _SGR.get(_STATE_COLORS.get(run.state, ""))
+    if color is None or not has_colors(sys.stdout):
+        return run.state
+    return f"\x1b[{color}m{run.state}\x1b[0m"
+
+
+def _times(run: Run) -> Iterator[tuple[str, str]]:
+    """When a run was sent, when it started and ended, and how long it took."""
+    at, seconds = now(), run.seconds(now())
+    yield "sent", f"{when(run.created)}, {span(at - run.created)} ago"
+    if run.started is not None and seconds is not None:
+        running = "" if run.finished else f", running for {span(seconds)}"
+        yield "started", f"{when(run.started)}{running}"
+    if run.finished is not None and State(run.state).final:
+        yield "ended", f"{when(run.finished)}{f', after {span(seconds)}' if seconds else ''}"
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:
-    shown = map(terminal.line, texts) if out.isatty() else texts
-    for text in shown:
-        _write(out, f"{text}\n")
+    for text in texts:
+        _write(out, f"{_line(out, text)}\n")
+
+
+def _line(out: TextIO, text: str) -> str:
+    return terminal.line(text) if out.isatty() else text
 
 
 def _json(data: Any, indent: int | None = None) -> None:

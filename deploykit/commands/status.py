@@ -1,4 +1,8 @@
-"""Show the state of runs, and the reason. Without RUN: all unfinished runs, or else the newest."""
+"""Show the state of runs, and the reason. Without RUN: all unfinished runs, or else the newest.
+
+deploykit status
+deploykit status exp-1 --json
+"""
 
 from __future__ import annotations
 

@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
     if args.dry_run:
-        _show(prepared, as_json=args.json)
+        show(prepared, as_json=args.json)
         return 0
+    if prepared.plan.summary:
+        output.note(prepared.plan.summary)
     row = lifecycle.submit(prepared.plan)
     if not args.wait:
         if args.json:
@@ -57,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     return wait.follow(row, as_json=args.json, timeout=None)
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> None:
+def show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the text of a plan, or all of it as JSON."""
     plan = prepared.plan
     if not as_json:
         output.block(plan.text)

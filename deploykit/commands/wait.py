@@ -1,48 +1,88 @@
-"""Wait until a run has ended, and exit with the exit code of the trainer.
+"""Wait until runs have ended, and exit with the exit code of the trainer.
 
+Several runs: with that of the first, in the order given, whose code is not 0.
 143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start.
+
+deploykit wait                           the newest run
+deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
 """
 
 from __future__ import annotations
 
 import argparse
 import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
-from deploykit import backend, lifecycle, registry, run_diagnosis, shell
-from deploykit.commands import output
-from deploykit.decode import DURATION
+from deploykit import backend, lifecycle, logfiles, registry, run_diagnosis, shell
+from deploykit.commands import arguments, output
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.model import State
 from deploykit.registry import Run
 
 _TIMED_OUT = 124
-SHARED = ("run",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --timeout."""
+    """Declare RUN and --timeout."""
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="TIME", help="stop waiting after 90, 90s or 30m"
+        "run",
+        nargs="*",
+        metavar="RUN",
+        help="run id, or its unique beginning or end (default: the newest run)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=arguments.seconds,
+        metavar="TIME",
+        help="stop waiting after 90 (seconds), 90s or 30m",
     )
 
 
-def _seconds(text: str) -> float:
-    """Seconds, from a number or a time such as 30m. Raises ArgumentTypeError."""
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdecimal() else DURATION.parse(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s or 30m") from None
-    return float(seconds)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Wait; return the run's exit code, or 124 on timeout."""
-    name = registry.get(args.run).run
-    for last in lifecycle.wait(name, args.timeout):
-        if not args.json and not State(last.state).final:
-            output.note(f"{name}: {last.state}{f' - {last.reason}' if last.reason else ''}")
-    return _finish(last, as_json=args.json)
+    """Wait; return the exit code of the first run that failed, or 124 on timeout."""
+    names = [registry.get(name).run for name in dict.fromkeys(args.run)] or [registry.get(None).run]
+    rows: list[Run] = []
+    told: dict[str, tuple[str, str]] = {}
+    with output.last_line(lambda: _now(rows)) as last:
+        for current in lifecycle.wait_all(list(dict.fromkeys(names)), args.timeout):
+            rows[:] = current
+            if not args.json and not last.drawn:
+                _tell(rows, told)
+    return _finish(rows, as_json=args.json)
+
+
+def _now(rows: Sequence[Run]) -> str:
+    """One line about the runs: of one, its state; of several, how many are in which state."""
+    if len(rows) == 1:
+        return _now_one(rows[0])
+    counts = Counter(row.state for row in rows)
+    listed = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{len(rows)} runs: {listed}" if rows else ""
+
+
+def _now_one(row: Run) -> str:
+    """The state of a run, for how long, and its last step where that is known."""
+    seconds, reason = row.seconds(registry.now()), row.reason
+    parts = [f"{row.run}: {row.state}"]
+    if row.state == State.RUNNING.value:
+        folder = Path(row.folder)
+        parts += [output.span(seconds)] if seconds is not None else []
+        parts += [logfiles.bar(folder).strip() or logfiles.last_step(folder)]
+    elif not State(row.state).final:
+        parts += [output.span(registry.now() - row.created), reason]
+    return ", ".join(filter(None, parts))
+
+
+def _tell(rows: Sequence[Run], told: dict[str, tuple[str, str]]) -> None:
+    """Note each state that is new; `told` has the last one of each run."""
+    for row in rows:
+        current = (row.state, row.reason)
+        if told.get(row.run) != current and not State(row.state).final:
+            output.note(f"{row.run}: {row.state}{f' - {row.reason}' if row.reason else ''}")
+        told[row.run] = current
 
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
@@ -59,7 +99,7 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
         raise
     if State(last.state).final:
         printer.join()
-    return _finish(last, as_json=as_json)
+    return _finish([last], as_json=as_json)
 
 
 def _print_logs(row: Run, *, aside: bool) -> None:
@@ -69,7 +109,7 @@ def _print_logs(row: Run, *, aside: bool) -> None:
     try:
         folding = Folding()
         lines = backend.find(row.backend).logs(row.handle, follow=True)
-        output.log(folding.fold(lines), aside=aside)
+        output.log(folding.fold(lines), aside=aside, folder=row.folder)
         output.folded(row, folding)
     except BrokenPipeError:
         return  # the reader has gone; the next write fails the same way
@@ -77,14 +117,22 @@ def _print_logs(row: Run, *, aside: bool) -> None:
         output.note(f"the logs of {row.run} are no longer available: {error}; the run continues")
 
 
-def _finish(row: Run, *, as_json: bool) -> int:
-    state = State(row.state)
+def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
     if as_json:
-        output.emit(output.run_data(row))
+        data = [output.run_data(row) for row in rows]
+        output.emit(data if len(data) > 1 else data[0])
     else:
-        output.run_text(row, run_diagnosis.brief(row))
+        for row in rows:
+            output.run_text(row, run_diagnosis.brief(row))
+    return next(filter(None, map(_code, rows)), 0)
+
+
+def _code(row: Run) -> int:
+    """The exit code for a run, which may not have ended."""
+    state = State(row.state)
     if state is State.BLOCKED:
         remove = shell.command("deploykit", "cancel", row.run)
         output.note(f"{row.run} is still in the queue; to remove it: {remove}")
-    ended = state.final or state is State.BLOCKED
-    return lifecycle.exit_code(row) if ended else _TIMED_OUT
+    elif not state.final:
+        return _TIMED_OUT
+    return lifecycle.exit_code(row)

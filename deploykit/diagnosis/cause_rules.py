@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from deploykit import jobfile
+from deploykit import jobfile, toml_text
 from deploykit.decode import Malformed
 from deploykit.diagnosis import log_prefixes, placeholders
 from deploykit.diagnosis.pattern_index import SHORTEST, LinePattern, PatternIndex, is_plain
@@ -130,7 +130,7 @@ def _shipped() -> RuleSet:
 
 def _read(path: Path) -> RuleSet:
     try:
-        tree = jobfile.toml(jobfile.read_text(path))
+        tree = toml_text.parse(jobfile.read_text(path))
     except OSError as error:
         raise NotFound(f"cannot read the rules {path}: {error.strerror}") from error
     except Malformed as error:

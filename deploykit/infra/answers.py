@@ -75,12 +75,14 @@ class Answers:
     monthly_budget: Annotated[
         int,
         Help("Budget of the whole account in US dollars a month; alerts at 80% and 100%.", "500"),
-        Bounds(1),
+        Bounds(1, unit="US dollars"),
     ]
     block: Annotated[str, Help("CIDR block of the new VPC."), BLOCK] = "10.0.0.0/16"
     prefix: Annotated[str, Help("`sagemaker.prefix` of the job files."), NAME] = "deploykit"
     keep_sources: Annotated[
-        int, Help("Days after which uploaded sources are deleted from the bucket."), Bounds(1)
+        int,
+        Help("Days after which uploaded sources are deleted from the bucket."),
+        Bounds(1, unit="days"),
     ] = 90
     log_group: Annotated[
         bool,

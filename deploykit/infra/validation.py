@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploykit import jobfile
-from deploykit.decode import decode, did_you_mean
+from deploykit.decode import decode
 from deploykit.errors import JobFileError
 from deploykit.infra import ec2
 from deploykit.infra.answers import Answers, Cluster
 from deploykit.model import Problem
+from deploykit.spelling import did_you_mean
 
 _VPC_PREFIX_LENGTHS = range(16, 29)
 _LUSTRE_MINIMUM, _LUSTRE_STEP = 1200, 2400

@@ -20,6 +20,7 @@ from deploykit_node import (
     environment,
     exit_records,
     log,
+    outputs,
     records,
     relay,
     source_hash,
@@ -101,7 +102,8 @@ def _run_torchrun(
         options = supervisor.Options(
             _grace(env), lambda text: log.say(here.node, text), attempt.on_signal
         )
-        code = supervisor.run(argv, env, ranks, options, meeting.held)
+        with outputs.around(env, here.node):
+            code = supervisor.run(argv, env, ranks, options, meeting.held)
         return _node_exit(code, env, ranks)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit_node import cluster, command, environment, exit_records, log, relay, source_hash
+from deploykit_node import (
+    cluster,
+    command,
+    environment,
+    exit_records,
+    log,
+    outputs,
+    relay,
+    source_hash,
+)
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED
@@ -42,7 +51,9 @@ def run_below_launcher(argv: Sequence[str], env: Environ) -> None:
     _check_master(env, this_rank)
     if env.get("DEPLOYKIT_PREFLIGHT"):
         _preflight(env, this_rank, key)
-    child = _run_program(words, env, this_rank)
+    machine = this_rank.rank // this_rank.local_world_size
+    with outputs.around(env, machine, this_rank.local_rank):
+        child = _run_program(words, env, this_rank)
     exit_records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
     relay.exit_like(child)
 

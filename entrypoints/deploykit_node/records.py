@@ -68,12 +68,31 @@ class HeartbeatRecord(TypedDict):
     attempt: int
 
 
+class FilesRecord(TypedDict):
+    """The files of a folder: number and total size, and path and size of the largest."""
+
+    folder: str
+    count: int
+    bytes: int
+    largest: list[tuple[str, int]]
+
+
+class WrittenRecord(TypedDict):
+    """``written.json``: what the program wrote into its working folder and the output folder."""
+
+    attempt: int
+    working_folder: FilesRecord
+    output: FilesRecord
+    outputs: list[str]
+
+
 SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
     "rank-N.json": RankRecord,
     "restart-N.json": RestartRecord,
     "attempt.json": AttemptRecord,
     "heartbeat-N.json": HeartbeatRecord,
+    "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""
 

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploykit_node import exit_records, log, signals
+from deploykit_node import exit_records, log, progress, signals
 
 FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""
 PIECE = 64 * 1024
-"""Bytes read at once, and the longest unfinished line that is held back."""
+"""Bytes read at once."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
 LISTENING = 0.2
@@ -47,7 +47,7 @@ def command(program: Sequence[str]) -> list[str]:
 def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
-    A UTC time and `prefix` go before each line.
+    A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
     """
     before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
     child = subprocess.Popen(
@@ -59,7 +59,7 @@ def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
         preexec_fn=signals.child_setup(before, signal.SIGKILL),  # noqa: PLW1509 - no thread yet
     )
     wake, ended = os.pipe()
-    relay = threading.Thread(target=_relay, args=(_streams(child, prefix), wake))
+    relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake))
     relay.start()
     stopped = _forward_until_end(child)
     os.close(ended)
@@ -120,33 +120,34 @@ class _Stream:
     source: int
     sink: int
     prefix: str
-    rest: bytes = b""
+    lines: progress.Lines
 
     def copy(self) -> bool:
         """Relay what the pipe holds now. Returns whether more may come."""
         data = os.read(self.source, PIECE)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        while len(self.rest) > PIECE:
-            lines.append(self.rest[:PIECE])
-            self.rest = self.rest[PIECE:]
-        self._emit(lines)
+        self._emit(self.lines.feed(data, time.monotonic()))
         return bool(data)
+
+    def tick(self) -> None:
+        """Relay the state of a progress bar, where it is due."""
+        self._emit(self.lines.tick(time.monotonic()))
 
     def finish(self) -> None:
         """Relay a last line that has no newline."""
-        self._emit([self.rest] if self.rest else [])
-        self.rest = b""
+        self._emit(self.lines.finish())
 
-    def _emit(self, lines: list[bytes]) -> None:
+    def _emit(self, lines: Iterator[bytes]) -> None:
         start = f"{log.now()} {self.prefix} ".encode()
         for batch in _batches(start + line + b"\n" for line in lines):
             _write(self.sink, batch)
 
 
-def _streams(child: subprocess.Popen[bytes], prefix: str) -> list[_Stream]:
+def _streams(child: subprocess.Popen[bytes], env: dict[str, str], prefix: str) -> list[_Stream]:
     assert child.stdout is not None  # noqa: S101 - for type checkers
     assert child.stderr is not None  # noqa: S101 - for type checkers
-    return [_Stream(child.stdout.fileno(), 1, prefix), _Stream(child.stderr.fileno(), 2, prefix)]
+    bar = progress.place(env)
+    pipes = ((child.stdout.fileno(), 1), (child.stderr.fileno(), 2))
+    return [_Stream(source, sink, prefix, progress.Lines(bar)) for source, sink in pipes]
 
 
 def _relay(streams: list[_Stream], wake: int) -> None:
@@ -157,14 +158,17 @@ def _relay(streams: list[_Stream], wake: int) -> None:
         selector.register(wake, selectors.EVENT_READ)
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
-        while left and (patience := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(None if patience == float("inf") else patience):
+        while left and (now := time.monotonic()) < deadline:
+            due = min(deadline, *(stream.lines.due() for stream in streams))
+            for key, _ in selector.select(None if due == float("inf") else max(0, due - now)):
                 if key.data is None:
                     deadline = time.monotonic() + DRAIN
                     selector.unregister(wake)
                 elif not key.data.copy():
                     selector.unregister(key.fd)
                     left -= 1
+            for stream in streams:
+                stream.tick()
     for stream in streams:
         stream.finish()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploykit import backend, lifecycle
+from deploykit import backend, cli, lifecycle
 from deploykit import bundle as bundles
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import aws as clients
@@ -58,6 +58,53 @@ def test_the_plan_is_the_request(planned, bundle):
         *("torchrun", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--"),
         *("train.py", "--epochs", "5"),
     ]
+
+
+def test_a_request_names_no_metrics_of_deploykits_trainer_unless_asked(planned):
+    algorithm = json.loads(planned().text)["AlgorithmSpecification"]
+    assert "MetricDefinitions" not in algorithm
+    asked = json.loads(planned(metrics="deploykit").text)["AlgorithmSpecification"]
+    assert [each["Name"] for each in asked["MetricDefinitions"]] == list(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "machines"),
+    [
+        ({}, "2 x ml.g5.12xlarge"),
+        ({"spot": True, "max_wait": 3600}, "2 x ml.g5.12xlarge, spot"),
+        (
+            {
+                "instance_type": None,
+                "instance_groups": (
+                    InstanceGroup("gpu", "ml.g5.12xlarge", 2),
+                    InstanceGroup("data", "ml.c5.xlarge", 1),
+                ),
+                "distribution_group": "gpu",
+                "distribution": "mpi",
+            },
+            "2 x ml.g5.12xlarge + 1 x ml.c5.xlarge",
+        ),
+    ],
+)
+def test_the_plan_says_in_one_line_what_runs_and_who_pays(planned, changes, machines):
+    role = "arn:aws:iam::123456789012:role/teams/vision/training"
+    said = planned(role=role, **changes).summary
+    assert said == f"sagemaker: {machines}, account 123456789012, role training, us-east-1"
+
+
+def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
+    """Nothing answers at the endpoint, so the line was printed before anything was sent."""
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    line = "sagemaker: 1 x ml.g5.xlarge, account 123456789012, role training, us-east-1"
+    assert cli.main(["submit", "-b", "sagemaker", "--dry-run"]) == 0
+    assert line not in capsys.readouterr().err
+    assert cli.main(["submit", "-b", "sagemaker"]) != 0
+    said = capsys.readouterr().err
+    assert said.index(line) < said.index("error: cannot reach AWS")
 
 
 def test_overwritten_variables_are_sent_a_second_time(planned):

@@ -10,6 +10,7 @@ import json
 import pytest
 
 from deploykit.backends.sagemaker import request as rendering
+from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup, ModelParallel
 from tests.sagemaker.sagemaker_jobs import vary
 
@@ -75,7 +76,6 @@ def test_the_request_of_a_job_without_settings():
             "TrainingInputMode": "File",
             "TrainingImage": image("2.8.0-gpu-py312"),
             "EnableSageMakerMetricsTimeSeries": True,
-            "MetricDefinitions": request["AlgorithmSpecification"]["MetricDefinitions"],
         },
         "ResourceConfig": {
             "VolumeSizeInGB": 30,
@@ -241,9 +241,18 @@ SETTINGS = {
             "InputDataConfig": [rendering._s3_channel("train", "s3://b-b/train")],
         },
     ),
-    "no metrics": (
-        {"metric_definitions": {}},
-        {"AlgorithmSpecification.MetricDefinitions": None},
+    "the trainer's metrics, one replaced": (
+        {
+            "metrics": "deploykit",
+            "metric_definitions": {"test:accuracy": "acc (.)", "f1": "f1 (.)"},
+        },
+        {
+            "AlgorithmSpecification.MetricDefinitions": [
+                *({"Name": name, "Regex": METRICS[name]} for name in list(METRICS)[:2]),
+                {"Name": "test:accuracy", "Regex": "acc (.)"},
+                {"Name": "f1", "Regex": "f1 (.)"},
+            ]
+        },
     ),
     "a metric": (
         {"metric_definitions": {"loss": "loss (.)"}},

@@ -132,7 +132,7 @@ CHOICES = [
     [{}, {"output": "s3://results-1"}, {"output": "s3://results-1/a/"}],
     [{}, {"output_kms_key": "alias/results"}, {"output_compression": "none"}],
     [{}, {"checkpoints": "s3://results-1/checkpoints"}, {"debugger": True}],
-    [{}, {"metric_definitions": {}}, {"metric_definitions": {"loss": r"loss=(\S+)"}}],
+    [{}, {"metrics": "deploykit"}, {"metric_definitions": {"loss": r"loss=(\S+)"}}],
     [{}, {"tensorboard_output": "s3://results-1/board"}],
     [{}, {"remote_debug": True}],
     [{}, {"profiler_interval": 100}, {"profiler_interval": 60000}],

@@ -12,7 +12,7 @@ from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.backends.slurm import script as scripts
 from deploykit.backends.slurm.options import Container, Restarts
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.model import Entrypoint, Environment, JobSpec, Resources
 
 BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
 PYTHON = "/shared/venv/bin/python"
@@ -75,6 +75,13 @@ CASES = {
     "two-nodes": (
         job(resources={"nodes": 2, "processes_per_node": 2, "cpus_per_node": 4}, retries=1),
         Options(python=PYTHON, partition="main"),
+    ),
+    "environment": (
+        job(
+            environment=Environment(uv="~/it's mine", modules=("uv/0.9",)),
+            outputs=("snapshot.pt", "it's/**"),
+        ),
+        Options(host="login1", folder="/shared/ada"),
     ),
     "every-option": (
         job(

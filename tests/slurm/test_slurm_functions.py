@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
+import deploykit
 from deploykit.errors import JobFileError
 from deploykit.slurm import executor
 from tests.slurm.slurm_helpers import wait_for
@@ -28,6 +29,18 @@ def test_a_function_and_its_result(functions):
     text = job.paths.submission_file.read_text()
     assert "wckey" not in text
     assert "#SBATCH --time=5\n" in text
+
+
+def test_a_job_without_a_file_will_do(cluster, project):
+    job = deploykit.Job(
+        name="calls",
+        entrypoint={"script": "train.py"},
+        resources={"time_limit": "5m"},
+        env={"GREETING": "hello"},
+    )
+    assert executor(job).submit(os.getenv, "GREETING").result() == "hello"
+    with pytest.raises(JobFileError, match=r"the job: 1 problem\n  slurm\.host: is not supported"):
+        executor(job, [("slurm", {"host": "login", "folder": "/shared"})])
 
 
 def test_a_function_that_raises(functions):

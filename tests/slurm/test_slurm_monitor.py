@@ -145,8 +145,8 @@ def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
     answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
     killed = "all its processes were killed before any of them recorded a reason"
     assert monitor.status([run])[run].reason == killed
-    why = "slurm.modules cannot be loaded: cuda/99"
-    batch_log(tmp_path, "slurm.log", "module: not found", f"deploykit: the job cannot start: {why}")
+    why = "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99"
+    batch_log(tmp_path, "slurm.log", "module: not found", f"deploykit: {why}")
     status = monitor.status([run])[run]
     assert (status.state, status.exit_code, status.reason) == (State.FAILED, 78, why)
 
@@ -161,4 +161,4 @@ def test_a_task_that_ends_before_its_launchers_says_why(answers, tmp_path):
     )
     batch_log(tmp_path, "slurm-0.log", "deploykit: the job cannot start: slurm.setup failed")
     reason = monitor.status([run])[run].reason
-    assert reason == "2 tasks: 2 failed; task 0: slurm.setup failed"
+    assert reason == "2 tasks: 2 failed; task 0: the job cannot start: slurm.setup failed"

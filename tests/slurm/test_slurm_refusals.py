@@ -69,7 +69,10 @@ def test_a_refused_job_has_one_story(deploykit):
 def test_a_module_that_cannot_be_loaded_is_the_reason_and_the_cause(deploykit):
     deploykit(*submit("one", "slurm.modules=[cuda/99]"))
     code, row, _ = deploykit("wait", "one")
-    assert (code, row["reason"]) == (78, "slurm.modules cannot be loaded: cuda/99")
+    assert (code, row["reason"]) == (
+        78,
+        "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99",
+    )
     _, found, _ = deploykit("diagnose", "one")
     assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
 
@@ -77,7 +80,7 @@ def test_a_module_that_cannot_be_loaded_is_the_reason_and_the_cause(deploykit):
 def test_a_setup_that_fails_is_the_reason_and_the_cause(deploykit):
     deploykit(*submit("one", "slurm.setup=[source nowhere/activate]"))
     code, row, _ = deploykit("wait", "one")
-    why = "slurm.setup failed with exit code 1: source nowhere/activate"
+    why = "the job cannot start: slurm.setup failed with exit code 1: source nowhere/activate"
     assert (code, row["reason"]) == (78, why)
     _, found, _ = deploykit("diagnose", "one")
     assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]

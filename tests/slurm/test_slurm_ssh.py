@@ -123,6 +123,45 @@ def test_a_refusal(laptop):
     assert len(err.splitlines()) == 2
 
 
+def doctor(node, *words):
+    """The findings about the host, by code; this machine has no cluster."""
+    argv = ["doctor", "--backend", "slurm", *node.settings, *words, "--json"]
+    code, out, err = run(*argv)
+    assert code in (0, 80), err
+    return code, {one["code"]: one for one in json.loads(out)["findings"]}
+
+
+def test_doctor_examines_the_host_and_not_this_machine(laptop):
+    code, findings = doctor(laptop)
+    assert code == 0
+    assert "no_accounting" in findings
+    assert {one["severity"] for one in findings.values()} == {"note"}
+    code, findings = doctor(laptop, "--set", "resources.gpus_per_node=3")
+    assert code == 80
+    assert "no node of partition main has 3 GPUs" in findings["site_rejects"]["message"]
+
+
+def test_doctor_finds_what_would_stop_a_submit_to_the_host(laptop):
+    """The folder belongs to root, and there is no such Python; nothing is created there."""
+    if not os.getuid() and laptop.user == "root":
+        pytest.skip("optional: the login is root's, who can write anywhere")
+    settings = ["slurm.folder=/nobody/writes/here", "slurm.python=~/no venv/bin/python"]
+    code, findings = doctor(laptop, *(word for one in settings for word in ("--set", one)))
+    assert code == 80
+    assert findings["login_node_folder"]["severity"] == "error"
+    assert "slurm.folder" in findings["login_node_folder"]["fix"]["settings"]
+    assert "cannot be run on login1" in findings["login_node_python"]["message"]
+    assert not Path("/nobody").exists()
+
+
+def test_doctor_says_that_the_host_cannot_be_reached(laptop):
+    code, _, err = run(
+        "doctor", "--backend", "slurm", *laptop.settings, "--set", "slurm.host=x.invalid"
+    )
+    assert code == 69
+    assert "error: ssh x.invalid" in err
+
+
 def test_a_probe_of_the_host(laptop):
     code, out, err = run("backends", "slurm", "--probe", "--target", "login1")
     assert code == 0, err

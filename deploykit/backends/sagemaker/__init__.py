@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
 from deploykit.backends.sagemaker.options import Options, environment_region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
-from deploykit.errors import NotFound, UsageError
+from deploykit.errors import DeploykitError, NotFound, UsageError
 from deploykit.model import Handle, JobSpec
 
 if TYPE_CHECKING:
@@ -37,6 +37,22 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
     return handle
 
 
+def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is missing to submit from this machine; see `deploykit.backend.Ready`."""
+    if absent:
+        yield from ((each, "pip install 'deploykit[sagemaker]', or boto3 alone") for each in absent)
+        return
+    from deploykit.backends.sagemaker import aws
+
+    region = environment_region()
+    if not region:
+        yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
+    try:
+        aws.identify(region)
+    except DeploykitError as error:
+        yield str(error), error.hint or "aws sts get-caller-identity shows who you are to AWS"
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -58,6 +74,7 @@ __all__ = [
     "examine",
     "find",
     "logs",
+    "missing",
     "plan",
     "status",
     "submit",

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.decode import did_you_mean
 from deploykit.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -28,8 +27,14 @@ from deploykit.errors import (
     TryAgain,
 )
 from deploykit.model import Problem
+from deploykit.spelling import did_you_mean
 
 _ATTEMPTS = 5
+_TIMEOUT = 60.0
+"""Seconds for a connection and for an answer: botocore's defaults."""
+_PATIENCE = 5.0
+"""Seconds for a question whose only purpose is to learn whether AWS answers."""
+_CREDENTIALS = "aws configure, aws sso login, AWS_PROFILE"
 _LOGIN = "log in again (aws sso login, or new keys) and check with: aws sts get-caller-identity"
 _BUSY = frozenset(
     {
@@ -98,8 +103,32 @@ _COMBINED = {
 """Path in the request -> the values of the job file that are combined there."""
 
 
-def client(service: str, region: str) -> Any:
-    """A client for `service` (boto3's name) that retries as botocore does.
+def identify(region: str | None) -> None:
+    """Find credentials and, with a region, let AWS say whose they are; none are printed.
+
+    GetCallerIdentity needs no permission:
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
+
+    Raises NotPermitted without valid credentials, and what `errors` raises.
+    """
+    import botocore.session
+
+    where = region or "any region"
+    with errors(where):
+        credentials = botocore.session.Session().get_credentials()
+        if credentials is None:
+            raise NotPermitted("no AWS credentials", hint=_CREDENTIALS)
+        credentials.get_frozen_credentials()  # renews those that expire
+    if region:
+        sts = client("sts", region, attempts=1, timeout=_PATIENCE)
+        with errors(where):
+            sts.get_caller_identity()
+
+
+def client(
+    service: str, region: str, *, attempts: int = _ATTEMPTS, timeout: float = _TIMEOUT
+) -> Any:
+    """A client for `service` (boto3's name) that retries as botocore does; `timeout` in seconds.
 
     Raises BackendUnavailable if boto3 is not installed, and what `errors` raises.
     """
@@ -110,7 +139,8 @@ def client(service: str, region: str) -> Any:
     except ImportError as error:
         raise BackendUnavailable("boto3 is not installed", hint="pip install boto3") from error
     with errors(region):
-        config = Config(retries={"mode": "standard", "max_attempts": _ATTEMPTS})
+        retries = {"mode": "standard", "max_attempts": attempts}
+        config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
         core = botocore.session.Session()
         core.register_component("data_loader", _descriptions())
         session: Any = boto3.Session(botocore_session=core, region_name=region)
@@ -158,9 +188,7 @@ def errors(region: str) -> Iterator[None]:
         botocore.SSOError,
         botocore.ProfileNotFound,
     ) as error:
-        raise NotPermitted(
-            f"no valid AWS credentials: {error}", hint="aws configure, aws sso login, AWS_PROFILE"
-        ) from error
+        raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
     except botocore.BotoCoreError as error:
         raise BackendUnavailable(
             f"cannot reach AWS in {region}: {error}",

@@ -127,6 +127,8 @@ _GPUS = (
     (8, r"ml\.p6-b[23]00\.48xlarge"),
 )
 """GPUs of one instance, and a pattern of the types that have so many."""
+_COMMON = (("ml.g5.12xlarge", 4), ("ml.g5.48xlarge", 8), ("ml.p4d.24xlarge", 8))
+"""Types that hints name, with their GPUs."""
 _EFA = re.compile(r"ml\.(p3dn|p4de?|p5e?n?|p6-b[23]00|trn1n?|trn2)\.\w+")
 SMDDP_TYPES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge", "ml.p4de.24xlarge")
 """Instance types that the SDK lists for SageMaker's data parallel library."""
@@ -238,6 +240,11 @@ def _gpus(instance_type: str) -> int | None:
         if re.fullmatch(types, instance_type):
             return count
     return None
+
+
+def types_with_gpus(count: int) -> str:
+    """Common instance types with at least `count` GPUs, in words; empty where none has so many."""
+    return " or ".join(name for name, gpus in _COMMON if gpus >= count)
 
 
 def has_nvme(instance_type: str) -> bool:

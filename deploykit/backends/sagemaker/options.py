@@ -33,7 +33,8 @@ METRICS = {
     "validation:accuracy": r"epoch \d+: validation loss [0-9.]+, accuracy ([0-9.]+)",
     "test:accuracy": r"test accuracy ([0-9.]+)",
 }
-"""Metric -> regular expression, for the lines that `entrypoints/train.py` prints."""
+"""Metric -> regular expression, for the lines that `entrypoints/train.py` prints: `metrics:
+deploykit`."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Options:
     volume_size: Annotated[
         int,
         Help("Disk of each node in GB; ignored by instance types with NVMe disks.", example="30"),
-        Bounds(1, 16384),
+        Bounds(1, 16384, "GB"),
     ] = 30
     volume_kms_key: Annotated[
         str | None,
@@ -203,10 +204,14 @@ class Options:
         Mapping[Annotated[str, sections.METRIC], Annotated[str, sections.REGEX]],
         Help(
             "Metrics that SageMaker extracts from the log: name to regular expression with one "
-            "group, at most 40. Default: the metrics of deploykit's trainer; `{}` for none.",
+            "group, at most 40 with those of `metrics`.",
             example="{'train:loss': 'loss ([0-9.]+)'}",
         ),
-    ] = field(default_factory=METRICS.copy)
+    ] = field(default_factory=dict)
+    metrics: Annotated[
+        Literal["none", "deploykit"],
+        Help("`deploykit`: also extract the metrics that deploykit's own trainer prints."),
+    ] = "none"
     tensorboard_output: Annotated[
         str | None,
         Help(

@@ -17,7 +17,12 @@ from typing import Any
 
 from deploykit import backend
 from deploykit.backends.sagemaker import catalog
-from deploykit.backends.sagemaker.options import Options, channel_location, channel_names
+from deploykit.backends.sagemaker.options import (
+    METRICS,
+    Options,
+    channel_location,
+    channel_names,
+)
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.backends.sagemaker.sections import Channel
 from deploykit.model import JobSpec
@@ -205,8 +210,8 @@ def _algorithm(options: Options) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"TrainingInputMode": "File", "TrainingImage": _image(options)}
     if options.image_uri is None:
         algorithm["EnableSageMakerMetricsTimeSeries"] = True
-    if options.metric_definitions:
-        algorithm["MetricDefinitions"] = metrics(options)
+    if definitions := metrics(options):
+        algorithm["MetricDefinitions"] = definitions
     return algorithm
 
 
@@ -225,8 +230,10 @@ def entrypoint(options: Options, bundle: str) -> dict[str, list[str]]:
 
 
 def metrics(options: Options) -> list[dict[str, str]]:
-    """`metric_definitions` in the API's form."""
-    return [{"Name": name, "Regex": regex} for name, regex in options.metric_definitions.items()]
+    """The preset of `metrics` and `metric_definitions`, which wins, in the API's form."""
+    preset = METRICS if options.metrics == "deploykit" else {}
+    chosen = {**preset, **options.metric_definitions}
+    return [{"Name": name, "Regex": regex} for name, regex in chosen.items()]
 
 
 def _image(options: Options) -> str:

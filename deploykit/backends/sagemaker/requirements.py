@@ -36,11 +36,7 @@ def of_job(job: JobSpec, options: Options, region: str) -> Requirements:
 
 def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The buckets that the job writes, and those that it only reads."""
-    by_key = {
-        key: location.split("/")[2]
-        for key, location in backend.locations(job).items()
-        if "://" in location
-    }
+    by_key = {key: location.split("/")[2] for key, location in backend.addresses(job).items()}
     written = {options.bucket}
     written |= {by_key[key] for key in ("output", "checkpoints") if key in by_key}
     return tuple(sorted(written)), tuple(sorted(set(by_key.values()) - written))

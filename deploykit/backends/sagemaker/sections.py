@@ -16,7 +16,10 @@ ROLE = Pattern(
     "the full ARN of an execution role (aws iam get-role --role-name NAME --query Role.Arn)",
 )
 INSTANCE_TYPE = Pattern(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a type such as ml.g5.12xlarge")
-BUCKET = Pattern(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "an S3 bucket's name, without s3://")
+BUCKET = Pattern(
+    r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "a bucket name of 3 to 63 lower-case letters, digits, dots and hyphens",
+)
 ACCOUNT = Pattern(r"[0-9]{12}", "an account ID of 12 digits")
 PREFIX = Pattern(
     r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*", "folders, without a leading or trailing slash"

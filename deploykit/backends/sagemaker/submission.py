@@ -68,7 +68,18 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
         options=options,
         bundle=bundle,
         output=request.results(rendered),
+        summary=_summary(job, options),
     )
+
+
+def _summary(job: JobSpec, options: Options) -> str:
+    """``sagemaker: 2 x ml.g5.12xlarge, account 123456789012, role training, us-east-1``."""
+    groups = [(group.instance_count, group.instance_type) for group in options.instance_groups]
+    machines = groups or [(job.resources.nodes, options.training_type)]
+    text = " + ".join(f"{count} x {kind}" for count, kind in machines)
+    spot = ", spot" if options.spot else ""
+    account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
+    return f"sagemaker: {text}{spot}, account {account}, role {role}, {region(options)}"
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

@@ -58,6 +58,17 @@ def examine(
     yield from doctor.examine(job, options, saved, save)
 
 
+def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What is missing to submit from this machine; see `deploykit.backend.Ready`."""
+    from deploykit.backends.slurm import client
+
+    over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"
+    if absent:
+        yield from ((each, f"run deploykit on a login node, {over_ssh}") for each in absent)
+    elif complaint := client.unreachable():
+        yield complaint, f"ask the site whether the cluster is up, {over_ssh}"
+
+
 def probe(target: str | None) -> Profile:
     """Query the cluster of this machine or of a login node, and write its site profile."""
     from deploykit.backends.slurm import site

@@ -48,6 +48,9 @@ _PAUSES = (2.0, 4.0, 8.0)
 _USUAL = {"", "None", "Resources", "Priority"}
 """Reasons of jobs that start sooner or later."""
 
+_PATIENCE = 10
+"""Seconds for a query whose only purpose is to learn whether the controller answers."""
+
 _SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
 """Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the script sets them."""
 
@@ -314,6 +317,24 @@ def cluster_name(host: str | None = None) -> str:
     settings = output(["scontrol", "show", "config"], host)
     match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
     return match[1] if match else ""
+
+
+def unreachable() -> str | None:
+    """Why the controller of this machine's cluster would accept no job; None where it answers.
+
+    `scontrol ping` answers at once where `sinfo` waits for 9 s; only `sinfo` proves who asks.
+    """
+    from deploykit import shell
+
+    for argv in (["scontrol", "ping"], ["sinfo", "--noheader", "--format=%P"]):
+        try:
+            result = shell.run(argv, env=query_environment(os.environ), timeout=_PATIENCE)
+        except BackendUnavailable as error:
+            return str(error)
+        if result.code or not result.out.strip():
+            said = result.err or result.out.partition("\n")[0]
+            return f"{argv[0]}: {complaints.in_one_line(said).rpartition('; ')[2]}"
+    return None
 
 
 def query_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit import paths
+from deploykit.backends.slurm import login_node, site_checks
 from deploykit.backends.slurm import site as sites
-from deploykit.backends.slurm import site_checks
+from deploykit.backends.slurm.login_node import LoginNode
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
 from deploykit.finding import Finding, Fix
@@ -26,7 +27,9 @@ class RunsFolder:
     path: str
     filesystem: str
     single_host: bool
-    """Whether all nodes of the cluster run on this host."""
+    """Whether all nodes of the cluster run on the host of the folder."""
+    host: str | None = None
+    """The login node that has the folder; None for this machine."""
 
     @property
     def shared(self) -> bool:
@@ -37,11 +40,18 @@ class RunsFolder:
 def examine(
     job: JobSpec, options: Options, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the cluster of this machine, or about a saved profile of one."""
+    """Findings about the cluster of this machine or of a login node, or a saved profile of one."""
+    runs = None
     if saved:
-        site, runs = sites.load(str(saved / _FACTS)), None
-    else:
+        site = sites.load(str(saved / _FACTS))
+    elif options.host is None:
         site, runs = sites.read(), runs_folder(paths.state(), sites.hosts())
+    else:
+        node = login_node.inspect(options)
+        yield from login_node.findings(node, job, options)
+        if "scontrol" in node.missing:
+            return
+        site, runs = sites.read(options.host), _runs_folder_there(node, sites.hosts(options.host))
     if save:
         sites.save(site, save / _FACTS)
     problems = site_checks.problems(job, options, site)
@@ -55,12 +65,19 @@ def runs_folder(path: Path, hosts: Iterable[str]) -> RunsFolder:
     return RunsFolder(str(path), filesystem_of(path, mounts), set(hosts) <= {this_host})
 
 
-def filesystem_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds `path`: that of the longest mount point above it.
+def _runs_folder_there(node: LoginNode, hosts: Iterable[str]) -> RunsFolder:
+    """The folder for runs on a login node, for a cluster whose nodes run on `hosts`."""
+    single_host = set(hosts) <= {node.name.split(".")[0]}
+    return RunsFolder(node.folder, _filesystem(node.folder, node.mounts), single_host, node.host)
 
-    `mounts` is the text of /proc/self/mounts.
-    """
-    real = os.path.realpath(path)
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`; `mounts` is the text of /proc/self/mounts."""
+    return _filesystem(os.path.realpath(path), mounts)
+
+
+def _filesystem(real: str, mounts: str) -> str:
+    """The type of the longest mount point above a path without links."""
     longest = ("", "")
     for line in mounts.splitlines():
         _, point, filesystem, *_ = line.split(" ")
@@ -107,12 +124,13 @@ def _not_shared(folder: RunsFolder) -> Finding:
     return Finding(
         "folder_local",
         "warning",
-        "the nodes may not be able to read the folder of the runs: it is on a local disk of this "
-        "host",
+        "the nodes may not be able to read the folder of the runs: it is on a local disk of "
+        f"{folder.host or 'this host'}",
         (f"{folder.path}: {folder.filesystem}",),
         Fix(
             "choose a folder that every node can read",
-            cli="export DEPLOYKIT_HOME=/a/shared/folder\n",
+            settings={"slurm.folder": "/a/shared/folder"} if folder.host else {},
+            cli="" if folder.host else "export DEPLOYKIT_HOME=/a/shared/folder\n",
         ),
     )
 

@@ -7,7 +7,6 @@ of arrays and submits. States come from squeue instead of sacct, which not every
 from __future__ import annotations
 
 import os
-import shlex
 import uuid
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class FunctionExecutor(slurm.SlurmExecutor):
 
     def __init__(self, folder: Path, job: JobSpec, options: Options) -> None:
         paths.private_folder(folder)  # replacing a pickle in it means running code as the user
-        super().__init__(folder, python=shlex.quote(options.python) if options.python else None)
+        super().__init__(folder, python=script.function_python(job, options))
         self._throttling = 0.0
         self.update_parameters(**script.function_parameters(job, options))
 

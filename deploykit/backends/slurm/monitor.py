@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +25,8 @@ _POLL = (1.0, 15.0)
 _QUEUE_MAX_AGE = 60
 """Seconds for which the list of all pending jobs is reused: it may be long."""
 
-_NOT_STARTED = re.compile(r"deploykit: (?:the job|job \d{1,18}) cannot start: (.{1,400})")
-"""What the batch script prints last before it ends the job (templates/slurm.sh, script.py)."""
-_LAST = 1 << 14
-"""Bytes at the end of its log in which that line is searched."""
-
+_REFUSED = 78
+"""Exit code of a script that starts nothing."""
 _NO_RECORD, _EXIT_RECORD = "no record", "exit record"
 """Native states of a job that Slurm no longer knows, without and with an exit record."""
 
@@ -188,7 +184,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     else:
         current = _with_exit_record(folder, states.status(row))
         if current.state is State.FAILED and not current.reason:
-            current = replace(current, reason=_reason_without_record(job))
+            current = _without_record(job, current)
     if current.state is State.UNKNOWN:
         return current
     restarts = states.restarted(_restarts(folder, current.state), current.state)
@@ -218,27 +214,17 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
     return status
 
 
-def _reason_without_record(job: Handle) -> str:
-    """The reason of the batch script, which may end the job before a launcher has started."""
+def _without_record(job: Handle, status: Status) -> Status:
+    """A failed job with the reason of its script, which may end it before a launcher starts."""
     task = job.id.partition("_")[2]
     run = Path(job.folder).parents[1] if task else Path(job.folder)
     if (remote_folder := remote.recorded_folder(run)) is not None:
         with contextlib.suppress(BackendUnavailable):  # the status is complete without it
             remote.fetch_logs(remote_folder, run)
-    for line in reversed(_end_of(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log"))):
-        if match := _NOT_STARTED.match(line):
-            return match[1]
-    return "all its processes were killed before any of them recorded a reason"
-
-
-def _end_of(log: Path) -> list[str]:
-    """The last lines of a log; none where it cannot be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
+    if refusal := logfiles.refusal(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log")):
+        return replace(status, exit_code=_REFUSED, reason=refusal)
+    reason = "all its processes were killed before any of them recorded a reason"
+    return replace(status, reason=reason)
 
 
 def _recorded_status(folder: Path, problem: str | None) -> Status:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,9 +13,16 @@ from typing import Annotated, Literal
 
 from deploykit import backend, paths, shell
 from deploykit.backends.slurm import client
+from deploykit.backends.slurm.sbatch_options import (
+    BASH_VARIABLES,
+    NOT_SUPPORTED,
+    REQUIRE_VALUE,
+    RESERVED,
+    SAME_KEY,
+)
 from deploykit.decode import NOT_EMPTY, Bounds, Help, Pattern
 from deploykit.errors import NotFound
-from deploykit.model import JobSpec, Problem
+from deploykit.model import JobSpec, Problem, is_address
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "the id of a run")
@@ -121,7 +130,7 @@ class Options:
         Help(
             "Python on the nodes that runs the trainer; `~/` is your home there. Default: that of "
             "the environment that `setup` or `modules` activate, else the one that runs "
-            "deploykit, or `python3` with `host` or in a container.",
+            "deploykit, or `python3` with `host` or in a container. See also `environment`.",
             example="/shared/venv/bin/python",
         ),
     ] = None
@@ -142,7 +151,7 @@ class Options:
             "Seconds before the time limit at which the job gets SIGUSR2. Slurm may send it up to "
             "60 s early. Default: 90, or half of a short time limit."
         ),
-        Bounds(1, 65535),
+        Bounds(1, 65535, "s"),
     ] = None
     restarts: Annotated[
         Restarts, Help("How often the job may be restarted, by reason. All 0: never.")
@@ -176,58 +185,6 @@ class Options:
 
 _SHOW_STATE_FOLDER = "echo ~/.local/state/deploykit"
 _MIN_MEMORY = 1024**2
-_NOT_SUPPORTED = "not supported"
-
-_RESERVED = {
-    **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode"), _NOT_SUPPORTED),
-    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "`resources.nodes`"),
-    "cpus-per-task": "`resources.cpus_per_node`",
-    "mem": "`resources.memory`",
-    **dict.fromkeys(("gpus", "gpus-per-node"), "`resources.gpus_per_node`"),
-    "time": "`resources.time_limit`",
-    "signal": "`slurm.signal_seconds`",
-    **dict.fromkeys(("requeue", "no-requeue"), "`slurm.restarts`"),
-    "array": "`slurm.array`",
-    "mail-type": "`slurm.mail_type`",
-    "mail-user": "`slurm.mail_user`",
-    "kill-on-invalid-dep": "`slurm.after`",
-    **dict.fromkeys(("clusters", "help", "parsable", "quiet", "test-only"), _NOT_SUPPORTED),
-    **dict.fromkeys(("usage", "version", "wait", "wrap"), _NOT_SUPPORTED),
-}
-"""Options of sbatch that `slurm.extra` may not set, and what sets them instead."""
-
-_SAME_KEY = (
-    *("partition", "account", "qos", "constraint", "reservation"),
-    *("nodelist", "exclude", "exclusive", "licenses"),
-)
-"""More such options, which have a key of the same name in the `slurm` section."""
-
-_REQUIRE_VALUE = (
-    *("acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "comment", "container"),
-    *("container-id", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline"),
-    *("delay-boot", "dependency", "distribution", "export", "export-file", "extra"),
-    *("extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket", "gpus-per-task"),
-    *("gres", "gres-flags", "hint", "input", "mcs-label", "mem-bind", "mem-per-cpu", "mem-per-gpu"),
-    *("mincpus", "network", "nodefile", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"),
-    *("oom-kill-step", "power", "prefer", "priority", "profile", "segment", "sockets-per-node"),
-    *("switches", "thread-spec", "threads-per-core", "time-min", "tmp", "tres-bind"),
-    *("tres-per-task", "uid", "wait-all-nodes", "wckey"),
-)
-"""Options that require a value: without one, sbatch 22.05 reads the next line as the value.
-
-https://slurm.schedmd.com/sbatch.html
-"""
-
-_BASH_VARIABLES = frozenset(
-    {
-        *("BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO"),
-        *("DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS"),
-        *("HISTCMD", "LINENO", "PPID", "RANDOM", "SECONDS", "SHELLOPTS"),
-        *("SHLVL", "SRANDOM", "UID", "_"),
-    }
-)
-"""Variables whose values bash sets itself, whatever a script exports."""
-
 _REPLACED = re.compile(r"[%\\]")
 """Characters that Slurm replaces in a path."""
 
@@ -235,13 +192,19 @@ _REPLACED = re.compile(r"[%\\]")
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Yield every problem that can be found without the cluster; reads a site profile if named."""
     yield from _check_home(options)
-    yield from _check_locations(job)
+    yield from _check_locations(job, options)
+    yield from _check_python(job, options)
+    yield from backend.check_ranks(job)
     yield from _check_values(options)
     yield from _check_extra(job, options)
     yield from _check_dependencies(options)
     yield from _check_container(job, options)
+    if job.environment is not None or job.outputs:
+        from deploykit.backends.slurm import job_checks  # a dry run without them need not wait
+
+        yield from job_checks.problems(job, options)
     yield from _check_numbers(job, options)
-    for name in sorted(_BASH_VARIABLES.intersection(job.env)):
+    for name in sorted(BASH_VARIABLES.intersection(job.env)):
         yield Problem(f"env.{name}", "bash sets this variable itself", "choose another name")
     if options.site is not None:
         yield from _check_site(job, options, options.site)
@@ -273,14 +236,44 @@ def _check_home(options: Options) -> Iterator[Problem]:
         )
 
 
-def _check_locations(job: JobSpec) -> Iterator[Problem]:
+def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
+    for path, location in backend.addresses(job).items():
+        yield Problem(
+            path,
+            f"a Slurm node cannot use {location} as a folder",
+            f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
+        )
+
+    if options.host is None:
+        for missing in backend.missing_data(job):
+            yield Problem(*missing, severity="warning")
+        return
     for path, location in backend.locations(job).items():
-        if "://" in location:
-            yield Problem(
-                path,
-                f"a Slurm node cannot use {location} as a folder",
-                f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
-            )
+        if Path(location).is_relative_to(job.source):
+            message = f"{location} is in the source folder of this machine"
+            yield Problem(path, message, f"the path on {options.host}", severity="warning")
+
+
+def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """The Python of the job: on this machine, if it is the one that the nodes would use too."""
+    here = options.host is None and options.container is None
+    if options.python is not None and not options.python.startswith(("/", "~", "-")):
+        if "/" in options.python:
+            message = f"{options.python} is relative, and the job starts in a copy of the source"
+            yield Problem("slurm.python", message, "an absolute path on the nodes")
+    elif here and options.python and not os.path.exists(_expanded(options.python)):  # noqa: PTH110 - as below
+        message = f"{options.python} was not found on this machine; the nodes must have it"
+        yield Problem("slurm.python", message, severity="warning")
+    python = None if options.python or options.setup or options.modules else sys.executable
+    if job.environment is not None:
+        from deploykit import environments  # few jobs name one
+
+        python = environments.python(job.environment)
+    yield from backend.check_module(job, Path(python) if here and python else None)
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
 
 
 def _check_values(options: Options) -> Iterator[Problem]:
@@ -318,21 +311,21 @@ def _texts(options: Options) -> Iterator[tuple[str, str]]:
 
 
 def _check_extra(job: JobSpec, options: Options) -> Iterator[Problem]:
-    reserved = _RESERVED | {name: f"`slurm.{name}`" for name in _SAME_KEY}
+    reserved = RESERVED | {name: f"`slurm.{name}`" for name in SAME_KEY}
     if options.gres_style == "gres" and job.resources.gpus_per_node:
         reserved["gres"] = "`resources.gpus_per_node`"
     if options.after:
         reserved["dependency"] = "`slurm.after`"
     for name, value in options.extra.items():
         path = f"slurm.extra.{name}"
-        if not value and (option := _option(name, _REQUIRE_VALUE)):
+        if not value and (option := _option(name, REQUIRE_VALUE)):
             message = f"sbatch's --{option} requires a value"
             yield Problem(path, message, "add a value, or remove the option")
         option = name if name in reserved else _option(name, reserved)
         if option is not None:
             instead = reserved[option]
             message = f"sbatch's --{option} cannot be set in slurm.extra"
-            hint = "remove it" if instead == _NOT_SUPPORTED else f"use {instead}"
+            hint = "remove it" if instead == NOT_SUPPORTED else f"use {instead}"
             yield Problem(path, message, hint)
 
 
@@ -364,7 +357,7 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
             path, hint = f"slurm.container.mounts[{number}]", "/scratch, or /scratch:/data"
             yield Problem(path, f"{mount!r} is not FOLDER or FOLDER:INSIDE", f"for example {hint}")
     for path, location in {"": str(options.home), **backend.locations(job)}.items():
-        if re.search("[,:]", location) and "://" not in location:
+        if re.search("[,:]", location) and not is_address(location):
             message = f"{location} cannot be mounted in a container: it contains a comma or a colon"
             yield Problem(path, message, "choose another folder")
 

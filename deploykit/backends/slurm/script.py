@@ -43,8 +43,6 @@ setup_failed() {
 }
 trap 'setup_failed $? "$BASH_COMMAND" ${#BASH_SOURCE[@]}' ERR"""
 
-_NOT_LOADED = "deploykit: the job cannot start: slurm.modules cannot be loaded: "
-
 _SRUN_OPTIONS = ("--unbuffered", "--export=ALL", "--kill-on-bad-exit=1")
 
 _OF_EACH_TASK = ("DEPLOYKIT_CHECKPOINT_DIR", "DEPLOYKIT_OUTPUT_DIR")
@@ -142,7 +140,7 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
         del values["additional_parameters"][name]
     cpus, processes = job.resources.cpus_per_node, job.resources.processes
     tasks = {"ntasks_per_node": processes, "cpus_per_task": cpus and max(1, cpus // processes)}
-    setup = _setup_lines(options) + _exports(dict(sorted(job.env.items())), options)
+    setup = _setup_lines(job, options) + _exports(dict(sorted(job.env.items())), options)
     srun = ["--export=ALL", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={tasks['cpus_per_task']}"] if cpus else []
     own = {"setup": [*values["setup"], *setup], "use_srun": True, "srun_args": srun}
@@ -151,6 +149,13 @@ def function_parameters(job: JobSpec, options: Options) -> dict[str, Any]:
         for name, value in {**values, **tasks, **own}.items()
         if value is not None or name == "wckey"
     }
+
+
+def function_python(job: JobSpec, options: Options) -> str | None:
+    """The Python that runs functions, as shell text. None: the one that submits them."""
+    if _names_environment(job):
+        return '"$python"'
+    return shlex.quote(options.python) if options.python else None
 
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
@@ -216,7 +221,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
         (paths.shipped("templates") / "slurm.sh").read_text(encoding="utf-8"),
-        *_with_python(_setup_lines(options), options),
+        *_with_python(_setup_lines(job, options), job, options),
         *_exports(environment, options),
         "",
         shlex.join(["exec", "srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]) + " \\",
@@ -227,19 +232,19 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     return "\n".join(lines).replace("\r", "'$'\\r''")
 
 
-def _setup_lines(options: Options) -> list[str]:
-    """Lines that load modules, and those of `slurm.setup`."""
+def _setup_lines(job: JobSpec, options: Options) -> list[str]:
+    """Lines that load modules, those of `slurm.setup`, and those that activate the environment."""
     lines = [*_FAIL.split("\n"), *options.setup, "trap - ERR", ""] if options.setup else []
-    if not options.modules:
+    if job.environment is None and not options.modules:
         return lines
-    return [
-        "# shellcheck source=/dev/null",
-        "type module >/dev/null 2>&1 || . /etc/profile",
-        f"if ! module load {shlex.join(options.modules)}; then",
-        f"    echo {shlex.quote(_NOT_LOADED + ' '.join(options.modules))}",
-        *("    exit 78", "fi", ""),
-        *lines,
-    ]
+    from deploykit import environments  # few jobs need it
+
+    modules = [*environments.module_lines(options.modules, "slurm.modules")]
+    if job.environment is not None:
+        loaded = environments.module_lines(job.environment.modules, "environment.modules")
+        modules = [*loaded, *modules]
+        lines += environments.lines(job.environment)
+    return [*modules, *lines]
 
 
 def _exports(environment: dict[str, str], options: Options) -> list[str]:
@@ -279,14 +284,20 @@ def _mounts(job: JobSpec, container: Container, folder: Path) -> list[str]:
     return list(dict.fromkeys(one if ":" in one else f"{one}:{one}" for one in mounts))
 
 
-def _chooses_python(options: Options) -> bool:
+def _names_environment(job: JobSpec) -> bool:
+    """Whether the job file names an environment, which brings the Python."""
+    return job.environment is not None and job.environment.python is not None
+
+
+def _chooses_python(job: JobSpec, options: Options) -> bool:
     """Whether the job's own lines may activate the environment of the Python to use."""
-    return bool(options.setup or options.modules) and not (options.python or options.container)
+    lines = options.setup or options.modules or job.environment is not None
+    return bool(lines) and not (options.python or options.container)
 
 
-def _with_python(lines: list[str], options: Options) -> list[str]:
+def _with_python(lines: list[str], job: JobSpec, options: Options) -> list[str]:
     """The lines, and those that use the Python of an environment that they activate."""
-    if not _chooses_python(options):
+    if not _chooses_python(job, options) or _names_environment(job):
         return lines
     return [
         "before=$(command -v python3)",
@@ -308,7 +319,7 @@ def _default_python(options: Options) -> str:
 def _launcher(job: JobSpec, options: Options, folder: Path) -> str:
     """The command that srun starts on each node."""
     container = options.container
-    python = '"$python"' if _chooses_python(options) else _default_python(options)
+    python = '"$python"' if _chooses_python(job, options) else _default_python(options)
     words = [backend.LAUNCH, *backend.command(job)]
     before = []
     if container is not None and container.runtime == "apptainer":

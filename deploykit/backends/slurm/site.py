@@ -139,9 +139,9 @@ def read(host: str | None = None) -> Site:
     return parse(config, partitions, nodes, srun_help, now)
 
 
-def hosts() -> set[str]:
+def hosts(host: str | None = None) -> set[str]:
     """The host names of the nodes. Raises BackendUnavailable when the cluster does not answer."""
-    nodes = client.output(["scontrol", "show", "node", "--oneliner"])
+    nodes = client.output(["scontrol", "show", "node", "--oneliner"], host)
     return {_fields(line).get("NodeHostName", "").split(".")[0] for line in _lines(nodes)}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from deploykit.backends.slurm.site import NodeGroup, Partition, Site
-from deploykit.decode import did_you_mean
 from deploykit.model import JobSpec, Problem
+from deploykit.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from deploykit.backends.slurm.options import Options  # whose `check` calls `problems`
@@ -21,6 +21,9 @@ def problems(job: JobSpec, options: Options, site: Site) -> Iterator[Problem]:
     partition = site.partition(options.partition)
     if partition is None:
         yield _no_partition(options, site)
+        near = nearest(options.partition or "", [one.name for one in site.partitions])
+        partition = site.partition(near)  # what else is wrong depends on the one that was meant
+    if partition is None:
         return
     yield from _check_partition(job, options, site, partition)
     yield from _check_features_of_site(job, options, site)
@@ -89,15 +92,19 @@ def _check_nodes(
 ) -> Iterator[Problem]:
     """Whether enough nodes of the partition have everything that the job requests."""
     groups = site.nodes(partition.name)
+    most, ranks = max((group.cpus for group in groups), default=0), job.resources.processes
+    if groups and not job.resources.gpus_per_node and ranks > most:
+        message = f"{_profile(site)}: {ranks} ranks would share the {most} CPUs of a node"
+        path = "resources.processes_per_node"
+        yield Problem(path, message, f"at most {most}", severity="warning")
     missing = list(_missing(job, options, site, partition, groups))
-    if missing:
-        yield from missing
-        return
-    fitting = [group for group in groups if _fits(group, job, options, site)]
+    yield from missing
+    fitting = [group for group in groups if missing or _fits(group, job, options, site)]
     total, usable = sum(group.count for group in fitting), sum(group.usable for group in fitting)
     name = f"{_profile(site)}: partition {partition.name}"
     if total < job.resources.nodes:
-        message = f"{name} has {total} nodes with what this job requests"
+        what = "nodes" if missing else "nodes with what this job requests"
+        message = f"{name} has {total} {what}"
         hint = f"at most {total}" if total else "request less"
         yield Problem("resources.nodes", message, hint)
     elif usable < job.resources.nodes:

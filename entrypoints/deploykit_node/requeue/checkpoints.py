@@ -2,7 +2,8 @@
 
 A trainer may use files or folders with any name. What looks unfinished does not count: hidden
 names, the usual endings of a file that is being written, and a folder of
-``torch.distributed.checkpoint`` without the ``.metadata`` that it writes last.
+``torch.distributed.checkpoint`` without the ``.metadata`` that it writes last. Of the files that
+`outputs` keeps there, only those that are named like a checkpoint count: a log is no progress.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from deploykit_node import written
+from deploykit_node.outputs import KEPT
+
 Snapshot = Mapping[str, int]
 """The complete entries of the folder, each with its last modification in nanoseconds."""
 
 _SKEW = 5.0
 """Seconds by which two clocks may differ."""
 _UNFINISHED = re.compile(r"^\.|[._-](tmp|temp|part|partial|incomplete|writing)$")
+_CHECKPOINT = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".tar")
 
 
 def snapshot(folder: str) -> Snapshot:
@@ -26,9 +31,13 @@ def snapshot(folder: str) -> Snapshot:
         return {}
     try:
         with os.scandir(folder) as entries:
-            return dict(_modified(entry) for entry in entries if _is_complete(entry))
+            found = dict(_modified(entry) for entry in entries if _is_complete(entry))
     except OSError:
         return {}
+    kept = written.files(Path(folder, KEPT))
+    return found | {
+        f"{KEPT}/{file.path}": file.modified for file in kept if file.path.endswith(_CHECKPOINT)
+    }
 
 
 def newest(before: Snapshot, folder: str, since: float = 0.0) -> str | None:
@@ -44,7 +53,7 @@ def newest(before: Snapshot, folder: str, since: float = 0.0) -> str | None:
 
 
 def _is_complete(entry: os.DirEntry[str]) -> bool:
-    if _UNFINISHED.search(entry.name):
+    if _UNFINISHED.search(entry.name) or entry.name == KEPT:
         return False
     shards = Path(entry.path).glob("*.distcp") if entry.is_dir() else iter(())
     return next(shards, None) is None or Path(entry.path, ".metadata").exists()

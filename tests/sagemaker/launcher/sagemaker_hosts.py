@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -51,18 +52,20 @@ def on_loopback(folder, count):
     return [Host(f"127.0.0.{at}", one, str(one)) for at, one in enumerate(folders, start=1)]
 
 
-def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None):
+def run_on_hosts(request, endpoint, hosts, *, timeout=600, image=None, earlier=()):
     """Run `request` unmodified on `hosts`; returns the folder ``output/data`` of each, in order.
 
     `endpoint` is the URL of the S3 that holds the source; `image` holds the variables that the
-    container's image sets. The log of a host is ``log.txt`` in its folder. Raises
-    LauncherFailedError.
+    container's image sets. Each host gets the checkpoints of all `earlier` hosts. The log of a host
+    is ``log.txt`` in its folder. Raises LauncherFailedError.
     """
     groups = _groups(request)
     assert len(hosts) == len(groups)
     assert (PROGRAMS / "train").exists(), "run tests/sagemaker/launcher/environment.sh first"
     for host in hosts:
         _prepare(host, hosts, groups, request, endpoint)
+        for old in earlier:
+            _copy(old.folder / "checkpoints", host.folder / "checkpoints")
     with _exclusive_port(), contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(
@@ -146,6 +149,11 @@ def _download(uri, folder, endpoint):
             file = folder / (below or Path(prefix).name)  # one object keeps its own name
             file.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, item["Key"], str(file))
+
+
+def _copy(source, target):
+    """Copy a folder as the service does over S3: with the times of the download."""
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 
 def _keys(first):

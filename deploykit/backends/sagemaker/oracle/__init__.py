@@ -13,14 +13,16 @@ import datetime as dt
 import enum
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from deploykit import backend
 from deploykit.backends.sagemaker import aws, request
-from deploykit.backends.sagemaker.options import Options
+from deploykit.backends.sagemaker.options import Options, region
 from deploykit.backends.sagemaker.oracle.case import Case
+from deploykit.errors import BackendUnavailable
 from deploykit.model import JobSpec, Problem
 
 _SOURCES = {
@@ -35,6 +37,7 @@ _SOURCES = {
 """Beginnings of the sources that rules cite."""
 _ANY_RUN, _ANY_BUNDLE = "r" * 63, "0" * 64
 """As long as a run id and a hash can be: a request that is valid with these is valid with any."""
+_ANY_IMAGE, _ANY_REGION, _ANY_TYPE = "image", "us-east-1", "ml.g5.12xlarge"
 
 
 class Verdict(enum.Enum):
@@ -99,17 +102,34 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Every problem of a job: the oracle's, then those of the request that would be sent.
 
     Pure, except that the date decides which images still receive patches. Raises
-    BackendUnavailable if botocore is not installed.
+    BackendUnavailable if botocore is not installed and nothing else is wrong.
     """
-    errors = False
-    for consequence in consequences(job, options):
-        problem = consequence.problem()
-        if problem is not None:
-            errors |= problem.severity == "error"
-            yield problem
-    if not errors:
-        rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
-        yield from aws.request_problems(rendered)
+    yield from backend.check_module(job)
+    known = [problem for one in consequences(job, options) if (problem := one.problem())]
+    yield from known
+    errors = {problem.path for problem in known if problem.severity == "error"}
+    try:
+        found = _request_problems(job, options if not errors else _completed(options))
+    except BackendUnavailable:
+        if not errors:
+            raise
+        return
+    yield from (problem for problem in found if problem.path not in errors)
+
+
+def _completed(options: Options) -> Options:
+    """The options with an image, a type and a region, so that a request can be rendered."""
+    return replace(
+        options,
+        image_uri=options.image_uri or _ANY_IMAGE,
+        region=region(options) or _ANY_REGION,
+        instance_type=options.instance_type or (None if options.instance_groups else _ANY_TYPE),
+    )
+
+
+def _request_problems(job: JobSpec, options: Options) -> list[Problem]:
+    """What the service's own description says of the request."""
+    return aws.request_problems(request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE))
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:

@@ -23,10 +23,12 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.backends.sagemaker.sections import REGION, S3, Channel, InstanceGroup
-from deploykit.decode import did_you_mean
 from deploykit.model import JobSpec
+from deploykit.spelling import did_you_mean
 
 _P5 = "ml.p5.48xlarge"
+_USUAL_REGION, _USUAL_TYPE = "us-east-1", "ml.g5.12xlarge"
+"""Those that the hints for missing ones name, so that all hints together give a job that works."""
 _WITHOUT_SMDDP = (2, 4)
 """AWS's images from this PyTorch on do not include SMDDP; 2.3 is the last that does."""
 _CUDA_121 = "2.0.1-gpu-py310-cu121"
@@ -149,11 +151,18 @@ class Case:
         self.has_efa = accelerators.has_efa
         self.without_gpus = bool(instance_type) and not self.has_gpu
         self.trainium = instance_type.startswith("ml.trn")
+        self.too_few_gpus = bool(self.gpus) and self.job.resources.gpus_per_node > (self.gpus or 0)
         self.shared_gpus = bool(self.gpus) and self.ranks_per_node > (self.gpus or 0)
         self.type_with_smddp = instance_type in catalog.SMDDP_TYPES
         self.type_without_smddp = instance_type == _P5
         self.type_with_smp = catalog.SMP_TYPES.fullmatch(instance_type) is not None
         self.other_volume_size = self.options.volume_size != _DEFAULT_VOLUME
+
+    @property
+    def gpus_instead(self) -> str:
+        """As many GPUs as the type has, or a type that has enough."""
+        types = catalog.types_with_gpus(self.job.resources.gpus_per_node)
+        return f"gpus_per_node: {self.gpus}" + (f", or instance_type: {types}" if types else "")
 
     @property
     def types_with_nvme(self) -> list[str]:
@@ -223,7 +232,9 @@ class Case:
         release = tuple(map(int, self.minor.split("."))) if self.minor else ()
         self.release_without_smddp = release >= _WITHOUT_SMDDP
         self.patched_until = catalog.PATCHED_UNTIL.get(self.minor)
-        self.later_image = catalog.later_image(self.version, self.region, self.instance_type)
+        self.later_image = catalog.later_image(
+            self.version, self.region or _USUAL_REGION, self.instance_type or _USUAL_TYPE
+        )
         """An `image_uri` for `version`, or for the latest PyTorch if the SDK knows `version`."""
 
     @property

@@ -1,0 +1,46 @@
+"""What Slurm makes of a job's `environment` and `outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploykit import environments
+from deploykit.backends.slurm.options import Options
+from deploykit.model import JobSpec, Problem
+
+
+def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Problems that can be found from here. An environment on another host cannot be examined."""
+    if job.outputs and options.array is not None:
+        yield Problem(
+            "outputs",
+            "the tasks of an array share the working folder, and each collects from all of it",
+            "write to DEPLOYKIT_OUTPUT_DIR, which each task has for itself",
+            severity="warning",
+        )
+    if job.environment is None:
+        return
+    yield from environments.conflict(job, "slurm.python", options.python)
+    if job.environment.python is not None and options.container is not None:
+        yield Problem(
+            f"environment.{job.environment.python[0]}",
+            "is not available in slurm.container, whose image brings its own Python",
+            "remove one of the two, or set slurm.python to a Python inside the image",
+        )
+    elif options.host is not None:
+        yield from _local_folder(job, options.host)
+    else:
+        prepared = bool(job.environment.modules or options.modules or options.setup)
+        yield from environments.problems(job.environment, prepared=prepared)
+
+
+def _local_folder(job: JobSpec, host: str) -> Iterator[Problem]:
+    """A relative folder became one of this machine."""
+    kind, place = (job.environment and job.environment.python) or ("", "")
+    if place.startswith("/") and Path(place).is_relative_to(job.source):
+        yield Problem(
+            f"environment.{kind}",
+            f"{place} is on this machine, but the job runs on {host}",
+            f"give its absolute path on {host}, or one that begins with ~/",
+        )

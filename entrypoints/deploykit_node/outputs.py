@@ -1,0 +1,277 @@
+"""Files of the working folder that the job file names in `outputs`: collected, and brought back.
+
+They are copied into the output folder when the program has ended, in whatever way, and kept in
+``working_folder/`` of the checkpoint folder. From there they come back into the working folder of
+another attempt, or of another run with the same checkpoints. Machines without a common folder, as
+on SageMaker, each collect their own, those after the first in a folder ``node-N``; there the kept
+files are also refreshed while the program runs, because no signal announces the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO
+
+from deploykit_node import log, private, signals, written
+from deploykit_node.cluster import Environ
+from deploykit_node.written import PART, File
+
+VARIABLE = "DEPLOYKIT_OUTPUTS"
+"""The patterns, as a JSON list."""
+KEPT = "working_folder"
+"""The folder of the checkpoints that keeps the files."""
+EVERY = "DEPLOYKIT_COLLECT_SECONDS"
+"""Seconds between two looks while the program runs."""
+
+_EVERY = 30.0
+_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
+_LOCK = ".deploykit/files.json"
+_CODE = (".py", ".pyc", ".so", ".pth")
+"""What Python would import is never brought back: others may write to the checkpoint folder."""
+_OTHERS = re.compile(r"node-[0-9]+/")
+"""What the first machine finds below its own files: those of the others."""
+_ZIP = b"PK\3\4"
+"""The first bytes of a zip archive, the format of `torch.save`."""
+
+
+class Outputs:
+    """The outputs of the program in the current folder, on node `node`."""
+
+    def __init__(self, env: Environ, node: int) -> None:
+        self._env, self._node = env, node
+        self._folder = Path.cwd()
+        self.patterns: list[str] = json.loads(env.get(VARIABLE, "[]"))
+        self._shared = bool(env.get("DEPLOYKIT_RUN_DIR"))
+        own = f"node-{node}" if node and not self._shared else ""
+        self._output = Path(env.get("DEPLOYKIT_OUTPUT_DIR", ""), own)
+        self._all_kept = Path(env.get("DEPLOYKIT_CHECKPOINT_DIR", ""), KEPT)
+        self._kept = self._all_kept / own
+
+    def collect(self) -> None:
+        """Copy new and changed files into the output folder, and keep them for another attempt."""
+        with self._lock():
+            found = self._found()
+            copied = [file for file in found if self._collect(file)]
+        if copied:
+            self._say(f"outputs collected: {written.named(copied)}")
+        elif self.patterns and not found:
+            self._say(f"outputs: the program wrote no file that matches {self.patterns}")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this node has to copy: of those that share a folder, the first one has."""
+        return not (self._shared and self._node)
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether the working folder is lost when the program is killed."""
+        return not self._shared
+
+    def restore(self) -> None:
+        """Bring back the kept files that are missing here, or were cut off while being written."""
+        with self._lock():
+            places = dict.fromkeys([self._kept, self._all_kept])
+            restored = [file for place in places for file in self._restore(place)]
+        if restored:
+            self._say(f"outputs brought back: {written.named(restored)}")
+
+    def keep_stable(self, before: Mapping[str, File]) -> dict[str, File]:
+        """Keep the files that have not changed since `before`; returns all as they are now."""
+        with self._lock():
+            now = {file.path: file for file in self._found()}
+            for path, file in now.items():
+                if before.get(path) == file:
+                    self._copy(self._folder / path, self._kept / path, file)
+        return now
+
+    def report(self) -> None:
+        """Record, or else log, what the program has written."""
+        if self._shared:
+            with contextlib.suppress(OSError):  # the run is over, with or without this record
+                written.record(self._env, self._folder, self.patterns)
+        else:
+            written.say(self._env, self._folder, self._node, named=bool(self.patterns))
+
+    def _found(self) -> list[File]:
+        """The new and changed files that match."""
+        if not self.patterns:
+            return []
+        return [file for file in written.new(self._folder, self._env) if self._matches(file)]
+
+    def _matches(self, file: File) -> bool:
+        parts = file.path.split("/")
+        split = (pattern.split("/") for pattern in self.patterns)
+        return any(matches(parts, [word for word in one if word not in {"", "."}]) for one in split)
+
+    def _collect(self, file: File) -> bool:
+        source, target, kept = (
+            place / file.path for place in (self._folder, self._output, self._kept)
+        )
+        if self._kept != self._all_kept and _same(self._all_kept / file.path, file):
+            return False  # it was brought back from the first machine
+        if is_cut_off(source):
+            self._say(f"outputs: {file.path!a} is not complete, so an earlier copy is kept")
+            return False
+        return self._copy(source, target, file) and (
+            _link(target, kept) or self._copy(source, kept, file)
+        )
+
+    def _restore(self, place: Path) -> Iterator[File]:
+        for file in written.files(place) if self.patterns else ():
+            if self._is_wanted(file) and self._copy(
+                place / file.path, self._folder / file.path, file
+            ):
+                yield file
+
+    def _is_wanted(self, file: File) -> bool:
+        """Whether a kept file is to be brought back."""
+        foreign = not self._shared and _OTHERS.match(file.path)
+        if foreign or file.path.endswith(_CODE) or not self._matches(file):
+            return False
+        target = self._folder / file.path
+        below = [target, *target.parents][: file.path.count("/") + 1]
+        if any(place.is_symlink() for place in below):  # it may lead out of the working folder
+            return False
+        return not target.exists() or is_cut_off(target)
+
+    def _copy(self, source: Path, target: Path, file: File) -> bool:
+        """Copy a file unless the copy is there. Returns whether it was copied; says what failed."""
+        try:
+            return _same(target, file) is False and _copied(source, target)
+        except OSError as error:
+            self._say(f"outputs: {file.path!a} cannot be copied to {target.parent}: {error}")
+            return False
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Wait for the other ranks of a machine. On a shared folder only one node copies."""
+        with contextlib.ExitStack() as stack:
+            if not self._shared:
+                with contextlib.suppress(OSError):
+                    file: IO[bytes] = stack.enter_context((self._folder / _LOCK).open("rb"))
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _say(self, text: str) -> None:
+        log.say(self._node, text)
+
+
+@contextlib.contextmanager
+def around(env: Environ, node: int, local_rank: int = 0) -> Iterator[None]:
+    """Restore before the program runs and collect after it, in whatever way it ends.
+
+    Below another launcher every rank collects at its end, since none knows which of them writes,
+    or which is the last.
+    """
+    mine = Outputs(env, node)
+    if not mine.is_due:
+        yield
+        return
+    mine.restore()
+    keeps = mine.patterns and mine.is_volatile and not local_rank
+    keeper = _start_keeper(env, node) if keeps else None
+    try:
+        yield
+    finally:
+        if keeper is not None:
+            keeper.kill()
+            keeper.wait()
+        mine.collect()
+        if not local_rank:
+            mine.report()
+
+
+def _start_keeper(env: Environ, node: int) -> subprocess.Popen[bytes]:
+    """Start the process that keeps the files while the program runs; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, _LAUNCH, "--keep-outputs", str(node)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=signals.child_setup(set(), signal.SIGKILL),  # noqa: PLW1509 - no thread yet
+    )
+
+
+def keep(argv: Sequence[str], env: Environ, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Keep the files of node ``argv[0]`` until this process is killed."""
+    mine = Outputs(env, int(argv[0]))
+    seen: dict[str, File] = {}
+    while True:
+        sleep(float(env.get(EVERY) or _EVERY))
+        seen = mine.keep_stable(seen)
+
+
+def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path matches, or lies in a folder that does; ``**`` stands for any folders."""
+    if not pattern:
+        return True
+    if not parts:
+        return False
+    first, *rest = pattern
+    if first == "**":
+        return matches(parts, rest) or matches(parts[1:], pattern)
+    return fnmatchcase(parts[0], first) and matches(parts[1:], rest)
+
+
+def is_cut_off(path: Path) -> bool:
+    """Whether this is a zip archive without its end, as a killed `torch.save` leaves it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ZIP)) == _ZIP and not zipfile.is_zipfile(file)
+    except OSError:
+        return False
+
+
+def _same(target: Path, file: File) -> bool:
+    """Whether `target` is already the copy of this file."""
+    try:
+        info = target.lstat()
+    except FileNotFoundError:
+        return False
+    return (info.st_size, info.st_mtime_ns) == (file.size, file.modified)
+
+
+def _copied(source: Path, target: Path) -> bool:
+    """Copy a file with its time, complete or not at all; False if it changed meanwhile."""
+    private.folder(target.parent)
+    part = target.with_name(f".{target.name}{PART}")
+    with open(source, "rb", opener=_without_links) as read:
+        before = os.fstat(read.fileno())
+        with open(part, "wb", opener=_without_links) as write:
+            shutil.copyfileobj(read, write, 1 << 20)
+        after = os.fstat(read.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        part.unlink()
+        return False
+    os.utime(part, ns=(after.st_atime_ns, after.st_mtime_ns))
+    part.replace(target)
+    return True
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Give a copy a second name, where both are on one disk."""
+    part = target.with_name(f".{target.name}{PART}")
+    try:
+        private.folder(target.parent)
+        part.unlink(missing_ok=True)
+        os.link(source, part)
+        part.replace(target)
+    except OSError:
+        return False
+    return True
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

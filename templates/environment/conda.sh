@@ -1,0 +1,30 @@
+# shellcheck shell=sh disable=SC2154
+# The conda environment $environment, a name or a folder. `conda init` sets CONDA_EXE, micromamba's
+# MAMBA_EXE, but only in shells of a person.
+conda=
+for candidate in \
+    "$CONDA_EXE" "$(command -v conda)" "$MAMBA_EXE" "$(command -v micromamba)" \
+    "$HOME/miniforge3/bin/conda" "$HOME/miniconda3/bin/conda" "$HOME/anaconda3/bin/conda" \
+    /opt/conda/bin/conda; do
+    if [ -f "$candidate" ] && [ -x "$candidate" ]; then
+        conda=$candidate
+        break
+    fi
+done
+case ${conda##*/} in
+    '')
+        echo "deploykit: the job cannot start: environment.conda: conda was not found on $(uname -n)"
+        exit 78
+        ;;
+    conda) hook=$("$conda" shell.posix hook) ;;
+    *) hook=$("$conda" shell hook --shell posix) ;;
+esac
+if eval "$hook" && "${conda##*/}" activate "$environment"; then
+    python=$CONDA_PREFIX/bin/python
+else
+    python=
+fi
+if ! [ -x "$python" ]; then
+    echo "deploykit: the job cannot start: environment.conda: $environment cannot be activated on $(uname -n), or has no Python"
+    exit 78
+fi

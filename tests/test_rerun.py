@@ -1,0 +1,98 @@
+"""`rerun`: the job and the source that a run sent, whatever the folder holds now."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deploykit import bundle, cli, lifecycle, paths, registry
+from deploykit.decode import decode
+from deploykit.lifecycle import as_data
+from deploykit.model import Handle
+from tests.aws_server import SECTION
+from tests.slurm.plans import CASES
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The plans that were sent; nothing is started."""
+    plans = []
+
+    def submit(plan, folder):
+        bundle.store(plan.bundle)
+        plans.append(plan)
+        return Handle("local", plan.target, plan.run, plan.run, str(folder))
+
+    monkeypatch.setattr("deploykit.backends.local.submit", submit)
+    return plans
+
+
+def test_the_same_job_and_source_are_sent_again(project, sent, capsys):
+    first = ["--run", "first", "--set", "resources.nodes=2", "--preflight"]
+    assert cli.main(["submit", *first, "--", "--lr", "a b\té😀\x7f", ""]) == 0
+    (project / "train.py").write_text("changed")
+    (project / "job.yaml").write_text("changed")
+    capsys.readouterr()
+    assert cli.main(["rerun", "first", "--json"]) == 0
+    out, err = capsys.readouterr()
+    old, new = sent
+    assert json.loads(out)["run"] == new.run
+    assert "the job and the source of first, sent 20" in err
+    assert new.run.startswith("hello-")
+    assert new.bundle.hash == old.bundle.hash
+    assert new.text.replace(new.run, "first") == old.text
+    assert as_data(new.job) == {**as_data(old.job), "source": new.job.source}
+    assert not Path(new.job.source).exists()
+
+
+def test_keys_and_arguments_can_differ(project, sent):
+    assert cli.main(["submit", "--run", "first"]) == 0
+    changes = ["--set", "resources.time_limit=90s", "--run", "second"]
+    assert cli.main(["rerun", "first", *changes, "--", "--lr", "0.1"]) == 0
+    job = sent[1].job
+    assert sent[1].run == "second"
+    assert job.entrypoint.args == ("--epochs", "5", "--lr", "0.1")
+    assert job.resources.time_limit == 90
+    assert cli.main(["rerun", "second", "--run", "third", "--", "--x"]) == 0
+    assert sent[2].job.entrypoint.args == ("--epochs", "5", "--lr", "0.1", "--x")
+
+
+def test_a_dry_run_of_it_sends_nothing(project, sent, capsys):
+    assert cli.main(["submit", "--run", "first"]) == 0
+    capsys.readouterr()
+    assert cli.main(["rerun", "--run", "first", "--dry-run"]) == 0
+    assert capsys.readouterr().out == (paths.run_folder("first") / "plan.sh").read_text()
+    assert len(sent) == 1
+
+
+def test_what_was_not_kept_is_said(project, sent, capsys):
+    assert cli.main(["submit", "--run", "first"]) == 0
+    (archive,) = paths.bundles().glob("*.tar.gz")
+    with tarfile.open(archive, "w:gz"):
+        pass  # of its name, and of other content
+    assert cli.main(["rerun", "first"]) == 66
+    assert "the source that first sent is no longer in" in capsys.readouterr().err
+    (paths.run_folder("first") / lifecycle.JOB).unlink()
+    assert cli.main(["rerun", "first"]) == 66
+    assert "first has no record of its job" in capsys.readouterr().err
+    assert len(sent) == 1
+    assert [row.run for row in registry.every()] == ["first"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_and_its_options_decode_to_the_same_again(name):
+    for value in CASES[name]:
+        data = json.loads(json.dumps(as_data(value)))
+        assert decode(type(value), data) == (value, [])
+
+
+def test_options_of_sagemaker_decode_to_the_same_again(project):
+    with (project / "job.yaml").open("a") as file:
+        file.write(f"{SECTION}  max_wait: 2h\n  volume_size: 30\n")
+    file = lifecycle.load(Path("job.yaml"), [], ["sagemaker"])
+    options = file.sections["sagemaker"]
+    assert decode(type(options), as_data(options), "sagemaker") == (options, [])
+    assert as_data(options)["max_wait"] == "7200s"
