@@ -174,7 +174,7 @@ class Ready(Protocol):
 
 
 CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
-"""What a backend may offer; it does so by having the member that the protocol describes."""
+"""What a backend may offer a user; it does so by having the member that the protocol describes."""
 
 
 def names() -> Iterator[str]:

@@ -5,10 +5,12 @@ The same tree gives the same hash, whatever the time, the user or the order of d
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_WARNINGS = 20
 """Files with tokens that are listed one by one."""
 _MOST_LINES = 5
+_PIECE = 1 << 20
+"""Bytes that are compared at once."""
 
 
 def scan(source: Path, limit: int) -> Bundle:
@@ -66,7 +70,7 @@ def store(bundle: Bundle) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
         written = Path(scratch, path.name)
         with open(written, "wb", opener=paths.private_opener) as file, _compressed(file) as packed:
-            digest = _write(bundle.source, bundle.entries, packed)
+            digest = _write(bundle, packed)
         if digest != bundle.hash:
             raise changed(str(bundle.source))
         written.replace(path)
@@ -113,6 +117,33 @@ def unpack(archive: Path, target: Path) -> None:
         if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; the hash was checked in any case
             tar.extraction_filter = staticmethod(tarfile.data_filter)
         tar.extractall(target, members=_for_owner(tar, target))  # noqa: S202 - as just said
+
+
+def unchanged(archive: Path, digest: str, top: OpenFolder) -> Iterator[str]:
+    """The files and links of the bundle `digest` that are the same in `top` as in its `archive`.
+
+    None where this is not its archive.
+    """
+    if not _holds(archive, digest):
+        return
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            with contextlib.suppress(OSError):
+                if _is_same(tar, member, top):
+                    yield member.name
+
+
+def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, top: OpenFolder) -> bool:
+    if member.issym():
+        return top.target(member.name) == member.linkname
+    with top.open(member.name) as found:
+        stored = tar.extractfile(member)
+        if stored is None or os.fstat(found.fileno()).st_size != member.size:
+            return False
+        while piece := stored.read(_PIECE):
+            if found.read(len(piece)) != piece:
+                return False
+        return True
 
 
 def _for_owner(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
@@ -163,11 +194,16 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     )
 
 
-def _write(source: Path, entries: Iterable[Entry], out: GzipFile) -> str:
+def _write(bundle: Bundle, out: GzipFile) -> str:
+    from deploykit import progress  # not needed for a dry run
+
     archive = _Archive(out)
-    with opened(source) as top:
-        for entry in entries:
-            archive.add(entry, _content(top, entry))
+    count: Callable[[Iterable[bytes]], Iterator[bytes]] = iter
+    if progress.show is not None:
+        count = progress.counter("packing", bundle.size, progress.show)
+    with opened(bundle.source) as top:
+        for entry in bundle.entries:
+            archive.add(entry, count(_content(top, entry)))
     return archive.end()
 
 
@@ -220,16 +256,16 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     if total <= limit:
         return
     largest = sorted(entries, key=lambda entry: -entry.size)[:5]
-    listing = ", ".join(f"{entry.path} ({_readable(entry.size)})" for entry in largest)
+    listing = ", ".join(f"{entry.path} ({readable(entry.size)})" for entry in largest)
     yield Problem(
         "max_bundle",
-        f"the source folder is {_readable(total)}, larger than the limit of {_readable(limit)}",
+        f"the source folder is {readable(total)}, larger than the limit of {readable(limit)}",
         f"add what the job does not need to .deploykitignore, or raise max_bundle; "
         f"largest: {listing}",
     )
 
 
-def _readable(size: float) -> str:
+def readable(size: float) -> str:
     """A number of bytes as text, in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:  # noqa: PLR2004 - the step between two units

@@ -36,6 +36,9 @@ VERBS = {
     "diagnose": "find why a run failed, from its logs",
     "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
+    "rm": "remove runs that have ended, with their files on this machine",
+    "prune": "remove old runs, and what no run needs",
+    "disk": "show what takes how much disk space",
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }
@@ -269,7 +272,7 @@ def _write_error(error: Exception) -> DeploykitError | None:
 
     return CannotWrite(
         f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
-        hint=f"free some space, or {paths.HINT}",
+        hint=f"free some space (`deploykit disk` shows what takes it), or {paths.HINT}",
     )
 
 

@@ -32,12 +32,11 @@ _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 https://yaml.org/spec/1.2.2/#51-character-set
 """
-_RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ANY_RUN = "check"
-_IN_FLIGHT = 300
-"""Seconds after a submit in which its job may still appear."""
 _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+LAST_KNOWN = "last known;"
+"""Begins the reason of a run whose backend does not answer."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -151,7 +150,7 @@ def submit(plan: Plan) -> Run:
     it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
-    with _submitting(folder, plan.run):
+    with submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
             _record_source(plan, folder)
@@ -232,14 +231,15 @@ def _record_source(plan: Plan, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _submitting(folder: Path, run: str) -> Iterator[None]:
+def submitting(folder: Path, run: str) -> Iterator[None]:
     """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain."""
     with open(folder / "submitting", "w", encoding="utf-8", opener=paths.private_opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise TryAgain(
-                f"{run} is being submitted by another process", hint="try again in a moment"
+                f"{run} is being submitted or removed by another process",
+                hint="try again in a moment",
             ) from error
         yield
 
@@ -251,7 +251,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     """
     unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
-        if not State(row.state).final or _may_still_come(row):
+        if not State(row.state).final or registry.may_still_come(row):
             unfinished[row.backend].append(row)
     failures: dict[str, str] = {}
     for name, group in unfinished.items():
@@ -260,11 +260,17 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
     current = registry.lookup(*(row.run for row in rows))
-    return [_with_reason(current[row.run], failures.get(row.run)) for row in rows]
+    asked = (row.run for group in unfinished.values() for row in group)
+    if any(run in current and State(current[run].state).final for run in asked):
+        from deploykit import storage  # only the end of a run needs it
+
+        storage.tidy(registry.every())
+    # another process may have removed a run that has ended
+    return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
 
 
 def _last_known(name: str, error: Exception) -> str:
-    return f"last known; {name} cannot be reached: {error}"
+    return f"{LAST_KNOWN} {name} cannot be reached: {error}"
 
 
 def _with_reason(row: Run, reason: str | None) -> Run:
@@ -275,11 +281,6 @@ def _with_reason(row: Run, reason: str | None) -> Run:
     return replace(row, reason="; ".join(filter(None, parts)))
 
 
-def _may_still_come(row: Run) -> bool:
-    """Whether the job may still appear: what sends it can outlive a killed submit."""
-    return row.state == State.UNSENT.value and registry.now() - row.created < _IN_FLIGHT
-
-
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     """Update the runs of one backend; the reasons, by run, where that failed."""
     failures = {}
@@ -287,7 +288,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
         if row.id is None:
             folder = Path(row.folder)
             # a run whose folder was deleted is not being submitted
-            lock = _submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
+            lock = submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
             try:
                 with contextlib.suppress(TryAgain), lock:
                     _reconcile(engine, row)
@@ -392,7 +393,7 @@ def _known(run: str) -> Run:
 
 
 def _checked_id(run: str) -> str:
-    if re.fullmatch(_RUN_ID, run) is None:
+    if re.fullmatch(registry.RUN_ID, run) is None:
         raise UsageError(
             f"the run id {run!r} is not valid",
             hint="letters, digits and single inner hyphens, at most 63 characters",

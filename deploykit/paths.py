@@ -189,6 +189,16 @@ class OpenFolder:
             raise
         return _regular(descriptor, path)
 
+    def target(self, path: str) -> str:
+        """What the link `path` points to, as it is written. Raises OSError where it is none."""
+        folder, _, name = path.rpartition("/")
+        return os.readlink(name, dir_fd=self._enter(folder))
+
+    def remove(self, path: str) -> None:
+        """Remove the file or link `path`."""
+        folder, _, name = path.rpartition("/")
+        os.unlink(name, dir_fd=self._enter(folder))
+
     def _enter(self, folder: str) -> int:
         if folder != self._below[0]:
             self._close_below()

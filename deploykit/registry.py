@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,9 +58,12 @@ _TEXTS = (
 )
 _LAST = 253402300799
 """The last second of the year 9999."""
+RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _SHORTEST = 4
 """Characters of the beginning of an id by which a run can be stopped."""
+IN_FLIGHT = 300
+"""Seconds after a submit in which its job may still appear."""
 _PATIENCE = 60
 """Seconds to wait for another process's lock."""
 
@@ -142,6 +145,23 @@ def update(run: str, status: Status) -> None:
     )
 
 
+def remove(run: str) -> None:
+    """Forget a run."""
+    _write("DELETE FROM runs WHERE run = ?", run)
+
+
+def release(bundle: str, then: Callable[[], None]) -> None:
+    """Call `then` if no run refers to this bundle; until it returns, no new run can.
+
+    A submit inserts its row before it stores its bundle, so one that comes later stores it again.
+    """
+    with _database(create=True) as database:
+        database.execute("BEGIN IMMEDIATE")
+        marks = "SELECT count(*) FROM runs WHERE bundle = ?"
+        if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
+            then()
+
+
 def get(name: str | None) -> Run:
     """The run with that id, or with a unique beginning or end of one; for None the newest run.
 
@@ -214,6 +234,11 @@ def _moment(seconds: float | None) -> datetime | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else repr(value)
+
+
+def may_still_come(row: Run) -> bool:
+    """Whether the job may still appear: what sends it can outlive a killed submit."""
+    return row.state == State.UNSENT.value and now() - row.created < IN_FLIGHT
 
 
 def now() -> float:

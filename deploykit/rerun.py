@@ -40,7 +40,7 @@ def prepare(
             f"the source that {row.run} sent is no longer in {paths.bundles()}",
             hint="submit its job file again; that sends the source as it is now",
         )
-    with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.state())) as scratch:
+    with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]

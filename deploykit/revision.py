@@ -151,7 +151,7 @@ def _patch(bundle: Bundle, archive: Path) -> Patch:
     prefix = "".join(f"{part}/" for part in inside.parts)
     import tempfile  # not needed for a dry run
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         git = _Git(Path(folder), repository.shared / "objects", bundle.commit)
         before = git.files(prefix)
         after = _changed(bundle, archive, before)

@@ -103,6 +103,8 @@ def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearra
     """
     import selectors
 
+    from deploykit import progress
+
     streams = {process.stdout: bytearray(), process.stderr: bytearray()}
     rest = memoryview(data)
     with selectors.DefaultSelector() as watch:
@@ -120,6 +122,8 @@ def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearra
                 if stream is process.stdin:
                     rest = rest[_given(stream, rest) :]
                     more = len(rest) > 0
+                    if progress.show is not None:
+                        progress.show("sending", len(data) - len(rest), len(data))
                 else:
                     more = _taken(stream, streams[stream])
                 if not more:

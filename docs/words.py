@@ -258,7 +258,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | | |
 |---|---|
 | `plan.sh` | what was sent (`plan.json` for SageMaker) |
-| `source/` | the unpacked source, the working folder of the trainer |
+| `source/` | the unpacked source, where the trainer runs, [later reduced](../how-to/clean-up.md) |
 | `source.json`, `uncommitted.diff` | hash of the bundle, commit, and what was not committed |
 | `job.json` | the job with all overrides and arguments, for `deploykit rerun` |
 | `logs/node-N.log` | the output of node N; of a progress bar one state in 10 s, and the last |

@@ -118,6 +118,19 @@ def is_cancelled(deploykit, backend, *settings):
     assert deploykit("wait", "long", "--json", code=143)["state"] == "cancelled"
 
 
+def are_removed(deploykit):
+    """What the runs above took is shown and removed; the places with files elsewhere."""
+    shown = {one["run"]: one["bytes"] for one in deploykit("disk", "--json")["runs"]}
+    folders = [Path(one["folder"]) for one in deploykit("list", "--json")]
+    (removed,) = deploykit("rm", "good", "--json")
+    assert removed["bytes"] == shown["good"] > 0
+    rest = deploykit("prune", "--keep-last", "0", "--yes", "--json")["removed"]
+    assert {one["name"] for one in rest if one["kind"] == "run"} == shown.keys() - {"good"}
+    assert not any(folder.exists() for folder in folders)
+    assert deploykit("list", "--json") == []
+    return [one["place"] for one in removed["left"]]
+
+
 @pytest.mark.torch
 @pytest.mark.quick
 def test_on_this_machine(deploykit):
@@ -125,6 +138,7 @@ def test_on_this_machine(deploykit):
     fails(deploykit, "local")
     is_cancelled(deploykit, "local")
     deploykit("doctor", "--backend", "local", "--json")
+    assert are_removed(deploykit) == []
 
 
 @pytest.mark.slurm
@@ -143,6 +157,7 @@ def test_on_a_slurm_cluster(cluster, deploykit):
     is_cancelled(deploykit, "slurm", *two)
     deploykit("doctor", "--backend", "slurm", "--json")
     assert deploykit("backends", "slurm", "--probe")
+    assert are_removed(deploykit) == []
 
 
 @pytest.mark.aws
@@ -158,6 +173,7 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
     assert shown == Path(row["folder"], "plan.json").read_text()
     deploykit("logs", "good")
     assert "Run good on sagemaker: succeeded" in deploykit("guide", "security-groups", "good")
+    assert are_removed(deploykit) == ["s3://my-bucket/deploykit/runs/good/"]
 
     state = ["InProgress", "Training"]
     aws.answers |= {

@@ -57,6 +57,12 @@ def test_its_whole_life(project, capsys):
     )
     assert run(capsys, "cancel", "one")[0] == 0
     assert "print\tyes\tdoctor\t" in run(capsys, "backends")[1].out
+    assert (
+        "\trun\tsucceeded\tone\n"
+        in run(capsys, "prune", "--state", "succeeded", "--dry-run")[1].out
+    )
+    assert "\none\tsucceeded\t" in run(capsys, "disk")[1].out
+    assert run(capsys, "rm", "one")[0] == 0
 
 
 def test_doctor_prints_its_findings(project, capsys):
@@ -94,7 +100,7 @@ def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
 
 def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
-    tried |= {"check", "doctor", "guide", "init", "attach", "rerun"}
+    tried |= {"check", "doctor", "guide", "init", "attach", "rerun", "disk", "prune", "rm"}
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
 
 

@@ -58,6 +58,11 @@ def note(*texts: str) -> None:
     _lines(sys.stderr, texts)
 
 
+def on_terminal() -> bool:
+    """Whether a person sees remarks as they are written."""
+    return sys.stderr.isatty()
+
+
 def block(text: str) -> None:
     """Print a text of several lines on standard output, such as a plan or a script."""
     _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)

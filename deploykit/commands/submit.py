@@ -9,9 +9,14 @@ from __future__ import annotations
 import argparse
 
 from deploykit import lifecycle
+from deploykit.bundle import readable
 from deploykit.commands import output
 from deploykit.lifecycle import Prepared
+from deploykit.model import Entry
 
+_LARGE = 10_000_000
+"""Bytes of a source above which its largest files are named."""
+_SHOWN = 3
 SHARED = ("job", "backend", "strict")
 
 
@@ -41,22 +46,55 @@ def run(args: argparse.Namespace) -> int:
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
+    if not args.json:
+        _name_largest(prepared)
     if args.dry_run:
         show(prepared, as_json=args.json)
         return 0
     if prepared.plan.summary:
         output.note(prepared.plan.summary)
-    row = lifecycle.submit(prepared.plan)
+    if output.on_terminal():
+        from deploykit.commands.progress_bar import watching
+
+        with watching():
+            row = lifecycle.submit(prepared.plan)
+    else:
+        row = lifecycle.submit(prepared.plan)
     if not args.wait:
         if args.json:
             output.emit(output.run_data(row))
         else:
             output.run_text(row)
+            output.say(f"  source  {_files(prepared)}")
         return 0
     output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
+    output.note(f"source: {_files(prepared)}")
     from deploykit.commands import wait  # not needed for a dry run
 
     return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _files(prepared: Prepared) -> str:
+    """How much travels, besides the node plane."""
+    sizes = [entry.size for entry in _entries(prepared)]
+    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {readable(sum(sizes))}"
+
+
+def _entries(prepared: Prepared) -> list[Entry]:
+    """The source's own files and links."""
+    return [entry for entry in prepared.plan.bundle.entries if entry.content is None]
+
+
+def _name_largest(prepared: Prepared) -> None:
+    """Note how large a large source is, and why."""
+    entries = sorted(_entries(prepared), key=lambda entry: -entry.size)
+    if sum(entry.size for entry in entries) > _LARGE:
+        large = [entry for entry in entries if entry.size > _LARGE // 100] or entries
+        largest = (f"{entry.path} ({readable(entry.size)})" for entry in large[:_SHOWN])
+        output.note(
+            f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
+            "  what the job does not need can stay behind: add it to .deploykitignore",
+        )
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from deploykit import bundle as bundles
-from deploykit import cli
+from deploykit import cli, progress
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import submission
 from deploykit.errors import NotPermitted, TryAgain
@@ -102,6 +102,17 @@ def test_the_checksum_is_sent_with_the_upload(aws, plan, tmp_path):
     (put,) = (one for one in aws.requests if one.method == "PUT")
     assert put.headers["x-amz-checksum-sha256"] == sha256(bundles.store(plan.bundle).read_bytes())
     assert hashlib.sha256(gzip.decompress(put.body)).hexdigest() == plan.bundle.hash
+
+
+def test_an_upload_that_is_watched_sends_the_same(aws, plan, tmp_path):
+    """As `submit` does on a terminal, where it draws a bar."""
+    told = []
+    with progress.shown_by(lambda *step: told.append(step)):
+        sagemaker.submit(plan, tmp_path)
+    (put,) = (one for one in aws.requests if one.method == "PUT")
+    archive = bundles.store(plan.bundle).read_bytes()
+    assert put.body == archive
+    assert ("sending", len(archive), len(archive)) in told
 
 
 def verifying(one, forward):

@@ -53,6 +53,16 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield str(error), error.hint or "aws sts get-caller-identity shows who you are to AWS"
 
 
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+    """The results in S3; the source archive there is shared with other runs."""
+    from deploykit import shell
+
+    above, found, _ = output.partition(f"/{handle.run}/")
+    if found and above.startswith("s3://"):
+        place = f"{above}{found}"
+        yield place, shell.command("aws", "s3", "rm", "--recursive", place)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -76,6 +86,7 @@ __all__ = [
     "logs",
     "missing",
     "plan",
+    "remains",
     "status",
     "submit",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import sys
@@ -260,11 +261,26 @@ def _stored_checksum(client: Any, target: dict[str, str]) -> str | None:
     return checksum
 
 
+class _Watched(io.FileIO):
+    """A file that tells how much of it was read."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next bytes, as any file's."""
+        from deploykit import progress  # not needed for a dry run
+
+        piece = super().read(-1 if size is None else size)
+        if progress.show is not None:
+            progress.show("sending", self.tell(), os.fstat(self.fileno()).st_size)
+        return piece
+
+
 def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
     from botocore.exceptions import ClientError
 
+    from deploykit import progress
+
     try:
-        with archive.open("rb") as file:
+        with archive.open("rb") if progress.show is None else _Watched(archive) as file:
             expected = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
             client.put_object(**target, Body=file, **expected)
     except ClientError as error:

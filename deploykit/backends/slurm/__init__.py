@@ -49,6 +49,17 @@ def cancel(handle: Handle) -> None:
     monitor.cancel(handle)
 
 
+def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
+    """The run's folder on its login node."""
+    from deploykit import shell
+    from deploykit.backends.slurm import remote
+
+    there = remote.recorded_folder(Path(handle.folder))
+    if there is not None:
+        remove = shell.command("rm", "-r", "--", there.folder)
+        yield f"{there.host}:{there.folder}", shell.command("ssh", "--", there.host, remove)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:

@@ -1,0 +1,70 @@
+"""Remove runs that have ended: their folders on this machine, and bundles that no other run uses.
+
+Results and checkpoints in the run's folder go with it. What a job left elsewhere stays, and is
+named with the command that removes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit import registry, removal, storage
+from deploykit.bundle import readable
+from deploykit.commands import output
+from deploykit.errors import NotFound, UsageError
+from deploykit.problem import Problem
+from deploykit.registry import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare RUN and --force."""
+    parser.add_argument(
+        "run",
+        nargs="+",
+        metavar="RUN",
+        help="run id, or its unique beginning (4 characters or more)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also a run whose target is gone, so that nobody can tell its state",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Remove each run, once all may be removed, and say what is left elsewhere."""
+    rows = _named(args.run)
+    removal.refuse_unfinished(rows, force=args.force)
+    removed = []
+    for row in rows:
+        used, left = storage.run_usage(row.run), removal.left_elsewhere(row)
+        removal.remove(row)
+        size = used.size if used else 0
+        places = [{"place": place, "command": command} for place, command in left]
+        removed.append({"run": row.run, "bytes": size, "left": places})
+        if not args.json:
+            output.say(f"{row.run}: removed, {readable(size)}", *map(_left, left))
+    if args.json:
+        output.emit(removed)
+    return 0
+
+
+def _left(found: tuple[str, str | None]) -> str:
+    place, command = found
+    return f"  left    {place}: {command or 'the job file names it, and other runs may use it'}"
+
+
+def _named(names: list[str]) -> list[Run]:
+    """The runs of these names. Raises UsageError with every name that is none."""
+    rows, problems = {}, []
+    for name in names:
+        try:
+            row = registry.get_to_stop(name)
+            rows[row.run] = row
+        except NotFound as error:
+            problems.append(Problem("", str(error), error.hint))
+    if len(problems) == 1 and not rows:
+        raise NotFound(problems[0].message, hint=problems[0].hint)
+    if problems:
+        raise UsageError("nothing was removed", problems=problems)
+    return list(rows.values())

@@ -1,0 +1,35 @@
+"""How far packing and sending have come, for whoever shows it. Nobody does in a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+Show = Callable[[str, int, int], None]
+"""Called with what is done (``packing``), and the bytes so far and in all."""
+show: Show | None = None
+
+
+@contextlib.contextmanager
+def shown_by(chosen: Show) -> Iterator[None]:
+    """Report to `chosen` meanwhile."""
+    global show  # noqa: PLW0603 - one process packs and sends one job
+    show = chosen
+    try:
+        yield
+    finally:
+        show = None
+
+
+def counter(what: str, total: int, tell: Show) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
+    """What passes pieces of bytes on and tells how many there were; `total` is for all calls."""
+    done = 0
+
+    def count(pieces: Iterable[bytes]) -> Iterator[bytes]:
+        nonlocal done
+        for piece in pieces:
+            yield piece
+            done += len(piece)
+            tell(what, done, total)
+
+    return count
