@@ -327,8 +327,7 @@ def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
 
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
     """The same for several runs, until all have ended: all of them each time one has changed."""
-    end = math.inf if timeout is None else time.monotonic() + timeout
-    leave = math.inf
+    end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
     last: list[Run] = []
     while True:
