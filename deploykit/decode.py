@@ -28,6 +28,8 @@ _BAD: Any = object()
 _SHOWN = 60
 """Characters of a wrong value that a message quotes."""
 _LARGEST = 10**18
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""A byte of a command line or file that is not UTF-8 (PEP 383); neither YAML nor JSON has it."""
 """Larger than any count, size or time; str() raises ValueError for thousands of digits."""
 _LONGEST = 10**9
 """Seconds, about 30 years; more would overflow dates."""
@@ -311,7 +313,7 @@ def _quantity(quantity: Quantity, data: object) -> int:
 
 def _text(data: object) -> str:
     if isinstance(data, str):
-        if "\0" in data or data != data.encode(errors="ignore").decode():
+        if "\0" in data or SURROGATE.search(data):
             raise TypeError("remove the NUL character or the unpaired surrogate")
         return str(data)
     if isinstance(data, bool | int | float):

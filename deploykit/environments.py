@@ -57,6 +57,9 @@ def check(environment: Environment) -> Iterator[Problem]:
         yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
 
 
+_NOT_LOADED = "deploykit: the job cannot start: a module of {key} cannot be loaded: "
+
+
 def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:
     """Shell lines that load the modules of the key `key`."""
     if modules:
@@ -64,7 +67,7 @@ def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:
             "# shellcheck source=/dev/null",
             "type module >/dev/null 2>&1 || . /etc/profile",
             f"if ! module load {shlex.join(modules)}; then",
-            f'    echo "deploykit: the job cannot start: a module of {key} cannot be loaded"',
+            f"    echo {shlex.quote(_NOT_LOADED.format(key=key) + ' '.join(modules))}",
             *("    exit 78", "fi", ""),
         )
 

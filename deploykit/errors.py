@@ -151,6 +151,13 @@ class TimedOut(DeploykitError, TimeoutError):
     meaning = "`wait --timeout` expired; the run continues"
 
 
+class NeverStarts(DeploykitError):
+    """A run is queued, but can never start as it is. The code is above those of `sysexits.h`."""
+
+    exit_code = 81
+    meaning = "`wait`, `submit --wait`: the run is queued, but can never start"
+
+
 class RunFailed(DeploykitError):
     """A run has failed or was cancelled; `exit_code` is that of `deploykit wait`, `run` its id."""
 

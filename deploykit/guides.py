@@ -49,6 +49,7 @@ BY_CAUSE = {
     "rdzv_timeout": "rendezvous",
     "port_in_use": "rendezvous",
     "dns_failure": "rendezvous",
+    "job_never_starts": "slurm-pending",
     "efa_error": "efa",
     "ofi_plugin_incompatible": "efa",
 }
@@ -72,7 +73,7 @@ class NodeNetwork:
 
 
 @dataclass
-class Case:
+class GuideContext:
     """What a guide knows about a run or a job file; placeholders where it knows nothing."""
 
     run: str = "RUN"
@@ -112,18 +113,18 @@ class Case:
         return f"^{','.join(_EXCLUDED)}"
 
 
-def read_nodes(case: Case, lines: Iterable[LogLine]) -> None:
+def read_nodes(context: GuideContext, lines: Iterable[LogLine]) -> None:
     """Add what the launchers logged about the network; the newest attempt counts."""
     by_node: dict[int, NodeNetwork] = {}
     for line in lines:
         if line.rank is not None:
             continue
         if match := _MEETING.search(line.text):
-            case.host, case.port = match[1], match[2]
+            context.host, context.port = match[1], match[2]
         elif "network: " in line.text or "interfaces: " in line.text:
             number = line.node or 0
             _read(by_node.setdefault(number, NodeNetwork(number)), line.text)
-    case.nodes = [by_node[number] for number in sorted(by_node)]
+    context.nodes = [by_node[number] for number in sorted(by_node)]
 
 
 def _read(node: NodeNetwork, text: str) -> None:
@@ -137,7 +138,7 @@ def _read(node: NodeNetwork, text: str) -> None:
         node.problem = match[1]
 
 
-def page(name: str, case: Case) -> str:
+def page(name: str, context: GuideContext) -> str:
     """The guide `name` as Markdown."""
-    text = render.markdown(f"troubleshooting/{GUIDES[name].template}", case=case)
+    text = render.markdown(f"troubleshooting/{GUIDES[name].template}", context=context)
     return re.sub(r"\n{3,}", "\n\n", text)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import as_data
+from deploykit.decode import SURROGATE, as_data
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, Plan, Problem, State, Status
@@ -30,6 +31,8 @@ _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 https://yaml.org/spec/1.2.2/#51-character-set
 """
+_BLOCKED = 10.0
+"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
 LAST_KNOWN = "last known;"
 """Begins the reason of a run whose backend does not answer."""
 _TIME_LIMIT = 3600
@@ -89,7 +92,7 @@ def load(
 
 
 def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
-    if not all(map(_is_text, arguments)):
+    if any(map(SURROGATE.search, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
@@ -98,11 +101,6 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
     return replace(file, job=replace(file.job, entrypoint=entry))
-
-
-def _is_text(word: str) -> bool:
-    """Whether a word of the command line was UTF-8; other bytes are surrogates (PEP 383)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
@@ -368,13 +366,13 @@ def _reconcile(engine: Backend, row: Run) -> None:
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run each time it has changed, until it has ended or for `timeout` seconds."""
+    """The run, each time it has changed, until it ends, stays blocked, or `timeout` s are over."""
     return (row for (row,) in wait_all([run], timeout))
 
 
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
     """The same for several runs, until all have ended: all of them each time one has changed."""
-    end = None if timeout is None else time.monotonic() + timeout
+    end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
     last: list[Run] = []
     while True:
@@ -382,8 +380,10 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
         if rows != last:
             yield rows
             last, pause = rows, _POLL[0]
-        final = all(State(row.state).final for row in rows)
-        if final or (end is not None and time.monotonic() >= end):
+        now = time.monotonic()
+        states = {State(row.state) for row in rows if not State(row.state).final}
+        leave = min(leave, now + _BLOCKED) if states == {State.BLOCKED} else math.inf
+        if not states or now >= min(end, leave):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)

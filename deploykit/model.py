@@ -254,6 +254,8 @@ class State(enum.Enum):
     SUBMITTING = "submitting"
     """The row was written, and the job is not yet confirmed."""
     QUEUED = "queued"
+    BLOCKED = "blocked"
+    """It is queued, but can never start as it is."""
     RUNNING = "running"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
-from deploykit.errors import CannotWrite, NotFound, UsageError
+from deploykit.errors import CannotWrite, NeverStarts, NotFound, UsageError
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -336,9 +336,11 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def exit_code(row: Run) -> int:
-    """The exit code of `wait`: the trainer's, 143 for a cancelled run, 1 where it is unknown."""
+    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
     if row.state == State.SUCCEEDED.value:
         return 0
+    if row.state == State.BLOCKED.value:
+        return NeverStarts.exit_code
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import display, functions, job, lifecycle, log_selection, rerun, run_diagnosis
-from deploykit.errors import TimedOut, UsageError
+from deploykit.errors import NeverStarts, TimedOut, UsageError
 from deploykit.job import Argument
 from deploykit.log_selection import Selection
 from deploykit.model import LogLine, Problem, State, Status
@@ -84,11 +84,14 @@ class Run:
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Status:
         """Wait until the run has ended, at most `timeout` seconds.
 
-        Raises TimedOut after that; the run continues. With `check`, raises RunFailed where it ended
-        in another way than with success.
+        Raises TimedOut after that; the run continues. Raises NeverStarts for a run that is queued
+        and cannot start. With `check`, raises RunFailed where it ended in another way than with
+        success.
         """
         for row in lifecycle.wait(self.id, timeout):
             self._row = row
+        if self.state is State.BLOCKED:
+            raise NeverStarts(f"{self.id} is queued, but {self._row.reason}")
         if not self.state.final:
             raise TimedOut(f"{self.id} is {self.state.value} after {timeout:g} s")
         if check and self.state is not State.SUCCEEDED:

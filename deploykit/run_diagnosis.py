@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend
-from deploykit.diagnosis import cause_rules, dumps, flight, scan
+from deploykit import backend, exit_records
+from deploykit.diagnosis import cause_rules, dumps, flight, placeholders, scan
 from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.diagnosis.dumps import Dump
 from deploykit.diagnosis.ranking import Cause, Diagnosis, Evidence
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
 from deploykit.registry import Run
+
+_BRIEFLY = 20
+"""Tasks of a job array whose logs are read for the cause in one line."""
+_PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
+_RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
 
 
 @dataclass(frozen=True)
@@ -40,20 +48,23 @@ class RunDiagnosis:
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
-    diagnosis = Diagnosis(rules or cause_rules.load(), _values(row))
-    _read_run(diagnosis, row)
-    recorded, warnings = _dumps(row)
-    warnings += read_dumps(diagnosis, recorded)
+    diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
+    _read_run(diagnosis, row, _files(row))
+    warnings = []
+    for folder in _folders(row):
+        recorded, unreadable = _dumps(folder)
+        warnings += unreadable + read_dumps(diagnosis, recorded)
     return RunDiagnosis(tuple(diagnosis.causes()), tuple(warnings))
 
 
 def brief(row: Run) -> str | None:
     """Cause and evidence of a failed run in one line; None where its logs are not here."""
-    if State(row.state) is not State.FAILED or not _files(row):
+    files = _files(row, _BRIEFLY) if State(row.state) is State.FAILED else []
+    if not files:
         return None
-    diagnosis = Diagnosis(cause_rules.load(), _values(row))
+    diagnosis = Diagnosis(cause_rules.load(), *_about(row))
     try:
-        _read_run(diagnosis, row)
+        _read_run(diagnosis, row, files)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
     causes = diagnosis.causes()
@@ -63,31 +74,70 @@ def brief(row: Run) -> str | None:
     return f"{rule.label}, {rule.means}: {_source(proof)}: {proof.text[:160]}"
 
 
-def _files(row: Run) -> list[Path]:
-    return sorted((Path(row.folder) / "logs").glob("*.log"))
+def _folders(row: Run) -> list[Path]:
+    """The run folder, or those of the tasks of a job array that did not succeed."""
+    tasks = sorted(Path(row.folder).glob("tasks/*"), key=lambda path: (len(path.name), path.name))
+    return [task for task in tasks if not _succeeded(task)] or [Path(row.folder)]
 
 
-def _read_run(diagnosis: Diagnosis, row: Run) -> None:
-    if files := _files(row):
-        for path in files:
-            diagnosis.read(str(path), scan.file(path, diagnosis.literals))
-        return
-    if row.handle is None:
-        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
-    lines = backend.find(row.backend).logs(row.handle, follow=False)
-    diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
+def _succeeded(task: Path) -> bool:
+    records = exit_records.read(task)
+    return bool(records) and all(record.exit_code == 0 for record in records)
 
 
-def _values(row: Run) -> dict[str, str]:
-    """The values of a run that the text of a fix may contain (placeholders.OF_RUN)."""
-    known = {"backend": row.backend, "job": row.id or "", "name": row.name}
-    return known | {"target": row.target, "run": row.run}
+def _files(row: Run, most: int | None = None) -> list[Path]:
+    """The logs of a run; of a job array those of its tasks that failed, at most `most` tasks."""
+    files = []
+    for folder in _folders(row)[:most]:
+        if folder != Path(row.folder):
+            files += sorted(Path(row.folder, "logs").glob(f"*-{folder.name}.log"))
+        files += sorted((folder / "logs").glob("*.log"))
+    return files
 
 
-def _dumps(row: Run) -> tuple[list[Dump], list[str]]:
-    """The dumps in the run folder, and a warning for each that is truncated."""
+def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path]) -> None:
+    """Read the logs of the run, from `files` or else from its backend, and its status."""
+    for path in files:
+        diagnosis.read(str(path), scan.file(path, diagnosis.literals))
+    if not files and State(row.state) is not State.BLOCKED:
+        if row.handle is None:
+            raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+        lines = backend.find(row.backend).logs(row.handle, follow=False)
+        diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
+    _read_status(diagnosis, row)
+
+
+def _read_status(diagnosis: Diagnosis, row: Run) -> None:
+    """Read the state and reason of a run that failed or cannot start: often no log has them."""
+    if State(row.state) in {State.FAILED, State.BLOCKED}:
+        told = [f"State={row.native}", row.reason]
+        raw = [f"{line}\n".encode(errors="replace") for line in told]
+        diagnosis.read(f"status of {row.run}", scan.lines(raw, diagnosis.literals))
+
+
+def _about(row: Run) -> tuple[dict[str, str], set[str]]:
+    """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
+    values = {"backend": row.backend, "job": row.id or "", "name": row.name}
+    values |= {"target": row.target, "run": row.run}
+    plan = _plan(row)
+    if python := _PYTHON.search(plan):
+        values["python"] = python[1]
+    ranks = math.prod(int(number) for number in _RANKS.findall(plan))
+    return values, {row.backend, *([placeholders.SEVERAL] if ranks > 1 else [])}
+
+
+def _plan(row: Run) -> str:
+    """The text of what was submitted; empty where it is not here."""
+    for path in Path(row.folder).glob("plan.*"):
+        with contextlib.suppress(OSError):
+            return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _dumps(folder: Path) -> tuple[list[Dump], list[str]]:
+    """The dumps in a folder, and a warning for each that is truncated."""
     readable, warnings = [], []
-    for path in sorted(Path(row.folder, "debug").glob(f"{dumps.PREFIX}*")):
+    for path in sorted((folder / "debug").glob(f"{dumps.PREFIX}*")):
         try:
             readable.append(dumps.read(path))
         except dumps.NotADump as error:

@@ -96,10 +96,11 @@ STATES = {
     "unsent": "the target refused it, or submit was interrupted before anything was sent",
     "submitting": "recorded here; the target has not confirmed the job yet",
     "queued": "it is waiting for nodes, or they are being prepared",
+    "blocked": "it is queued, but can never start as it is: `reason` says why",
     "running": "its program runs",
     "stopping": "it received a signal to stop, or is being cleaned up",
     "succeeded": "it ended, with exit code 0 on every rank",
-    "failed": "it ended with an error; `why` gives the reason",
+    "failed": "it ended with an error; `reason` says why",
     "cancelled": "it was stopped on request",
     "unknown": "the target cannot be reached from here, or has no record of the job",
 }
@@ -114,8 +115,10 @@ PASSED_ON = """\
 
 `wait` and `submit --wait` exit with the code of the rank that failed first, 128 + N for signal N.
 If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of
-the first, in the order in which they were given, whose code is not 0. These codes do not come from
-the trainer:
+the first, in the order in which they were given, whose code is not 0. It also ends, with 81, for a
+run that stays `blocked`: it can never start, for example on 9 nodes of a partition of 4, and is in
+the queue until `deploykit cancel`. A run that merely waits is waited for. These codes do not come
+from the trainer:
 
 | code | meaning |
 |---|---|

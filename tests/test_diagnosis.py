@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
+from deploykit import cli, paths, registry, run_diagnosis
+from deploykit.backends import local
 from deploykit.diagnosis import cause_rules, placeholders, scan
 from deploykit.diagnosis.ranking import Diagnosis
+from deploykit.model import State, Status
 
 LOGS = Path(__file__).parent / "diagnosis"
 
@@ -226,3 +228,94 @@ def test_what_stands_before_each_line_changes_no_label(front):
         if first_label(text) not in {log["cause"], *log.get("also", ())}:
             wrong.append((log["from"], first_label(text)))
     assert len(wrong) <= 0.02 * len(logs("threads.toml")), wrong
+
+
+RECORD = '{{"exit_code": {}, "reason": "r", "rank": 0, "finished": "{}", "attempt": 0}}'
+
+
+def add_array(codes):
+    """A failed run whose tasks ended with these codes; task N wrote its number."""
+    folder = paths.run_folder("arr")
+    for number, code in enumerate(codes):
+        task = folder / "tasks" / str(number)
+        for name in ("logs", "exit_records"):
+            (task / name).mkdir(parents=True)
+        line = f"[rank 0] ValueError: task {number}"
+        text = f"Traceback (most recent call last):\n{line}\n"
+        (task / "logs/node-0.log").write_text(text)
+        record = RECORD.format(code, "2026-11-21T02:15:19Z")
+        (task / "exit_records/node-0.json").write_text(record)
+    (folder / "logs").mkdir()
+    (folder / "logs/slurm-1.log").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    row = registry.Run("arr", "job", "local", "here", str(folder), "a", "b", None, 1.0, "/out")
+    registry.add(row)
+    registry.confirm("arr", "7")
+    registry.update("arr", Status(State.FAILED, "ended", "3 tasks: 2 failed"))
+    return folder
+
+
+def test_a_line_that_only_introduces_others_counts_in_every_log():
+    """The second log's `Traceback` is no repetition of the first log's."""
+    known = cause_rules.load()
+    diagnosis = Diagnosis(known)
+    for name, last in (("a.log", "retrying"), ("b.log", "[rank1]: KeyError: 'label'")):
+        text = f"Traceback (most recent call last):\n{last}\n"
+        diagnosis.read(name, scan.lines(text.encode().splitlines(keepends=True), known.literals))
+    (cause,) = diagnosis.causes()
+    assert (cause.rule.confidence, cause.first_rank) == (0.9, 1)
+
+
+def test_an_array_is_diagnosed_from_the_logs_of_its_tasks_that_failed(tmp_path, capsys):
+    folder = add_array([0, 1, 1])
+    code, (found,) = diagnosed("arr", capsys)
+    assert (code, found["cause"]) == (79, "user_code_error")
+    assert [proof["file"] for proof in found["evidence"]] == [
+        str(folder / f"tasks/{number}/logs/node-0.log") for number in (1, 2)
+    ]
+    assert cli.main(["status", "arr"]) == 0
+    assert "cause   user_code_error, " in capsys.readouterr().out
+
+
+def test_the_cause_in_one_line_reads_a_few_tasks_only(capsys, monkeypatch):
+    monkeypatch.setattr(run_diagnosis, "_BRIEFLY", 2)
+    folder = add_array([0, 1, 1, 1])
+    log = folder / "tasks/3/logs/node-0.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    assert "user_code_error" in run_diagnosis.brief(registry.get("arr"))
+    assert diagnosed("arr", capsys)[1][0]["cause"] == "cuda_oom"
+
+
+@pytest.mark.parametrize(
+    ("state", "native", "reason", "cause"),
+    [
+        (State.FAILED, "timed out", "stopped at its time limit", "time_limit"),
+        (State.FAILED, "OUT_OF_MEMORY", "", "slurm_oom"),
+        (State.FAILED, "Failed", "CapacityError: Unable to provision", "sagemaker_capacity"),
+        (State.BLOCKED, "PENDING", "asks for 9 nodes, so it can never start", "job_never_starts"),
+    ],
+)
+def test_the_state_of_a_run_is_evidence(state, native, reason, cause, capsys, monkeypatch):
+    folder = add_array([1])
+    (folder / "tasks/0/logs/node-0.log").write_text(
+        "[node 0] SIGTERM received and forwarded to 1 rank\n"
+    )
+    status = Status(state, native, reason)
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, status))
+    registry.update("arr", status)
+    code, found = diagnosed("arr", capsys)
+    assert (code, found[0]["cause"]) == (79, cause)
+    assert found[0]["evidence"][0]["file"] == "status of arr"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py: error: unrecognized arguments: --lr 0.1",
+        "train.py: error: argument --epochs: invalid int value: 'five'",
+        "Error: No such option: --lrr Did you mean --lr?",
+        "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--x']",
+        "FATAL Flags parsing error: Unknown command line flag 'lrr'",
+    ],
+)
+def test_a_usage_error_is_no_exception_of_the_program(line):
+    assert first_label(f"usage: train.py [-h]\n{line}\n") == "bad_arguments"

@@ -13,7 +13,7 @@ import pytest
 
 from deploykit import cli, guides
 from deploykit.diagnosis import cause_rules
-from deploykit.guides import GUIDES, Case
+from deploykit.guides import GUIDES, GuideContext
 from deploykit.model import LogLine
 from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Route
@@ -22,7 +22,9 @@ CHOSEN = "network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFN
 
 
 def case(*lines):
-    result = Case("digits-1", "slurm", "42", state="failed", reason="rank 0 exited with code 1")
+    result = GuideContext(
+        "digits-1", "slurm", "42", state="failed", reason="rank 0 exited with code 1"
+    )
     guides.read_nodes(result, [LogLine(text, node) for node, text in lines])
     return result
 
@@ -35,7 +37,7 @@ def commands(page):
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_page_says_what_the_symptom_means_and_how_to_prove_the_cure(name):
-    page = guides.page(name, Case())
+    page = guides.page(name, GuideContext())
     assert page.startswith("# ")
     for heading in ("## The symptom", "## What it means", "## Prove", "## If it st"):
         assert heading in page
@@ -98,10 +100,12 @@ def test_the_sentences_are_those_of_the_launcher(monkeypatch):
 @pytest.mark.parametrize("name", GUIDES)
 def test_hostile_values_become_neither_commands_nor_markup(name):
     evil = "x`; touch canary #|\n```sh\nrm -rf ~"
-    case = Case(evil, evil, evil, state=evil, reason=evil, file=evil, host=evil, port=evil)
-    page = guides.page(name, case)
+    context = GuideContext(
+        evil, evil, evil, state=evil, reason=evil, file=evil, host=evil, port=evil
+    )
+    page = guides.page(name, context)
     assert all("touch" not in shlex.split(line, comments=True) for line in commands(page))
-    assert page.count("\n```") == guides.page(name, Case(state="failed")).count("\n```")
+    assert page.count("\n```") == guides.page(name, GuideContext(state="failed")).count("\n```")
     assert not re.search(r"^rm -rf", page, re.MULTILINE)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
-from deploykit import cli, jobfile, paths, registry
+import deploykit
+from deploykit import cli, jobfile, lifecycle, paths, registry
 from deploykit.backends import local
-from deploykit.errors import BackendUnavailable, SubmitRefused, Uncertain
+from deploykit.errors import BackendUnavailable, NeverStarts, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
 
 
@@ -102,3 +104,43 @@ def test_a_job_file_is_read_once(project, monkeypatch, argv):
     monkeypatch.setattr(jobfile, "parse", lambda path: read.append(path) or parse(path))
     cli.main(argv)
     assert len(read) == 1
+
+
+def test_wait_leaves_a_run_that_can_never_start(capsys, monkeypatch):
+    answers = dict.fromkeys(("stuck", "waits"), Status(State.QUEUED, reason="waits"))
+    answers["stuck"] = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: {h: answers[h.run] for h in handles})
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    assert cli.main(["wait", add("stuck")]) == 81
+    told = capsys.readouterr()
+    assert "stuck: blocked\n  reason  requests too much, so it can never start" in told.out
+    assert "still in the queue; to remove it: deploykit cancel stuck" in told.err
+    assert cli.main(["wait", add("waits"), "--timeout", "0.1"]) == 124
+
+
+def test_wait_leaves_only_a_run_that_stays_blocked(monkeypatch):
+    """The site may be reconfigured, and Slurm's first reason may pass."""
+    states = [*[State.BLOCKED, State.QUEUED] * 3, State.SUCCEEDED]
+    answers = iter([Status(state, reason=str(n)) for n, state in enumerate(states)])
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, next(answers)))
+    monkeypatch.setattr(lifecycle, "_POLL", (0.01, 0.01))
+    assert [row.state for row in lifecycle.wait(add("one"))] == [state.value for state in states]
+
+
+def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, monkeypatch):
+    """Its log never ends, so it must not be waited for."""
+    blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
+    monkeypatch.setattr(local, "logs", lambda _, follow: iter(threading.Event().wait, None))
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    assert cli.main(["submit", "--backend", "local", "--wait", "--json"]) == 81
+    assert json.loads(capsys.readouterr().out)["state"] == "blocked"
+
+
+def test_python_gets_an_error_for_a_run_that_can_never_start(monkeypatch):
+    blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
+    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    with pytest.raises(NeverStarts, match="stuck is queued, but requests too much") as caught:
+        deploykit.get(add("stuck")).wait()
+    assert caught.value.exit_code == 81

@@ -15,7 +15,7 @@ from pathlib import Path
 from deploykit import backend, guides, lifecycle, registry
 from deploykit.commands import output
 from deploykit.errors import UsageError
-from deploykit.guides import GUIDES, Case
+from deploykit.guides import GUIDES, GuideContext
 from deploykit.spelling import did_you_mean
 
 _NETWORK = (
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in GUIDES:
         hint = did_you_mean(args.name, GUIDES) or f"one of {', '.join(GUIDES)}"
         raise UsageError(f"unknown guide {args.name!r}", hint=hint)
-    case = Case()
+    context = GuideContext()
     if args.run is not None:
-        _add_run(case, args.run)
+        _add_run(context, args.run)
     if args.job is not None:
-        _add_job(case, args)
-    page = guides.page(args.name, case)
+        _add_job(context, args)
+    page = guides.page(args.name, context)
     if args.json:
         output.emit({"guide": args.name, "markdown": page})
     else:
@@ -68,29 +68,29 @@ def _list(*, as_json: bool) -> None:
         output.say(f"{name:<16} {guide.symptom}")
 
 
-def _add_run(case: Case, name: str) -> None:
+def _add_run(context: GuideContext, name: str) -> None:
     """Add the state of the run, and what its launchers logged."""
     row = lifecycle.refresh([registry.get(name)])[0]
-    case.run, case.backend, case.job = row.run, row.backend, row.id or case.job
-    case.state, case.reason = row.state, row.reason
+    context.run, context.backend, context.job = row.run, row.backend, row.id or context.job
+    context.state, context.reason = row.state, row.reason
     if row.handle is not None:
-        guides.read_nodes(case, backend.find(row.backend).logs(row.handle, follow=False))
+        guides.read_nodes(context, backend.find(row.backend).logs(row.handle, follow=False))
 
 
-def _add_job(case: Case, args: argparse.Namespace) -> None:
+def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
     """Add what doctor finds about the network of the job."""
-    case.file = str(args.job)
+    context.file = str(args.job)
     file = lifecycle.load(args.job, args.set, ())
     for name, options in file.sections.items():
         lifecycle.check(file, name)
         if not hasattr(options, "security_group_ids"):  # nothing of AWS's network
             continue
-        case.settings = {
+        context.settings = {
             key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key)
         }
         doctor = backend.require(name, backend.Doctor)
         findings = doctor.examine(file.job, options, saved=args.saved, save=None)
-        case.findings += [one for one in findings if one.code.startswith(_NETWORK)]
+        context.findings += [one for one in findings if one.code.startswith(_NETWORK)]
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import shell, terminal
+from deploykit.decode import SURROGATE
 from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
@@ -35,13 +35,12 @@ _STATE_COLORS = {
     State.STOPPING.value: "magenta",
     State.CANCELLED.value: "magenta",
     State.UNSENT.value: "red",
+    State.BLOCKED.value: "red",
 }
 _SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The numbers of colors in SGR (ECMA-48, 8.3.117)."""
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 """Seconds and letter of a unit of time, and those of the next smaller one."""
-_NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Surrogates for bytes that are not valid UTF-8; JSON cannot represent them."""
 
 
 def emit(data: Any) -> None:
@@ -325,7 +324,7 @@ def _json(data: Any, indent: int | None = None) -> None:
     out = sys.stdout
     unicode = out.encoding.lower().startswith("utf")
     text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
-    text = _NO_TEXT.sub("\ufffd", text)
+    text = SURROGATE.sub("\ufffd", text)
     _write(out, f"{terminal.data(text) if out.isatty() else text}\n")
 
 

@@ -1,7 +1,7 @@
 """Wait until runs have ended, and exit with the exit code of the trainer.
 
 Several runs: with that of the first, in the order given, whose code is not 0.
-143 when the run was cancelled, 124 on timeout (the run continues).
+143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start.
 
 deploykit wait                           the newest run
 deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
@@ -97,7 +97,8 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")
         raise
-    printer.join()
+    if State(last.state).final:
+        printer.join()
     return _finish([last], as_json=as_json)
 
 
@@ -123,5 +124,15 @@ def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
     else:
         for row in rows:
             output.run_text(row, run_diagnosis.brief(row))
-    codes = [registry.exit_code(row) if State(row.state).final else _TIMED_OUT for row in rows]
-    return next(filter(None, codes), 0)
+    return next(filter(None, map(_code, rows)), 0)
+
+
+def _code(row: Run) -> int:
+    """The exit code for a run, which may not have ended."""
+    state = State(row.state)
+    if state is State.BLOCKED:
+        remove = shell.command("deploykit", "cancel", row.run)
+        output.note(f"{row.run} is still in the queue; to remove it: {remove}")
+    elif not state.final:
+        return _TIMED_OUT
+    return registry.exit_code(row)

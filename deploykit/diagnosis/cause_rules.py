@@ -211,8 +211,10 @@ def _check_placeholders(rule: CauseRule, path: Path) -> None:
 def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
     value = entry.get(key, ())
     regexes = [value] if isinstance(value, str) else list(value)
-    literals = tuple(entry.get("literals", ()))
-    return tuple(_pattern(regex, literals, path) for regex in regexes)
+    shared = tuple(entry.get("literals", ()))
+    own = {one["match"]: tuple(one["literals"]) for one in regexes if isinstance(one, dict)}
+    names = [one["match"] if isinstance(one, dict) else one for one in regexes]
+    return tuple(_pattern(regex, own.get(regex, shared), path) for regex in names)
 
 
 def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:

@@ -1,23 +1,40 @@
-"""Placeholders in fixes: `{port|PORT}` becomes the port of this run, or PORT."""
+"""The text of fixes: lines for some runs only, and placeholders.
+
+`{port|PORT}` becomes the port of this run, or PORT. A line that begins with `@slurm,several` is for
+runs on Slurm, and for those of several ranks.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\|([^{}]*)\}")
+_TRAIT = re.compile(r"@([a-z,_-]+) ")
 _SAFE = re.compile(r"[\w/][\w.:/@+=,%-]*")
 """Values come from logs and end up in pasted commands: no quotes, spaces or `$`."""
 
-OF_RUN = ("backend", "job", "name", "target", "run")
+SEVERAL = "several"
+"""The trait of a run of more than one rank; the others are the names of backends."""
+OF_RUN = ("backend", "job", "name", "target", "run", "python")
 """Names of values that a run provides."""
-OF_LINE = ("file", "host", "rank")
+OF_LINE = ("file", "host", "rank", "package")
 """Names of values that a line of a log may provide."""
 
 
 def names(text: str) -> set[str]:
     """The names of the placeholders of a text."""
     return {match[1] for match in _PLACEHOLDER.finditer(text)}
+
+
+def fitting(text: str, traits: Collection[str]) -> str:
+    """The lines for a run with these traits; all of them where nothing is known of the run."""
+    kept = []
+    for line in text.strip().splitlines():
+        match = _TRAIT.match(line)
+        if match is None or not traits or not set(match[1].split(",")).isdisjoint(traits):
+            kept.append(line[match.end() :] if match else line)
+    return "\n".join(kept)
 
 
 def render(text: str, values: Mapping[str, str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deploykit.diagnosis import log_prefixes, placeholders, scan
+from deploykit.diagnosis import log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
 from deploykit.diagnosis.scan import Line
 
@@ -21,6 +21,8 @@ _DIGITS = re.compile(r"\d+")
 _DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits matter, or the lines before them do."""
 _MILD = ("mild", 0)
+_OF_A_LOG = frozenset({"after", "success"})
+"""Parts whose lines count in each log anew."""
 
 _Hits = Mapping[RuleKey, dict[str, str]]
 
@@ -53,11 +55,13 @@ class Cause:
     firm: set[int] = field(default_factory=set)
     """Numbers of the logs with a line that is not [[mild]], or whose rule is firm."""
     values: dict[str, str] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+    """What fits the run: see `placeholders.fitting`."""
 
     @property
     def fix(self) -> str:
         """What to do, one step per line, with this run's values."""
-        return placeholders.render(self.rule.fix, self.values)
+        return placeholders.render(placeholders.fitting(self.rule.fix, self.traits), self.values)
 
 
 class _Pending(NamedTuple):
@@ -74,12 +78,18 @@ class _Pending(NamedTuple):
 class Diagnosis:
     """The diagnosis of a run: `read` each of its logs, then call `causes`.
 
-    `values` are those of the run (placeholders.OF_RUN), for the fixes.
+    `values` are those of the run (placeholders.OF_RUN), and `traits` what it is, for the fixes.
     """
 
-    def __init__(self, rules: RuleSet, values: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        rules: RuleSet,
+        values: Mapping[str, str] | None = None,
+        traits: Collection[str] = (),
+    ) -> None:
         self._rules = rules
         self._values = dict(values or {})
+        self._traits = frozenset(traits)
         self._causes: dict[int, Cause] = {}
         self._ruled_out: set[int] = set()
         self.literals = rules.literals
@@ -116,10 +126,14 @@ class Diagnosis:
                 log.skip_until = max(log.skip_until, line.number + spans)
                 continue
             kinds = self._record(log, line, piece, hits)
-            if not kinds and len(self._irrelevant) < _MAX_IRRELEVANT:
-                self._irrelevant.add(key)
+            if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
+                self._remember_irrelevant(key)
             if "root" not in kinds:
                 yield _Pending(line, text, candidates)
+
+    def _remember_irrelevant(self, key: int) -> None:
+        if len(self._irrelevant) < _MAX_IRRELEVANT:
+            self._irrelevant.add(key)
 
     def _settle(self, log: _Log, pending: Iterable[_Pending]) -> None:
         for line, text, candidates in pending:
@@ -224,6 +238,9 @@ class Diagnosis:
         line = {"file": first.file, "host": first.host, "rank": cause.first_rank}
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
         cause.values |= self._values
+        if module := cause.values.get("module"):
+            cause.values["package"] = packages.of(module)
+        cause.traits = self._traits
         return cause
 
 

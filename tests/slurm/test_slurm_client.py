@@ -165,3 +165,26 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
         *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
         *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "warns"), [("PartitionNodeLimit", True), ("Priority", False), ("Licenses", False)]
+)
+def test_a_job_that_can_never_start_is_warned_of(commands, make_plan, send, caplog, reason, warns):
+    commands(squeue=f"echo '{reason}'")
+    assert send(make_plan("pass")).id == "4242"
+    texts = [record.getMessage() for record in caplog.records if "one-1 is" in record.getMessage()]
+    expected = (
+        "warning: one-1 is queued, but requests more nodes than the partition allows, "
+        "so it can never start; to remove it: deploykit cancel one-1"
+    )
+    assert texts == ([expected] if warns else [])
+
+
+def test_a_job_that_slurm_refused_is_not_the_run_although_slurm_lists_it(commands, tmp_path):
+    """The controller keeps such a job as one that failed."""
+    line = "7|FAILED|N/A|N/A|1|main|9|{}|one-1|{}/source"
+    commands(squeue=f"echo '{line.format('BadConstraints', tmp_path)}'")
+    assert client.find("one-1", tmp_path, "localhost") is None
+    commands(squeue=f"echo '{line.format('NonZeroExitCode', tmp_path)}'")
+    assert client.find("one-1", tmp_path, "localhost").id == "7"

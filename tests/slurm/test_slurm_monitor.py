@@ -133,3 +133,32 @@ def test_without_an_answer_the_status_is_unknown(answers, tmp_path):
     status = monitor.status([run])[run]
     assert status.state is State.UNKNOWN
     assert "Unable to contact" in status.reason
+
+
+def batch_log(folder, name, *lines):
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / name).write_text("\n".join([*lines, ""]))
+
+
+def test_a_job_that_ends_before_its_launchers_says_why(answers, tmp_path):
+    run = handle(34, "run-a", tmp_path)
+    answers["scontrol"] = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
+    killed = "all its processes were killed before any of them recorded a reason"
+    assert monitor.status([run])[run].reason == killed
+    why = "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99"
+    batch_log(tmp_path, "slurm.log", "module: not found", f"deploykit: {why}")
+    status = monitor.status([run])[run]
+    assert (status.state, status.exit_code, status.reason) == (State.FAILED, 78, why)
+
+
+def test_a_task_that_ends_before_its_launchers_says_why(answers, tmp_path):
+    (tmp_path / "array").write_text("2\n")
+    run = handle(34, "run-a", tmp_path)
+    task = "JobId={} ArrayJobId=34 ArrayTaskId={} JobName="
+    failed = scontrol("FAILED", code="78:0", reason="NonZeroExitCode")
+    answers["scontrol"] = "".join(
+        failed.replace("JobId=34 JobName=", task.format(34 + n, n)) for n in (0, 1)
+    )
+    batch_log(tmp_path, "slurm-0.log", "deploykit: the job cannot start: slurm.setup failed")
+    reason = monitor.status([run])[run].reason
+    assert reason == "2 tasks: 2 failed; task 0: the job cannot start: slurm.setup failed"

@@ -117,6 +117,34 @@ def test_a_reason_becomes_a_sentence(reason, sentence):
     assert sentence in one(scontrol("PENDING", reason=reason)).reason
 
 
+NEVER = (
+    *("PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints"),
+    *("AccountNotAllowed", "InvalidQOS", "DependencyNeverSatisfied"),
+    *("QOSMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"),
+)
+WAITS = (
+    *("None", "Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "Licenses"),
+    *("ReqNodeNotAvail,_UnavailableNodes:n1", "PartitionDown", "QOSMaxJobsPerUserLimit"),
+    *("AssocGrpCpuLimit", "Nodes required for job are DOWN, DRAINED or reserved", "New reason"),
+)
+
+
+@pytest.mark.parametrize("reason", NEVER)
+def test_a_job_that_can_never_start_is_blocked(reason):
+    status = one(scontrol("PENDING", reason=reason))
+    assert status.state is State.BLOCKED
+    assert status.reason.endswith(", so it can never start")
+    assert not status.state.final
+    assert status.started is None
+
+
+@pytest.mark.parametrize("reason", WAITS)
+def test_a_job_that_merely_waits_is_queued(reason):
+    status = one(scontrol("PENDING", reason=reason))
+    assert status.state is State.QUEUED
+    assert "never" not in status.reason
+
+
 def test_the_reason_of_a_failed_launch_says_what_to_check():
     status = one(scontrol("FAILED", code="0:53", reason="JobLaunchFailure"))
     assert status.exit_code is None

@@ -13,6 +13,7 @@ _LABELS = {
     State.RUNNING: "running",
     State.STOPPING: "stopping",
     State.QUEUED: "queued",
+    State.BLOCKED: "blocked",
     State.UNKNOWN: "unknown",
     State.SUCCEEDED: "succeeded",
     State.FAILED: "failed",
@@ -21,7 +22,7 @@ _LABELS = {
 MAX_TASKS = 1_000_000
 """Most task ids that are expanded from one text."""
 _PRECEDENCE = (
-    *(State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED),
+    *(State.UNKNOWN, State.RUNNING, State.STOPPING, State.QUEUED, State.BLOCKED),
     *(State.FAILED, State.CANCELLED, State.SUCCEEDED),
 )
 """The state of an array is the first of these that any of its tasks has."""

@@ -45,6 +45,9 @@ _PORT_FILE = "rendezvous.json"
 _PAUSES = (2.0, 4.0, 8.0)
 """Seconds before each query for a job that the controller may have queued."""
 
+_USUAL = {"", "None", "Resources", "Priority"}
+"""Reasons of jobs that start sooner or later."""
+
 _PATIENCE = 10
 """Seconds for a query whose only purpose is to learn whether the controller answers."""
 
@@ -99,7 +102,26 @@ def submit(plan: Plan, folder: Path) -> Handle:
             raise complaints.error_for(str(error)) from error
         job = _find_queued(plan, folder, str(error))
     paths.write(folder / "job", job + "\n")
+    _warn_if_blocked(plan.run, job, host)
     return Handle("slurm", plan.target, job, plan.run, str(folder))
+
+
+def _warn_if_blocked(run: str, job: str, host: str | None) -> None:
+    """Warn of a job that Slurm has queued although it can never start, as most sites do."""
+    try:
+        reason = output(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], host)
+    except BackendUnavailable:
+        return  # the job is queued; `wait` asks again
+    reason = reason.partition("\n")[0]
+    if reason in _USUAL:
+        return
+    from deploykit.backends.slurm import states
+
+    if states.never_starts(reason):
+        import logging  # for this message only
+
+        text = "warning: %s is queued, but %s; to remove it: deploykit cancel %s"
+        logging.getLogger(__name__).warning(text, run, states.sentence(reason), run)
 
 
 def _check_prerequisites(plan: Plan) -> None:
@@ -212,7 +234,8 @@ def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
     from deploykit.backends.slurm import states
 
     rows = states.parse_squeue(output(states.squeue_argv(run), host))
-    ids = (row.id for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
+    mine = (row for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
+    ids = (row.id for row in mine if not states.was_rejected(row))
     numbers = [whole(job.partition("_")[0]) for job in ids]
     first = min((number for number in numbers if number is not None), default=None)
     return None if first is None else str(first)

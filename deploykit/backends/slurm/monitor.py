@@ -183,6 +183,8 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
         current = _recorded_status(folder, problem)
     else:
         current = _with_exit_record(folder, states.status(row))
+        if current.state is State.FAILED and not current.reason:
+            current = _without_record(job, current)
     if current.state is State.UNKNOWN:
         return current
     restarts = states.restarted(_restarts(folder, current.state), current.state)
@@ -196,7 +198,7 @@ def _restarts(folder: Path, state: State) -> list[str]:
     if attempt is None:
         return []
     reasons = exit_records.restarts(folder, upto=attempt if state.final else None)
-    is_pending = state is State.QUEUED and len(reasons) == attempt
+    is_pending = state in {State.QUEUED, State.BLOCKED} and len(reasons) == attempt
     return [*reasons, "not known yet"] if is_pending else reasons
 
 
@@ -205,16 +207,24 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
     if status.state is not State.FAILED:
         return status
     end = _last_exit_record(folder)
-    if end is None and not status.reason:
-        if refusal := logfiles.refusal(folder / "logs/slurm.log"):
-            return replace(status, exit_code=_REFUSED, reason=refusal)
-        reason = "all its processes were killed before any of them recorded a reason"
-        return replace(status, reason=reason)
     if end is None or end.exit_code == 0:
         return status
     if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
         return replace(status, exit_code=end.exit_code, reason=end.reason)
     return status
+
+
+def _without_record(job: Handle, status: Status) -> Status:
+    """A failed job with the reason of its script, which may end it before a launcher starts."""
+    task = job.id.partition("_")[2]
+    run = Path(job.folder).parents[1] if task else Path(job.folder)
+    if (remote_folder := remote.recorded_folder(run)) is not None:
+        with contextlib.suppress(BackendUnavailable):  # the status is complete without it
+            remote.fetch_logs(remote_folder, run)
+    if refusal := logfiles.refusal(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log")):
+        return replace(status, exit_code=_REFUSED, reason=refusal)
+    reason = "all its processes were killed before any of them recorded a reason"
+    return replace(status, reason=reason)
 
 
 def _recorded_status(folder: Path, problem: str | None) -> Status:

@@ -104,9 +104,6 @@ _REASONS = {
     "Resources": "waiting for free nodes",
     "Priority": "waiting for jobs of higher priority",
     "Dependency": "waiting for the job that it depends on",
-    "DependencyNeverSatisfied": (
-        "the job that it depends on did not end as required, so it can never start"
-    ),
     "BeginTime": "waiting for its start time, or delayed after a requeue",
     "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
@@ -117,14 +114,6 @@ _REASONS = {
     "NodeDown": "a node that it requires is down",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
-    "PartitionConfig": "its partition can never provide what it requests",
-    "PartitionNodeLimit": "requests more nodes than the partition allows, so it can never start",
-    "PartitionTimeLimit": "its time limit exceeds the partition's, so it can never start",
-    "BadConstraints": "no node satisfies its constraints, so it can never start",
-    "AccountNotAllowed": "its account may not use the partition",
-    "InvalidAccount": "its account does not exist",
-    "InvalidQOS": "its quality of service does not exist",
-    "QOSNotAllowed": "its quality of service is not allowed in the partition",
     "FrontEndDown": "no node can run its batch script now",
     "Cleaning": "its last attempt is being cleaned up",
     "Prolog": "its nodes are being prepared",
@@ -140,6 +129,21 @@ _REASONS = {
 
 https://slurm.schedmd.com/job_reason_codes.html
 """
+
+_NEVER = {
+    "DependencyNeverSatisfied": "the job that it depends on did not end as required",
+    "PartitionConfig": "its partition cannot provide what it requests",
+    "PartitionNodeLimit": "requests more nodes than the partition allows",
+    "PartitionTimeLimit": "its time limit exceeds the partition's",
+    "BadConstraints": "no node satisfies its constraints",
+    "AccountNotAllowed": "its account may not use the partition",
+    "InvalidAccount": "its account does not exist",
+    "InvalidQOS": "its quality of service does not exist",
+    "QOSNotAllowed": "its quality of service is not allowed in the partition",
+}
+"""The same for reasons that do not pass by waiting: the job, or the site, must be changed."""
+_PER_JOB = re.compile(r"(QOS|Assoc)(Max\w+PerJob(Limit)?|Min\w+)")
+"""Limits of a single job, which other jobs that end do not lift."""
 
 _LIMITS = (
     ("QOS", "a limit of its quality of service is reached"),
@@ -247,6 +251,8 @@ def is_final(native: str) -> bool:
 def status(row: Row) -> Status:
     """The status of a job, from what Slurm alone knows."""
     state = _STATES.get(row.native, State.UNKNOWN)
+    if row.native == "PENDING" and never_starts(row.reason):
+        state = State.BLOCKED
     if row.native in _REQUEUEABLE and row.requeued:
         reason = f"{_STATE_REASONS[row.native]}; Slurm requeues it"
         return Status(State.QUEUED, row.native, reason)
@@ -255,7 +261,7 @@ def status(row: Row) -> Status:
     reason = _reason(row)
     if not state.final:
         # the start time of a pending job is only an estimate
-        started = None if state is State.QUEUED else row.started
+        started = None if row.native == "PENDING" else row.started
         return Status(state, row.native, reason, started=started)
     code = _EXIT_CODES.get(row.native, _exit_code(row.code))
     if (code == 0) is not (state is State.SUCCEEDED) or state is State.CANCELLED:
@@ -267,8 +273,8 @@ def _reason(row: Row) -> str:
     if row.queue_position:
         return row.queue_position
     if row.native == "CANCELLED" and row.reason.startswith("Depend"):
-        return _REASONS["DependencyNeverSatisfied"]  # Slurm itself cancels such a job
-    return _STATE_REASONS.get(row.native) or _sentence(row.reason)
+        return sentence("DependencyNeverSatisfied")  # Slurm itself cancels such a job
+    return _STATE_REASONS.get(row.native) or sentence(row.reason)
 
 
 def restarted(reasons: Sequence[str], state: State) -> str:
@@ -283,18 +289,36 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     return f"restart {number}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
-def _sentence(reason: str) -> str:
+def never_starts(reason: str) -> bool:
+    """Whether a pending job with this reason can only start if it, or the site, is changed."""
+    code = _code(reason)
+    return code in _NEVER or _PER_JOB.fullmatch(code) is not None
+
+
+def was_rejected(row: Row) -> bool:
+    """Whether sbatch refused the job: the controller keeps a record of it, as if it had failed."""
+    return (row.native, row.reason) == ("FAILED", "BadConstraints")
+
+
+def _code(reason: str) -> str:
+    """The reason without the details that some have after a comma."""
+    return reason.strip("()").replace("_", " ").partition(",")[0]
+
+
+def sentence(reason: str) -> str:
+    """What a reason of Slurm's means; empty where it is none."""
     if reason in _NO_REASON:
         return ""
     # some reasons have details after a comma: ReqNodeNotAvail, UnavailableNodes:n1
-    code, _, details = reason.strip("()").replace("_", " ").partition(",")
-    sentence = _REASONS.get(code)
-    if sentence is None:
-        sentence = next((text for prefix, text in _LIMITS if code.startswith(prefix)), None)
+    code, details = _code(reason), reason.strip("()").replace("_", " ").partition(",")[2]
+    meaning = _NEVER.get(code) or _REASONS.get(code)
+    if meaning is None:
+        meaning = next((text for prefix, text in _LIMITS if code.startswith(prefix)), None)
         details = f"{code}{details}"
-    if sentence is None:
+    if meaning is None:
         return f"Slurm gives the reason {reason}"
-    return f"{sentence} ({details.strip()})" if details.strip() else sentence
+    meaning = f"{meaning} ({details.strip()})" if details.strip() else meaning
+    return f"{meaning}, so it can never start" if never_starts(reason) else meaning
 
 
 def _exit_code(text: str) -> int | None:

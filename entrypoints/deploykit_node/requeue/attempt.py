@@ -242,6 +242,8 @@ class Attempt:
         return f"slurm.restarts.{why} allows {limit or 'no'} restart{'' if limit == 1 else 's'}"
 
     def _how_to_resume(self) -> str:
+        if not checkpoints.snapshot(self._checkpoints):
+            return "there is no checkpoint to resume from"
         return f"to resume, submit it again with --set checkpoints={self._checkpoints}"
 
     def _say(self, text: str) -> None:

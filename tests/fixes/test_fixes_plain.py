@@ -1,0 +1,70 @@
+"""Commands of fixes that only show something, and need neither a run nor a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fixes.printed import commands, shell, starting
+
+MACHINE = {
+    "df -h /dev/shm": ("shm_too_small", "insufficient shared memory", {}, "/dev/shm"),
+    "ulimit -l": ("memlock_limit", "ibv_reg_mr: Cannot allocate memory", {}, "\n"),
+    "df -h": ("checkpoint_corrupt", "PytorchStreamReader failed reading zip", {}, " /\n"),
+    "ls -l ": ("checkpoint_corrupt", "PytorchStreamReader failed", {"FILE": "job.yaml"}, " 4 "),
+    "ip -br addr": ("net_iface_wrong", "NCCL WARN no socket interface found", {}, "127.0.0.1"),
+    "ip route get ": (
+        *("net_iface_wrong", "no socket interface found"),
+        *({"PEER": "127.0.0.1"}, "127.0.0.1 dev lo"),
+    ),
+    "getent ahosts ": (
+        *("dns_failure", "getaddrinfo: can't find address for host localhost"),
+        *({}, "STREAM localhost"),
+    ),
+    "env | grep -E ": ("ofi_plugin_incompatible", "Failed to initialize any NET plugin", {}, "ofi"),
+    "command -v ": ("command_not_found", "line 4: torchrun: command not found", {}, "/torchrun\n"),
+}
+
+
+@pytest.mark.parametrize("start", MACHINE)
+def test_what_a_machine_shows(start, tmp_path, monkeypatch, capsys):
+    """Steps such as `df -h`, `ls -l FILE` and `getent ahosts HEAD-NODE` say where to look."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("abc\n")
+    cause, line, words, shown = MACHINE[start]
+    Path("a.log").write_text(line + "\n")
+    command = starting(commands(capsys, "a.log", cause), start)
+    for word, value in words.items():
+        command = command.replace(word, value)
+    done = shell(command, NCCL_NET="ofi")
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+
+
+DEPLOYKIT = {
+    "deploykit advise ": (
+        *("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory", "7B parameters"),
+        {"GPU": "h100", "SIZE": "7B", "=N": "=64", "size N": "size 64", "LENGTH": "1024"},
+    ),
+    "deploykit doctor ": (
+        *("gpu_not_visible", "RuntimeError: No CUDA GPUs are available", "local: "),
+        {"BACKEND": "local"},
+    ),
+    "deploykit logs ": (
+        *("collective_timeout", "[rank1]: flight recorder: rank 1 never called number 5", ""),
+        {"RUN": "--help #"},
+    ),
+}
+
+
+@pytest.mark.parametrize("start", DEPLOYKIT)
+def test_what_deploykit_shows(start, project, capsys):
+    cause, line, shown, words = DEPLOYKIT[start]
+    Path("a.log").write_text(line + "\n")
+    command = starting(commands(capsys, "a.log", cause), start)
+    for word, value in words.items():
+        command = command.replace(word, value)
+    done = shell(command)
+    assert done.returncode in {0, 80}, done.stderr
+    assert shown in done.stdout
