@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-SHOWN = ("submit --backend local --dry-run", "submit --backend slurm", "submit --backend sagemaker")
+SHOWN = ("submit --dry-run", "submit -b slurm", "submit -b sagemaker --wait")
 
 
 def named(path):
@@ -112,7 +112,7 @@ def test_pages_name_no_path_of_the_machine_that_wrote_them(path):
 def test_readme_is_short_and_comes_to_the_point():
     lines = README.splitlines()
     assert len(lines) <= 100
-    head = "\n".join(lines[:25])
+    head = "\n".join(lines[:30])
     assert head.count("```") % 2 == 0
     assert "pip install" in head
     assert "name: digits" in head
