@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks coverage lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -71,6 +71,10 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/terminal.py
+
+# Four people's first minutes, each in an empty home; some minutes, most of them to install.
+roles: $(VENV)/.dev
+	$(BIN)/python docs/roles.py --python $(PYTHON)
 
 # The site, in build/site. It needs the network only to make its environment.
 docs-site: .venv-docs/.ready

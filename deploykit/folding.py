@@ -1,7 +1,9 @@
 """Fold logs for people: what torchrun says of itself goes, and a traceback appears once.
 
 After a user's error torchrun writes some forty lines of its own, and every rank that failed in the
-same way prints the same traceback. Lines of programs are never changed or lost otherwise.
+same way prints the same traceback. Under a warning PyTorch may print thirty frames of its C++ code,
+even where a run succeeds and only its nodes end one after the other. Lines of programs are never
+changed or lost otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ _RANK = re.compile(r"\[rank\d+\]:\s?")
 _CHAINED = ("During handling of the above", "The above exception was")
 _AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+_FRAME = re.compile(r"frame #\d+: |Exception raised from \S+ at ")
+"""C++ below a message of PyTorch (c10::Error)."""
 _RULE = re.compile(r"=+")
 _LAST_RULE = 2
 """Torchrun's summary is between two rules of equals signs."""
@@ -36,6 +40,8 @@ class Folding:
         """Tracebacks that have not ended, by task, node and rank."""
         self._rules: dict[Author, int] = {}
         """How many rules of torchrun's summary came, where it has not ended."""
+        self._in_frames: set[Author] = set()
+        """Whose last line was a frame of C++."""
         self._first: dict[tuple[str, ...], LogLine] = {}
         """The last line of each traceback that was printed, by its text without numbers."""
 
@@ -61,7 +67,11 @@ class Folding:
                 del self._rules[author]
         elif line.rank is None and _AGENT.match(text):
             self._hide([line])
+        elif _FRAME.match(text) or (not text and author in self._in_frames):
+            self._in_frames.add(author)
+            self._hide([line])
         else:
+            self._in_frames.discard(author)
             yield line
 
     def _continue(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:

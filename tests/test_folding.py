@@ -55,6 +55,19 @@ def test_torchruns_own_lines_are_hidden_and_the_launchers_sentence_is_not():
     assert shown(lines("step 1", 0), lines(TORCHRUN), lines(last)) == ["step 1", last]
 
 
+FRAMES = """\
+[W1122 20:08:36.529135213 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed: Failed to recv
+Exception raised from recvBytes at /src/torch/csrc/distributed/c10d/Utils.hpp:787:
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in libc10.so)
+frame #1: <unknown function> + 0x674888d (0x7ff05e54888d in libtorch_cpu.so)
+"""
+
+
+def test_frames_of_cpp_go_and_the_message_above_them_stays():
+    texts = shown(lines(FRAMES), lines("\nframe 1 of the film\n", 0))
+    assert texts == [FRAMES.partition("\n")[0], "", "frame 1 of the film", ""]
+
+
 def test_a_traceback_of_several_ranks_is_printed_once():
     first, second = TRACEBACK.format(rank=1, line=5), TRACEBACK.format(rank=0, line=5)
     assert shown(lines(first, 1), lines(second, 0)) == [
@@ -116,10 +129,7 @@ def test_a_users_error_is_told_in_a_few_lines(project, capfd):
     assert told.out.count("Traceback") == 1
     assert "ChildFailedError" not in told.out
     assert len(told.out.split("\n")) <= 20
-    assert (
-        "lines of torchrun and of equal tracebacks are folded: `deploykit logs folded --raw`"
-        in (told.err)
-    )
+    assert "C++ frames and equal tracebacks are folded: `deploykit logs folded --raw`" in told.err
     assert cli.main(["logs", "folded", "--first-error"]) == 0
     assert capfd.readouterr().out.count("RuntimeError: ") == 1
     assert cli.main(["logs", "folded", "--raw"]) == 0

@@ -136,7 +136,8 @@ def folded(row: Run, folding: Folding) -> None:
     """Note how many lines were left out, and how to see them."""
     if folding.hidden:
         command = shell.command("deploykit", "logs", row.run, "--raw")
-        note(f"{folding.hidden} lines of torchrun and of equal tracebacks are folded: `{command}`")
+        what = "lines of torchrun, C++ frames and equal tracebacks"
+        note(f"{folding.hidden} {what} are folded: `{command}`")
 
 
 def log_data(lines: Iterable[LogLine]) -> None:
