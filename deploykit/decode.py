@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin,
 
 from deploykit import quoting
 from deploykit.problem import Problem
-from deploykit.spelling import did_you_mean, meant, unknown_keys
 
 T = TypeVar("T")
 _BAD: Any = object()
@@ -240,12 +239,15 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     before = len(problems)
     known = {field.name: field for field in dataclasses.fields(cls)}
     values, unknown = {}, [key for key in data if key not in known]
-    misspelled = meant(data, known) if unknown else {}
+    misspelled: dict[object, str] = {}
+    if unknown:
+        from deploykit import spelling  # only where something is wrong
+
+        misspelled = spelling.meant(data, known)
+        problems += spelling.unknown_keys(path, unknown, known)
     for key, value in data.items():
         if (name := misspelled.get(key, key)) in known:
             values[name] = _read(hints(cls)[name], value, _join(path, str(key)), problems)
-    if unknown:
-        problems += unknown_keys(path, unknown, known)
     for name, field in known.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -300,6 +302,8 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
 def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Problem]) -> Any:
     if isinstance(data, str) and data in choices:
         return str(data)
+    from deploykit.spelling import did_you_mean
+
     hint = did_you_mean(str(data), choices)
     problems.append(
         Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)

@@ -26,7 +26,6 @@ from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
 from deploykit.model import JobSpec, Problem, absolute
-from deploykit.spelling import did_you_mean, near_name, unknown_keys
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
@@ -106,9 +105,9 @@ def load(
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
     if unknown := [key for key in tree if key not in known]:
-        from deploykit import stand_ins  # only where something is wrong
+        from deploykit import spelling, stand_ins  # only where something is wrong
 
-        problems += unknown_keys("", unknown, known)
+        problems += spelling.unknown_keys("", unknown, known)
         tree, lines = stand_ins.as_meant(tree, lines, known)
         draft = dataclasses.replace(draft, data=tree, lines=lines)
     parts: dict[str, tuple[type[Any], Any]] = {
@@ -222,9 +221,7 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
 
 def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
     """Names of backends until they include all `keys`: finding installed ones takes 25 ms."""
-    if not keys:
-        return
-    for name in backends():
+    for name in backends() if keys else ():
         yield name
         keys.discard(name)
         if not keys:
@@ -235,6 +232,8 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     """A problem of the job's name with a name that is near and allowed."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
+    from deploykit.spelling import near_name
+
     near = near_name(tree["name"])
     return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
 
@@ -299,9 +298,9 @@ def _check_script(script: str, source: Path) -> Iterable[Problem]:
     if path.is_absolute() or ".." in path.parts or script.startswith("-"):
         yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
     elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
-        scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
-        hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
-        yield Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
+        from deploykit import presence
+
+        yield presence.no_script(script, source)
 
 
 class _Yaml:

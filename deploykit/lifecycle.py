@@ -26,7 +26,7 @@ from deploykit.registry import Run
 
 JOB = "job.json"
 """In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
-_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
 https://yaml.org/spec/1.2.2/#51-character-set
@@ -261,7 +261,7 @@ def _record_source(plan: Plan, folder: Path) -> None:
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
     text = json.dumps(job, indent=2, ensure_ascii=False)
-    paths.write(folder / JOB, _NO_YAML.sub(lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    paths.write(folder / JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
     archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:

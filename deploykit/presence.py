@@ -22,6 +22,13 @@ _EVERYWHERE = frozenset({*sys.stdlib_module_names, "torch"})
 """Packages that every Python that can run a job has."""
 
 
+def no_script(script: str, source: Path) -> Problem:
+    """The problem of a script that is not in the source folder, with the one that was meant."""
+    scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
+    hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
+    return Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
+
+
 def check_module(job: JobSpec, python: Path | None) -> Iterator[Problem]:
     """An error if the module cannot be run, a warning if that cannot be known here.
 

@@ -35,7 +35,7 @@ _MOST_HOPS = 5
 """Refs that may point to other refs in a row, as in git."""
 _MOST_CHANGED = 100 * 1024**2
 """Bytes of changed files above which no patch is made; the archive contains them anyway."""
-_LARGE_FILE = re.compile(
+_LARGE_FILE = (
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize \d+\n"
 )
 """The pointer that git stores for a file in Git LFS."""
@@ -219,7 +219,7 @@ def _exists(full: Path, path: str, bundled: set[str]) -> bool:
 
 
 def _is_large_file(committed: bytes | None, file: _File) -> bool:
-    pointer = _LARGE_FILE.fullmatch(committed or b"")
+    pointer = re.fullmatch(_LARGE_FILE, committed or b"")
     return pointer is not None and hashlib.sha256(file.content).hexdigest() == pointer[1].decode()
 
 

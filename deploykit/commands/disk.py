@@ -1,6 +1,8 @@
 """Show what takes how much disk space in the state folder, the largest first, and what is free.
 
 Asks no backend: states are the last known ones. `deploykit prune` frees space.
+
+deploykit disk
 """
 
 from __future__ import annotations

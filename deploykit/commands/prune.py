@@ -1,7 +1,10 @@
 """Remove old runs, and what no run needs. Runs that have not ended are never touched.
 
 Without options: what interrupted submits left, bundles of no run, and what ended runs still have of
-their sources twice. Which runs go too is for you to say: deploykit prune --older 30d --keep-last 10
+their sources twice. Which runs go too is for you to say.
+
+deploykit prune --older 30d --keep-last 10 --dry-run  what would go
+deploykit prune --state failed --yes                  in a script
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Results and checkpoints in the run's folder go with it. What a job left elsewhere stays, and is
 named with the command that removes it.
+
+deploykit rm exp-1 exp-2
 """
 
 from __future__ import annotations
