@@ -347,7 +347,7 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
     """
     ranks, gpus = job.resources.processes, job.resources.gpus_per_node
     if 0 < gpus < ranks:
-        message = f"{ranks} ranks on each node would share its {gpus} GPUs, which NCCL refuses"
+        message = f"{ranks} ranks on each node would share its {gpus} GPU(s); NCCL refuses that"
         path = "resources.processes_per_node"
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
 

@@ -160,9 +160,9 @@ def test_a_failed_node_stops_the_others(project, capsys):
 
 
 def test_a_python_that_does_not_exist_is_named(project, capsys):
-    run = submit(capsys, "--set", "local.python=no-such-python")["run"]
-    assert cli.main(["wait", run]) == 1
-    assert "no-such-python" in status(capsys, run)["reason"]
+    argv = ["submit", "--backend", "local", "--set", "local.python=no-such-python"]
+    assert cli.main(argv) == 65
+    assert "local.python: no-such-python is not on PATH" in capsys.readouterr().err
 
 
 def test_dry_run_is_what_runs(project, capsys, tmp_path):

@@ -60,7 +60,7 @@ def _complete(action: argparse.Action, runs: str) -> None:
     import shtab
 
     words = {"RUN": runs, "BACKEND": "backends", "STATE": "states", "NAME": "guides"}
-    files = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+    files = {"FILE": shtab.FILE, "FILE|SCRIPT": shtab.FILE, "FOLDER": shtab.DIRECTORY}
     if action.metavar in files:
         action.complete = files[action.metavar]  # type: ignore[attr-defined]
     elif action.metavar in words:

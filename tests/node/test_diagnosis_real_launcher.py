@@ -57,7 +57,7 @@ FAILURES = {
     ),
     "no Python": Failure("user_code_error", "for step in range(3) print(step)", "SyntaxError"),
     "an unknown argument": Failure(
-        "user_code_error",
+        "bad_arguments",
         """
         import argparse
         parser = argparse.ArgumentParser()
@@ -67,7 +67,7 @@ FAILURES = {
         "unrecognized arguments: --epoches=3",
     ),
     "a value of the wrong type": Failure(
-        "user_code_error",
+        "bad_arguments",
         """
         import argparse
         parser = argparse.ArgumentParser()

@@ -64,7 +64,7 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
         nodes=2,
         processes_per_node=2,
         cpus_per_node=2,
-        gpus_per_node=1,
+        gpus_per_node=2,
         memory=512 * 1024**2,
         options=Options(extra={"comment": "it's #1: a\\b $(id)"}, partition="main"),
     )
@@ -86,7 +86,7 @@ def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
         assert arguments == list(HOSTILE)
         assert environ["WORLD_SIZE"] == "4"
         assert environ["ODD"] == "a\nb '$(id)'"
-        assert environ["CUDA_VISIBLE_DEVICES"] == "0"
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
         assert environ["DEPLOYKIT_RUN"] == "one-1"
     ranks = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
     assert sorted(ranks) == [0, 1, 2, 3]
