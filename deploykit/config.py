@@ -7,7 +7,7 @@ They are in one file, ``~/.config/deploykit/config.toml``::
     [slurm]
     account = "physics"
 
-What a job needs to run is not among them: a job file means the same for whoever sends it. The
+What a job needs to run is not among them: a job file means the same for every user. The
 environment, the job file and the command line win over the config file, in this order.
 """
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import shutil
 import sys
 import sysconfig
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit import lifecycle, paths, registry, run_diagnosis
+from deploykit import lifecycle, paths, registry, run_diagnosis, spelling
 from deploykit.errors import (
     DeploykitError,
     FunctionFailed,
@@ -50,7 +49,8 @@ def send(
     if chosen not in _BACKENDS:
         hint = "submit a script instead, as a job"
         raise UsageError(f"functions run on {' and '.join(_BACKENDS)}, not on {chosen}", hint=hint)
-    keys = {"name": _name(function), **keys}
+    name = spelling.near_name(getattr(function, "__name__", "")) or "function"
+    keys = {"name": name, **keys}
     identity = registry.new_id(keys["name"])
     folder = paths.private_folder(paths.state() / "functions" / identity)
     try:
@@ -62,12 +62,6 @@ def send(
         return lifecycle.submit(plan)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    """A job's name, from that of the function."""
-    words = re.findall(r"[a-zA-Z0-9]+", getattr(function, "__name__", ""))
-    return "-".join(words)[:40].strip("-") or "function"
 
 
 def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -135,7 +129,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
     if not paths.is_private_folder(folder):
         raise NotPermitted(
             f"{folder} is open to other users, who could put code there",
-            hint=f"if nobody did: chmod 700 {folder}",
+            hint=f"if you trust its content: chmod 700 {folder}",
         )
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)

@@ -127,10 +127,9 @@ def overrides(given: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 
 
 def _value(key: str, value: Any) -> Any:
-    is_args = (
-        key == "entrypoint.args" and isinstance(value, Sequence) and not isinstance(value, str)
-    )
-    return list(map(word, value)) if is_args else plain(value)
+    value = plain(value)
+    is_args = key == "entrypoint.args" and isinstance(value, list)
+    return list(map(word, value)) if is_args else value
 
 
 def words(args: Iterable[Argument]) -> list[str]:

@@ -191,7 +191,7 @@ class JobSpec:
         Help(
             "Files and folders that the trainer writes into its working folder, as patterns. They "
             "are copied into `output` when it has ended, and brought back when the job is "
-            "restarted or another run names the same `checkpoints`. `**` stands for any folders.",
+            "restarted or another run names the same `checkpoints`. `**` matches any folders.",
             example='[snapshot.pt, "*.ckpt"]',
         ),
     ] = ()

@@ -1,4 +1,4 @@
-"""How far packing and sending have come, for whoever shows it. Nobody does in a pipe."""
+"""Progress of packing and uploading, for a progress bar. In a pipe there is none."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Remains(Protocol):
     """A backend whose jobs leave files elsewhere than in the run folder on this machine."""
 
     def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
-        """Each place where a run left files, and the command that removes them. Asks nobody.
+        """Each location where a run left files, and the command that removes them. Offline.
 
         `output` is the location of its results. The run may never have been sent.
         """
@@ -50,9 +50,9 @@ def remove(row: Run) -> None:
 
 
 def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
-    """Places outside the run folder with files of the run, and the command that removes each.
+    """Locations outside the run folder with files of the run, and the command that removes each.
 
-    None where other runs may use the place too.
+    None where other runs may use the location too.
     """
     found: list[tuple[str, str | None]] = []
     with contextlib.suppress(UsageError):  # its backend is no longer installed

@@ -17,7 +17,7 @@ from deploykit.errors import UsageError
 from deploykit.jobfile import Draft, Overrides
 
 _ALONE = Path("command line")
-"""Stands for the job file in messages; relative locations start from the current folder."""
+"""Shown in messages instead of a job file; relative locations start at the current folder."""
 _PLAIN = re.compile(r"(?!(?:-|~|null)\Z)[\w./+~-][\w./+~@%=:-]*(?<!:)", re.ASCII | re.IGNORECASE)
 """Text that needs no quotes in YAML, in a list either: `jobfile` reads 0.10 as it is written."""
 

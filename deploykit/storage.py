@@ -115,7 +115,7 @@ def references(rows: Iterable[Run]) -> dict[str, list[str]]:
 def unlisted(rows: Iterable[Run]) -> list[Path]:
     """Run folders with results or logs that the registry does not know, as after its loss.
 
-    Nobody can say whether they are needed, so they are never removed.
+    Whether they are needed is unknown, so they are never removed.
     """
     known = {row.run for row in rows}
     folders = (path for path in _items(paths.state() / "runs") if path.name not in known)

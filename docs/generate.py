@@ -24,7 +24,7 @@ import words
 
 from deploykit import backend, cli, errors, schema, source_tree
 from deploykit.backends.sagemaker import oracle, request
-from deploykit.commands import diagnose, doctor, wait
+from deploykit.commands import diagnose, doctor
 from deploykit.decode import (
     DURATION,
     NOT_EMPTY,
@@ -280,7 +280,6 @@ def error_codes() -> list[tuple[str, str]]:
     kinds = [errors.DeploykitError, *errors.DeploykitError.__subclasses__()]
     found = {kind.exit_code: kind.meaning for kind in kinds} | {
         0: "success; for `wait` and `submit --wait`: the run succeeded",
-        wait._TIMED_OUT: "`wait --timeout` expired; the run continues",  # noqa: SLF001
         cli._INTERRUPTED: "interrupted with ^C; a submitted run continues",  # noqa: SLF001
         cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",

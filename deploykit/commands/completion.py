@@ -56,7 +56,7 @@ def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
 
 
 def _complete(action: argparse.Action, runs: str) -> None:
-    """Say what completes an argument, by the word that stands for its value in the help."""
+    """Set what completes an argument, by its metavar."""
     import shtab
 
     words = {"RUN": runs, "BACKEND": "backends", "STATE": "states", "NAME": "guides"}

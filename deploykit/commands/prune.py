@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     can_ask = sys.stdin.isatty() and output.on_terminal() and not args.json
     if not (args.dry_run or args.yes or can_ask):
         raise UsageError(
-            "nobody can be asked here", hint="add --yes, or --dry-run to see what would be removed"
+            "there is no terminal to confirm the removal on",
+            hint="add --yes, or --dry-run to see what would be removed",
         )
     found = _found(args)
     if not args.json:

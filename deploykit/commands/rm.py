@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also a run whose target is gone, so that nobody can tell its state",
+        help="also a run whose target is gone, so that its state is unknown",
     )
 
 

@@ -17,12 +17,10 @@ from pathlib import Path
 
 from deploykit import backend, lifecycle, logfiles, registry, run_diagnosis, shell
 from deploykit.commands import arguments, output
-from deploykit.errors import DeploykitError
+from deploykit.errors import DeploykitError, TimedOut
 from deploykit.folding import Folding
 from deploykit.model import State
 from deploykit.registry import Run
-
-_TIMED_OUT = 124
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Wait; return the exit code of the first run that failed, or 124 on timeout."""
-    names = [registry.get(name).run for name in dict.fromkeys(args.run)] or [registry.get(None).run]
+    names = dict.fromkeys(registry.get(name).run for name in args.run or [None])
     rows: list[Run] = []
     told: dict[str, tuple[str, str]] = {}
     with output.last_line(lambda: _now(rows)) as last:
-        for current in lifecycle.wait_all(list(dict.fromkeys(names)), args.timeout):
+        for current in lifecycle.wait_all(list(names), args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
                 _tell(rows, told)
@@ -134,5 +132,5 @@ def _code(row: Run) -> int:
         remove = shell.command("deploykit", "cancel", row.run)
         output.note(f"{row.run} is still in the queue; to remove it: {remove}")
     elif not state.final:
-        return _TIMED_OUT
+        return TimedOut.exit_code
     return registry.exit_code(row)

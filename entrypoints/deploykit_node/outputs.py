@@ -214,7 +214,7 @@ def keep(argv: Sequence[str], env: Environ, sleep: Callable[[float], None] = tim
 
 
 def matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path matches, or lies in a folder that does; ``**`` stands for any folders."""
+    """Whether a path matches, or lies in a folder that does; ``**`` matches any folders."""
     if not pattern:
         return True
     if not parts:

@@ -1,4 +1,4 @@
-"""Ten scripts that nobody here wrote (people.toml), unmodified, on all three backends.
+"""Ten third-party scripts (people.toml), unmodified, on all three backends.
 
 Two ranks: on one node of this machine, on two nodes of a real Slurm cluster, and on one host under
 SageMaker's real launcher.
