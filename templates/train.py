@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before init_process_group: see `join`
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -42,11 +43,14 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
             save(checkpoint, network, optimizer, epoch + 1)
-    dist.destroy_process_group()
 
 
 def join() -> torch.device:
-    """Join the process group that torchrun describes, or be one alone; the device to use."""
+    """Join the process group that torchrun describes, or be one alone; the device to use.
+
+    `torch.distributed.nn.functional` keeps the group that exists when it is first imported (2.13),
+    and DDP imports it: gloo's threads would outlive Python, and now and then abort the process.
+    """
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -100,3 +104,4 @@ def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> in
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # once the model is gone
