@@ -15,7 +15,6 @@ import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -27,8 +26,6 @@ _BAD: Any = object()
 _SHOWN = 60
 """Characters of a wrong value that a message quotes."""
 _LARGEST = 10**18
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""A byte of a command line or file that is not UTF-8 (PEP 383); neither YAML nor JSON has it."""
 """Larger than any count, size or time; str() raises ValueError for thousands of digits."""
 _LONGEST = 10**9
 """Seconds, about 30 years; more would overflow dates."""
@@ -40,16 +37,14 @@ _SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)
 _SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Help:
+class Help(typing.NamedTuple):
     """The description of a field; `example` is a value as written in the job file."""
 
     text: str
     example: str | None = None
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(typing.NamedTuple):
     """The least and greatest value allowed, both included, and their unit for messages."""
 
     low: int | None = None
@@ -57,8 +52,7 @@ class Bounds:
     unit: str = ""
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(typing.NamedTuple):
     """Text must fully match `regex`; `meaning` describes it in words."""
 
     regex: str
@@ -68,8 +62,7 @@ class Pattern:
 NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(typing.NamedTuple):
     """An integer written with a unit: ``30m``, ``4GiB``.
 
     `parse` turns the written text into the integer and raises ValueError; `regex` is for editors.
@@ -315,9 +308,14 @@ def _quantity(quantity: Quantity, data: object) -> int:
     return quantity.parse(data if isinstance(data, str) else "")
 
 
+def encodable(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: it has no surrogates (PEP 383), as in YAML and JSON."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def _text(data: object) -> str:
     if isinstance(data, str):
-        if "\0" in data or SURROGATE.search(data):
+        if "\0" in data or not encodable(data):
             raise TypeError("remove the NUL character or the unpaired surrogate")
         return str(data)
     if isinstance(data, bool | int | float):

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, read_file
@@ -53,8 +53,7 @@ class Draft:
     """Where a value is set that the job does not set itself, by its path."""
 
 
-@dataclass(frozen=True)
-class JobFile:
+class JobFile(NamedTuple):
     """A job, and the decoded sections of the requested backends."""
 
     path: Source

@@ -12,13 +12,13 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import SURROGATE, as_data
+from deploykit.decode import as_data, encodable
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, Plan, Problem, State, Status
@@ -41,8 +41,7 @@ _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A plan and its warnings."""
 
     plan: Plan
@@ -92,7 +91,7 @@ def load(
 
 
 def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
-    if any(map(SURROGATE.search, arguments)):
+    if not all(map(encodable, arguments)):
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
@@ -100,7 +99,7 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
     )
     entry = file.job.entrypoint
     entry = replace(entry, args=(*entry.args, *arguments))
-    return replace(file, job=replace(file.job, entrypoint=entry))
+    return file._replace(job=replace(file.job, entrypoint=entry))
 
 
 def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:

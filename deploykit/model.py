@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit.decode import (
     NOT_EMPTY,
@@ -304,8 +304,7 @@ class Handle:
         return f"{self.backend}://{self.target}/{self.id}"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A file or link of a bundle. `path` is relative, with forward slashes."""
 
     path: str
@@ -356,8 +355,7 @@ class Plan:
     """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """What a target has and allows, as `probe` recorded it."""
 
     path: Path

@@ -17,7 +17,6 @@ import os
 import re
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -43,8 +42,7 @@ _LINK = 0o120000
 _BRANCH = "refs/heads/bundle"
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """For ``git apply`` at the top of the work tree."""
 
     text: bytes
@@ -134,8 +132,7 @@ def _packed(repository: _Repository, name: bytes) -> bytes | None:
     return match[1] if match else None
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     """A file of a tree; `content` only where it has changed."""
 
     mode: int

@@ -9,9 +9,8 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from deploykit.errors import BackendUnavailable
 
@@ -23,8 +22,7 @@ _MOST = 256 << 20
 _PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """How a program ended and what it printed."""
 
     code: int

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import shell, terminal
-from deploykit.decode import SURROGATE
+from deploykit.decode import encodable
 from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
@@ -325,7 +325,8 @@ def _json(data: Any, indent: int | None = None) -> None:
     out = sys.stdout
     unicode = out.encoding.lower().startswith("utf")
     text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
-    text = SURROGATE.sub("\ufffd", text)
+    if not encodable(text):  # each surrogate becomes U+FFFD
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     _write(out, f"{terminal.data(text) if out.isatty() else text}\n")
 
 
