@@ -21,15 +21,16 @@ from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 
 from trainer import gradients, optimizers, process_group, tasks
 from trainer.arguments import parse
 from trainer.checkpoint import CheckpointManager
-from trainer.data import IGNORE_INDEX, Batch, BatchLoader
+from trainer.data import Batch, BatchLoader
+from trainer.errors import ConfigError
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.meter import Meter
 from trainer.metrics import MetricsWriter
@@ -54,7 +55,7 @@ def main() -> None:
     context = process_group.join()
     try:
         finished = Trainer(options, context, stop_signals).train()
-    except ValueError as error:  # options do not fit the ranks; all ranks raise the same error
+    except ConfigError as error:  # on all ranks
         sys.exit(f"train.py: error: {error}" if context.is_rank_zero else 1)
     process_group.leave()
     sys.exit(0 if finished else STOPPED)
@@ -79,11 +80,13 @@ class Trainer:
         torch.use_deterministic_algorithms(options.deterministic)
         self.task = tasks.load(options)
         self.strategy = registry.create(options, context)
+        self.strategy.task = self.task
         self.batches = self.loader(self.task.training)
         self.strategy.sample = next(self.batches.in_order())
         torch.manual_seed(options.seed)
         self.strategy.prepare(self.task.model(), partial(optimizers.create, options))
-        self.steps = min(options.epochs * len(self.batches), options.steps or sys.maxsize)
+        self.epoch_steps = self.steps_per_epoch()
+        self.steps = min(options.epochs * self.epoch_steps, options.steps or sys.maxsize)
         self.meter = Meter(options, context, self.task, self.strategy)
         self.profiler = StepProfiler(options.profile, OUTPUT_DIR, context)
         self.stop_vote = StopVote(stop_signals)
@@ -93,8 +96,8 @@ class Trainer:
         )
         self.step = self.best_step = self.idle_epochs = 0
         self.best_loss = inf
-        self.validation: tuple[float, float] | None = None
-        """Accuracy and loss after the last step, if they have been measured."""
+        self.validation: dict[str, float] = {}
+        """Loss and metrics after the last step, if they have been measured."""
         self.resume()
         self.lr_schedule = optimizers.lr_schedule(
             options, self.strategy.optimizer, self.steps, completed=self.step
@@ -103,13 +106,21 @@ class Trainer:
         folder = OUTPUT_DIR if context.is_rank_zero else None
         self.metrics = MetricsWriter(folder, self.step, tensorboard=options.tensorboard)
 
+    def steps_per_epoch(self) -> int:
+        """Steps between two evaluations; a stream has no epochs but the one of ``--steps``."""
+        if not self.task.streams:
+            return len(self.batches)
+        if not self.options.steps:
+            raise ConfigError("training data without a length requires --steps")
+        return self.options.steps
+
     def train(self) -> bool:
         """Train to the end. Returns False after an early stop, with a checkpoint saved."""
         self.context.log(
             f"{self.context.world_size} rank(s) on {self.context.device.type}, "
             f"global batch {self.options.batch_size}, strategy {self.options.strategy}"
         )
-        for epoch in count(self.step // len(self.batches)):
+        for epoch in count(self.step // self.epoch_steps):
             if self.step >= self.steps or self.out_of_patience():
                 break
             if not self.train_epoch(epoch):
@@ -124,7 +135,7 @@ class Trainer:
 
     def train_epoch(self, epoch: int) -> bool:
         """Run the remaining steps of an epoch. Returns False if a stop was requested."""
-        completed = self.step - epoch * len(self.batches)
+        completed = self.step - epoch * self.epoch_steps
         batches = self.batches.epoch(epoch, self.options.seed, completed, self.options.workers)
         self.meter.start(self.step)
         for batch in self.strategy.timer.timed("data", batches):
@@ -176,11 +187,13 @@ class Trainer:
             gradients.scale(self.strategy.model.parameters(), factor)
 
     def validate(self, epoch: int) -> None:
-        """Evaluate, track the best loss, and save a checkpoint if one is due."""
-        self.validation = accuracy, loss = self.evaluate(self.task.validation)
-        self.metrics.write(self.step, epoch, val_loss=loss, val_accuracy=accuracy)
-        self.context.log(f"epoch {epoch}: validation loss {loss:.4f}, accuracy {accuracy:.4f}")
-        improved = loss < self.best_loss
+        """Evaluate, if there is validation data, and save a checkpoint if one is due."""
+        self.validation = self.evaluate(self.task.validation)
+        improved = False
+        if self.validation:
+            self.metrics.write(self.step, epoch, **_named("val", self.validation))
+            self.context.log(f"epoch {epoch}: validation {_in_words(self.validation)}")
+            improved = (loss := self.validation["loss"]) < self.best_loss
         self.idle_epochs = 0 if improved else self.idle_epochs + 1
         is_last = self.step >= self.steps or self.out_of_patience()
         if improved:
@@ -196,45 +209,48 @@ class Trainer:
         """Evaluate on the test data, and write and log the final metrics."""
         self.progress_bar.close()
         self.checkpoints.wait()
-        accuracy, loss = self.validation or self.evaluate(self.task.validation)
-        test_accuracy, test_loss = self.evaluate(self.task.test)
-        self.metrics.write(
-            self.step,
-            self.options.epochs,
-            val_loss=loss,
-            val_accuracy=accuracy,
-            test_loss=test_loss,
-            test_accuracy=test_accuracy,
-        )
+        validation = self.validation or self.evaluate(self.task.validation)
+        test = self.evaluate(self.task.test)
+        values = _named("val", validation) | _named("test", test)
+        self.metrics.write(self.step, self.options.epochs, **values)
         self.metrics.close()
         if summary := self.strategy.summary():
             self.context.log(summary)
-        for name, value in (("validation", accuracy), ("test", test_accuracy)):
-            targets = self.task.target_count(name)
-            self.context.log(f"{name} accuracy {value:.4f} ({targets} {self.task.unit})")
+        for name, result in (("validation", validation), ("test", test)):
+            if result:
+                metrics = {key: result[key] for key in self.task.metric_functions}
+                words = _in_words(metrics or {"loss": result["loss"]})
+                self.context.log(f"{name} {words} ({result['targets']:.0f} {self.task.unit})")
 
     @torch.no_grad()
-    def evaluate(self, dataset: TensorDataset) -> tuple[float, float]:
-        """Accuracy and mean loss over all of `dataset`. Collective.
+    def evaluate(self, dataset: Dataset[Any] | None) -> dict[str, float]:
+        """Mean loss and metrics over `dataset`, and its number of targets; {} for None. Collective.
 
         Sums and counts are added over the ranks, rather than means, because shards may differ in
         size.
         """
-        sums = torch.zeros(3, dtype=torch.float64, device=self.context.device)
+        if dataset is None:
+            return {}
+        self.strategy.average_buffers()
+        functions = self.task.metric_functions
+        sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
         self.strategy.model.eval()
         for batch in self.loader(dataset).in_order():
-            scores = self.strategy.forward(batch.inputs)
-            if scores is not None:
-                batch_sums = _sums(scores.flatten(0, -2).float(), batch.targets.flatten())
-                sums += batch_sums * self.strategy.contributes_loss
+            outputs = self.strategy.forward(batch.inputs)
+            if outputs is not None and self.strategy.contributes_loss:
+                found = [function(outputs, batch.targets) for function in functions.values()]
+                found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
+                loss = self.strategy.loss(outputs, batch) * batch.total
+                sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
         self.strategy.model.train()
-        hits, loss, targets = sum_over_ranks(self.context, sums.tolist())
-        return hits / targets, loss / targets
+        targets, *means = sum_over_ranks(self.context, sums.tolist())
+        means = [value / max(targets, 1) for value in means]
+        return {"targets": targets} | dict(zip(("loss", *functions), means, strict=True))
 
-    def loader(self, dataset: TensorDataset) -> BatchLoader:
+    def loader(self, dataset: Dataset[Any]) -> BatchLoader:
         """A loader of this rank's shard of `dataset`."""
-        shard = self.strategy.data_shard
-        return BatchLoader(dataset, self.options.batch_size, shard, self.context)
+        size, shard = self.options.batch_size, self.strategy.data_shard
+        return BatchLoader(self.task, dataset, size, shard, self.context)
 
     def save(self) -> Path:
         """Save a checkpoint and return its path.
@@ -250,6 +266,7 @@ class Trainer:
             "idle_epochs": self.idle_epochs,
             "loss_scale": self.loss_scaler.factor,
         }
+        self.strategy.average_buffers()
         return self.checkpoints.save(self.step, self.strategy.state(), progress)
 
     def resume(self) -> None:
@@ -281,9 +298,9 @@ class Trainer:
             )
         return checkpoint.metadata.mismatch(self.strategy.state())
 
-    def settings(self) -> dict[str, float | str | None]:
+    def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""
-        model = ("task", "text", "sequence", "layers", "width", "heads")
+        model = ("task", "task_options", "text", "sequence", "layers", "width", "heads")
         steps = ("batch_size", "optimizer", "lr", "lr_schedule", "warmup", "weight_decay", "clip")
         names = (*model, *steps, "precision", "seed")
         return {name: getattr(self.options, name) for name in names}
@@ -306,11 +323,19 @@ def progress_problem(progress: Progress) -> str:
     return "" if 0 < progress["loss_scale"] < inf else "its loss_scale is out of range"
 
 
-def _sums(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Hits, summed loss and number of targets (3,) of scores (targets, classes)."""
-    hits = (scores.argmax(dim=-1) == targets).sum()
-    loss = cross_entropy(scores, targets, reduction="sum")
-    return torch.stack([hits.double(), loss.double(), (targets != IGNORE_INDEX).sum().double()])
+def _any(batch: Batch) -> torch.Tensor:
+    """Whether a target of the batch counts."""
+    return torch.as_tensor(batch.count) > 0
+
+
+def _named(prefix: str, result: dict[str, float]) -> dict[str, float]:
+    """Results as metrics, such as ``val_loss``."""
+    return {f"{prefix}_{name}": value for name, value in result.items() if name != "targets"}
+
+
+def _in_words(result: dict[str, float]) -> str:
+    """Results in one line, such as ``loss 0.1000, accuracy 0.9500``."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "targets")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trainer import tasks
 from trainer.profiling import STEP_RANGE
@@ -15,6 +16,8 @@ DEFAULTS = {
     "text": {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1},
 }
 """Defaults that depend on the task."""
+OWN = {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1}
+"""Defaults of a task of yours."""
 
 AT_LEAST_ONE = (
     *("epochs", "batch_size", "micro_batches", "sequence", "layers", "log_every", "keep"),
@@ -40,6 +43,22 @@ STRATEGIES_OF_OPTION = {
 """Options that only some strategies accept."""
 
 
+class _KeyValue(argparse.Action):
+    """Collects KEY=VALUE arguments in a dictionary."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _flag: str | None = None,
+    ) -> None:
+        key, equals, value = str(values).partition("=")
+        if not (key and equals):
+            parser.error(f"--task-option {values} must be KEY=VALUE")
+        setattr(namespace, self.dest, getattr(namespace, self.dest) | {key: value})
+
+
 def parse(arguments: Sequence[str]) -> TrainOptions:
     """Parse the command line, with the task's defaults filled in.
 
@@ -54,7 +73,7 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
     _add_parallelism(parser)
     _add_output(parser)
     options = parser.parse_args(arguments, namespace=TrainOptions())
-    for name, value in DEFAULTS[options.task].items():
+    for name, value in DEFAULTS.get(options.task, OWN).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     problems = list(_problems(options))
@@ -65,7 +84,19 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
 
 def _add_task(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("task and model").add_argument
-    add("--task", choices=DEFAULTS, default="digits")
+    add(
+        "--task",
+        default="digits",
+        help="digits, text, or package.module:function, which returns a Task",
+    )
+    add(
+        "--task-option",
+        dest="task_options",
+        action=_KeyValue,
+        default={},
+        metavar="KEY=VALUE",
+        help="for your function: options.task_options has them all",
+    )
     add("--text", metavar="FOLDER", help="folder of text files; default: Python's help topics")
     add("--sequence", type=int, default=64, metavar="BYTES", help="context length (text)")
     add("--layers", type=int, default=4, help="number of transformer blocks (text)")
@@ -140,7 +171,7 @@ def _problems(options: TrainOptions) -> Iterator[str]:
             )
     if options.heads < 1 or options.width % options.heads:
         yield f"--width {options.width} must be a multiple of --heads {options.heads}"
-    if options.task == "text" and (problem := tasks.text_problem(options)):
+    if problem := tasks.problem(options):
         yield problem
 
 

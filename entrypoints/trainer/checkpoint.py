@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from trainer import comm_timing, integrity, tensor_reader
+from trainer.errors import ConfigError
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.process_group import DistributedContext
 
@@ -80,7 +81,7 @@ class CheckpointManager:
         """The path and progress of the latest checkpoint that is valid on every rank, or None.
 
         Skips and logs checkpoints that are damaged or that `check` gives a reason against. Raises
-        ValueError if there are valid ones but `check` accepts none, or if the nodes do not see the
+        ConfigError if there are valid ones but `check` accepts none, or if the nodes do not see the
         same folder.
         """
         names = self._common([path.name for path in _latest_first(self._folder)])
@@ -145,7 +146,7 @@ class CheckpointManager:
         by_rank = self._all_gather(names)
         common = set(by_rank[0]).intersection(*by_rank)
         if any(by_rank) and not common:
-            raise ValueError(
+            raise ConfigError(
                 f"the checkpoint folder {self._folder} differs between nodes: rank 0 sees "
                 f"{by_rank[0] or 'nothing'}. Use a folder that all nodes share, or an empty one"
             )
@@ -201,7 +202,7 @@ class _Search(NamedTuple):
                     return result
             self.log(f"skipped checkpoint {path}: {problem}")
         if rejected:
-            raise ValueError(f"no checkpoint fits this model: {rejected}. Use another folder")
+            raise ConfigError(f"no checkpoint fits this model: {rejected}. Use another folder")
         return None
 
     def _any(self, problem: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as functional
+from torch.utils import _pytree as pytree
 
 from trainer.timing import StepTimer
 
@@ -70,8 +71,10 @@ def instrument_ddp(replica: nn.Module, timer: StepTimer) -> None:
     def backward_started(_gradient: Tensor) -> None:
         _engine.queue_callback(gradients_computed)
 
-    def after_forward(_module: nn.Module, _inputs: Any, outputs: Tensor) -> None:
-        if outputs.requires_grad:
-            outputs.register_hook(backward_started)
+    def after_forward(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
+        if (first := next(tensors, None)) is not None:
+            first.register_hook(backward_started)
 
     replica.register_forward_hook(after_forward)

@@ -5,119 +5,195 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count, pairwise
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext
+from trainer.samples import Indexed, InMemory, Samples, Stream, loader
+from trainer.task import IGNORE_INDEX, Task, inputs_and_targets, is_integer, samples_in
 
-IGNORE_INDEX = -100
-"""Target of padding samples; the default `ignore_index` of `cross_entropy`."""
+SEED_STEP = 1_000_003
+"""A prime: with it, a seed and a number give different sums for all small seeds and numbers."""
 
 
 class Batch(NamedTuple):
     """One rank's shard of a global batch.
 
-    `inputs` is (samples, ...) and `targets` is (samples,) or (samples, sequence). The number of
-    samples is the same for every batch. `target_count` is the number of targets in the whole
-    global batch that are not `IGNORE_INDEX`, at least 1.
+    `inputs` and `targets` are what the task makes of a batch; their tensors are (samples, ...).
+    `count` is the number of targets that count on this rank, `total` that of all, at least 1.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    target_count: int
+    inputs: Any
+    targets: Any
+    count: int | Tensor
+    total: int | Tensor
 
 
 @dataclass(frozen=True)
 class DataShard:
-    """A rank's part of each global batch: samples `index`, `index + num_shards`, and so on."""
+    """A rank's part of each global batch: samples `index`, `index + num_shards`, and so on.
+
+    The ranks of `group` have the other shards; None is all ranks. With `equal_sizes`, all batches
+    have the same number of samples.
+    """
 
     index: int
     num_shards: int
+    group: ProcessGroup | None = None
+    equal_sizes: bool = False
+
+
+def split(batch: Batch, parts: int, task: Task) -> list[Batch]:
+    """Micro-batches of about equal size, as many on every rank.
+
+    Where there are fewer samples than parts, the first sample fills the others, uncounted.
+    """
+    if parts == 1:
+        return [batch]
+    size = samples_in(batch.inputs)
+    bounds = [size * part // parts for part in range(parts + 1)]
+    return [_part(batch, begin, end, task) for begin, end in pairwise(bounds)]
+
+
+def _part(batch: Batch, begin: int, end: int, task: Task) -> Batch:
+    rows = slice(begin, end) if end > begin else slice(1)
+    inputs, targets = pytree.tree_map(
+        lambda leaf: leaf[rows] if isinstance(leaf, Tensor) else leaf,
+        (batch.inputs, batch.targets),
+    )
+    count = task.targets_in(targets) * (batch.count > 0) if end > begin else 0
+    return Batch(inputs, targets, count, batch.total)
 
 
 class BatchLoader:
     """Batches of a dataset, in an order that depends on seed and epoch only.
 
-    Each epoch visits every sample once. A short last batch is padded with samples whose targets
-    are `IGNORE_INDEX`, so that all batches have the same shape on all ranks.
+    Each epoch visits every sample once; a stream is read again and again instead. A short last
+    batch is filled up with samples whose targets are `IGNORE_INDEX`, if the data is in memory or
+    all batches must be of equal size. Otherwise ranks may have different numbers of samples.
     """
 
     def __init__(
         self,
-        dataset: TensorDataset,
+        task: Task,
+        dataset: Dataset[Any],
         batch_size: int,
         shard: DataShard,
         context: DistributedContext,
     ) -> None:
-        self._dataset = dataset
-        self._counts = (dataset.tensors[1] != IGNORE_INDEX).view(len(dataset), -1).sum(dim=1)
-        """Targets of each sample."""
+        self._task = task
+        self._dataset: Any = dataset
         self._batch_size = batch_size
         self._shard = shard
         self._device = context.device
+        self._counts = _counts(task, dataset)
 
     def __len__(self) -> int:
         return math.ceil(len(self._dataset) / self._batch_size)
 
     def epoch(self, number: int, seed: int, first: int = 0, workers: int = 0) -> Iterator[Batch]:
         """The shuffled batches of epoch `number`, starting with batch `first`."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        if isinstance(self._dataset, IterableDataset):
+            return self._streamed(first, workers, passes=count())
+        generator = torch.Generator().manual_seed(seed * SEED_STEP + number)
         order = torch.randperm(len(self._dataset), generator=generator)
         return self._batches(order, first, workers)
 
     def in_order(self) -> Iterator[Batch]:
         """All batches, unshuffled."""
+        if isinstance(self._dataset, IterableDataset):
+            return self._streamed(0, 0, passes=range(1))
         return self._batches(torch.arange(len(self._dataset)), 0, 0)
 
     def _batches(self, order: Tensor, first: int, workers: int) -> Iterator[Batch]:
+        if self._counts is not None:
+            return self._in_memory(order, self._counts, first, workers)
+        rows = list(order.split(self._batch_size))[first:]
+        shards = [(row[self._slice].tolist(), row.tolist()) for row in rows]
+        size = self._batch_size // self._shard.num_shards if self._shard.equal_sizes else None
+        source = Indexed(self._dataset, self._task.collate or default_collate, size)
+        return self._counted(loader(source, shards, workers, gpu=self._gpu))
+
+    def _in_memory(
+        self, order: Tensor, counts: Tensor, first: int, workers: int
+    ) -> Iterator[Batch]:
         padded = torch.full((len(self) * self._batch_size,), IGNORE_INDEX)
         padded[: len(order)] = order
         rows = padded.view(-1, self._batch_size)[first:]
-        indices = rows[:, self._shard.index :: self._shard.num_shards]
-        asynchronous = self._device.type == "cuda"
-        loaded = self._loaded(indices, workers)
-        for (inputs, targets), count in zip(loaded, self._target_counts(rows), strict=True):
-            yield Batch(
-                inputs.to(self._device, non_blocking=asynchronous),
-                targets.to(self._device, non_blocking=asynchronous),
-                count,
-            )
+        indices = rows[:, self._slice]
+        loaded = loader(InMemory(self._dataset), list(indices), workers, gpu=self._gpu)
+        sums = zip(_sums(counts, indices), _sums(counts, rows), strict=True)
+        for tensors, (own, total) in zip(loaded, sums, strict=True):
+            yield Batch(*self._on_device(tensors), own, max(total, 1))
 
-    def _target_counts(self, rows: Tensor) -> list[int]:
-        """Targets in each global batch, a row of indices; 1 where there are none to divide by."""
-        counts = self._counts[rows.clamp(min=0)].masked_fill(rows == IGNORE_INDEX, 0).sum(dim=1)
-        return counts.clamp(min=1).tolist()
+    def _streamed(self, first: int, workers: int, passes: Iterable[int]) -> Iterator[Batch]:
+        collate = self._task.collate or default_collate
+        source = Stream(self._dataset, collate, self._batch_size, self._slice, first, passes)
+        return self._counted(loader(source, None, workers, gpu=self._gpu))
 
-    def _loaded(self, indices: Tensor, workers: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Inputs and targets for each row of `indices` (batches, samples).
+    def _counted(self, loaded: Iterable[Samples]) -> Iterator[Batch]:
+        """The batches on the device, with the numbers of their targets. Collective."""
+        for samples in loaded:
+            inputs, targets = self._on_device(self._task.split(samples.batch))
+            if self._shard.equal_sizes:
+                _ignore(targets, samples.real)
+            if self._task.count is None and not is_integer(targets):
+                yield Batch(inputs, targets, samples.real, samples.of_all)
+                continue
+            own = torch.as_tensor(self._task.targets_in(targets), device=self._device)
+            own = own if samples.real else torch.zeros_like(own)
+            yield Batch(inputs, targets, own, self._sum(own).clamp(min=1))
 
-        The data is in memory, so one row is one indexing operation.
-        """
-        dataset, gpu = _PaddedDataset(self._dataset), self._device.type == "cuda"
-        if not (workers or gpu):
-            return map(dataset.__getitem__, indices)
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=list(indices),
-            num_workers=workers,
-            pin_memory=gpu,
+    def _sum(self, own: Tensor) -> Tensor:
+        if self._shard.num_shards == 1:
+            return own
+        total = own.clone()
+        distributed.all_reduce(total, group=self._shard.group)
+        return total
+
+    def _on_device(self, tree: Any) -> Any:
+        return pytree.tree_map_only(
+            Tensor, lambda leaf: leaf.to(self._device, non_blocking=self._gpu), tree
         )
 
+    @property
+    def _gpu(self) -> bool:
+        return self._device.type == "cuda"
 
-class _PaddedDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Samples by tensors of indices; index `IGNORE_INDEX` gives a padding sample."""
+    @property
+    def _slice(self) -> slice:
+        return slice(self._shard.index, None, self._shard.num_shards)
 
-    def __init__(self, dataset: TensorDataset) -> None:
-        self._inputs, self._targets = dataset.tensors
 
-    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        if indices[-1] != IGNORE_INDEX:
-            return self._inputs[indices], self._targets[indices]
-        existing = indices.clamp(min=0)
-        targets = self._targets[existing]
-        targets[indices == IGNORE_INDEX] = IGNORE_INDEX
-        return self._inputs[existing], targets
+def _counts(task: Task, dataset: Any) -> Tensor | None:
+    """The targets of each sample, if the data is in memory and each sample a row of integers."""
+    custom = task.collate or task.count or task.split is not inputs_and_targets
+    if custom or not isinstance(dataset, TensorDataset) or len(dataset.tensors) != 2:  # noqa: PLR2004
+        return None
+    targets = dataset.tensors[1]
+    if not is_integer(targets):
+        return None
+    return (targets != IGNORE_INDEX).view(len(dataset), -1).sum(dim=1)
+
+
+def _sums(counts: Tensor, rows: Tensor) -> list[int]:
+    """The targets in each row of indices."""
+    sums: list[int] = counts[rows.clamp(min=0)].masked_fill(rows == IGNORE_INDEX, 0).sum(1).tolist()
+    return sums
+
+
+def _ignore(targets: Any, first: int) -> None:
+    """Do not count the targets from number `first` on. Raises ConfigError if that is impossible."""
+    if not is_integer(targets):
+        raise ConfigError(
+            "a pipeline requires batches of equal size, and targets that are integers to fill the "
+            "last one: choose another strategy"
+        )
+    targets[first:] = IGNORE_INDEX

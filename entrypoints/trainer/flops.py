@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.task import call
 
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -25,17 +28,20 @@ PEAK_FLOPS = {
 """
 
 
-def flops_per_sample(build: Callable[[], nn.Module], dataset: TensorDataset) -> float:
+def flops_per_sample(build: Callable[[], nn.Module], inputs: Any) -> float:
     """Operations of one sample's forward and backward pass; torch counts the forward pass.
+
+    `inputs` is a batch, of which the first sample counts. Raises what the model raises on tensors
+    without data.
 
     The backward pass takes twice as many (https://arxiv.org/abs/2001.08361, section 2.1). The
     second forward pass of activation checkpointing does not count towards MFU.
     """
-    sample = dataset.tensors[0][:1].to("meta")
+    sample = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1].to("meta"), inputs)
     with torch.device("meta"):
         model = build().eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(sample)
+        call(model, sample)
     forward: int = counter.get_total_flops()
     return 3.0 * forward
 

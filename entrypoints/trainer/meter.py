@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from trainer import comm_timing, flops
+from trainer import task as tasks
 from trainer.process_group import DistributedContext, sum_over_ranks
 from trainer.strategies.single import Single
-from trainer.tasks import Task
+from trainer.task import Task
 from trainer.timing import find_straggler
 from trainer.train_options import TrainOptions
 
@@ -20,15 +21,24 @@ class Meter:
     ) -> None:
         self._context = context
         self._strategy = strategy
-        self._units = options.batch_size * task.training.tensors[1][0].numel()
+        targets = strategy.sample.targets
+        each = targets[0].numel() if tasks.is_integer(targets) else 1
+        self._units = options.batch_size * each
         self._unit = task.unit
         self._flops = 0.0
         if context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
-            per_sample = flops.flops_per_sample(task.model, task.training)
-            self._flops = per_sample * options.batch_size
+            self._flops = options.batch_size * self._flops_per_sample(task)
         self._peak_flops = flops.peak_flops(context.device)
         self._step = 0
         self._started = time.perf_counter()
+
+    def _flops_per_sample(self, task: Task) -> float:
+        try:
+            return flops.flops_per_sample(task.model, self._strategy.sample.inputs)
+        except Exception as error:  # noqa: BLE001 - models do anything; only the metric is lost
+            reason = str(error).partition("\n")[0]
+            self._context.log(f"no metrics of floating-point operations: {reason}")
+            return 0.0
 
     def start(self, step: int) -> None:
         """Start measuring after `step` steps; discards the time since the last measurement."""
@@ -56,9 +66,10 @@ class Meter:
             "step_seconds": elapsed,
             **{f"{name}_seconds": each for name, each in sections.items()},
             "memory_bytes": max(memory_by_rank),
-            "flops_per_second": self._flops / elapsed,
         }
-        if self._peak_flops:
+        if self._flops:
+            metrics["flops_per_second"] = self._flops / elapsed
+        if self._flops and self._peak_flops:
             metrics["mfu"] = self._flops / elapsed / (self._peak_flops * world_size)
         return metrics
 

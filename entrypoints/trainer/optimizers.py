@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from trainer.errors import ConfigError
 from trainer.train_options import TrainOptions
 
 
@@ -19,6 +22,51 @@ def create(options: TrainOptions, parameters: Iterable[nn.Parameter]) -> Optimiz
     if options.optimizer == "sgd":
         return SGD(parameters, lr=options.lr, momentum=0.9, weight_decay=decay)
     return AdamW(parameters, lr=options.lr, weight_decay=decay)
+
+
+def groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
+    """The trainable parameters; in groups where they lie on different meshes of ranks.
+
+    An optimizer updates a group at once, and torch refuses to mix meshes there. Raises ConfigError
+    if none is trainable.
+    """
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for each in parameters:
+        if each.requires_grad:
+            by_mesh.setdefault(getattr(each, "device_mesh", None), []).append(each)
+    if not by_mesh:
+        raise ConfigError("no parameter of the model is trainable: requires_grad is False for all")
+    first, *others = by_mesh.values()
+    return [{"params": each} for each in (first, *others)] if others else first
+
+
+@torch.no_grad()
+def complete_state(optimizer: Optimizer) -> None:
+    """Give parameters that no loss has used yet the state of a fresh optimizer.
+
+    Optimizers make a parameter's state in its first step. A checkpoint has that of all parameters,
+    because one that resumes expects it.
+    """
+    groups = optimizer.param_groups
+    trainable = [each for group in groups for each in group["params"] if each.requires_grad]
+    missing = [each for each in trainable if each not in optimizer.state]
+    if not missing or len(missing) == len(trainable):  # before the first step, torch does it
+        return
+    rates, gradients = [group["lr"] for group in groups], [each.grad for each in trainable]
+    for group in groups:
+        group["lr"] = 0.0
+    for parameter in trainable:
+        parameter.grad = None
+    for parameter in missing:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in missing:
+        if "step" in (state := optimizer.state[parameter]):
+            state["step"].zero_()
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, gradient in zip(trainable, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def lr_schedule(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.probe import unchanged
 
 REPEATS = 9
 """Number of measurements after a warm-up; the median counts."""
@@ -59,7 +61,7 @@ def measure_layers(
     the model may be larger than its memory. Buffers, such as the statistics of batch
     normalization, and the state of the random numbers are left as they were.
     """
-    with _unchanged(model, inputs.device):
+    with unchanged(model, inputs.device):
         rounds = [list(_measure_once(model, inputs, forward, loss)) for _ in range(1 + REPEATS)]
     return [
         MeasuredLayer(
@@ -70,16 +72,6 @@ def measure_layers(
         )
         for (name, layer), *measurements in zip(model.named_children(), *rounds, strict=True)
     ]
-
-
-@contextmanager
-def _unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the model's buffers and the state of the random numbers after the block."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    for buffer, value in zip(model.buffers(), before, strict=True):
-        buffer.copy_(value)
 
 
 def _measure_once(
@@ -118,7 +110,7 @@ def by_time(layers: Sequence[MeasuredLayer], stages: int) -> list[list[MeasuredL
     """Minimize the time of the slowest stage; among equal partitions, the bytes that are sent.
 
     Exact, by dynamic programming: the best partition of the first n layers into s stages extends
-    one of the best partitions into s - 1. Raises ValueError if there are too few layers.
+    one of the best partitions into s - 1. Raises ConfigError if there are too few layers.
     """
     seconds = [layer.seconds for layer in layers]
     slowest, _ = _best(layers, stages, max, lambda a, b: sum(seconds[a:b]))
@@ -156,7 +148,7 @@ def _best(
         best = extended
     if len(layers) not in best:
         available = sum(layer.has_parameters for layer in layers)
-        raise ValueError(
+        raise ConfigError(
             f"cannot make {stages} pipeline stages of {available} layers with parameters: "
             "use fewer ranks or --stages-per-rank, or a model with more layers"
         )

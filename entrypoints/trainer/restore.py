@@ -19,7 +19,7 @@ from torch import nn
 from trainer import checkpoint, tasks
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.safe_pickle import InvalidFile
-from trainer.tasks import Task
+from trainer.task import Task
 from trainer.train_options import TrainOptions
 
 MODEL_SETTINGS = ("layers", "width", "heads", "sequence")

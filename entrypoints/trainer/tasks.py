@@ -1,9 +1,9 @@
-"""The tasks: classify handwritten digits, or predict the next byte of a text."""
+"""Tasks by name: classify handwritten digits, predict the next byte of a text, or your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset, random_split
 
 from trainer import models
-from trainer.data import IGNORE_INDEX
+from trainer.errors import ConfigError
+from trainer.task import Task
 from trainer.train_options import TrainOptions
 
 PIXEL_MEAN, PIXEL_STD = 4.9, 6.0
@@ -27,23 +28,6 @@ MIN_WINDOWS = 50
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
-@dataclass(frozen=True)
-class Task:
-    """Three disjoint, fixed datasets and a function that builds the model."""
-
-    unit: str
-    """What one target is: an image has one, a text window has one per byte."""
-    training: TensorDataset
-    validation: TensorDataset
-    test: TensorDataset
-    model: Callable[[], nn.Sequential]
-
-    def target_count(self, name: str) -> int:
-        """Number of targets in the dataset `name`: training, validation or test."""
-        dataset: TensorDataset = getattr(self, name)
-        return int((dataset.tensors[1] != IGNORE_INDEX).sum())
-
-
 def build_model(options: TrainOptions) -> nn.Sequential:
     """The task's model with fresh weights; needs no data."""
     if options.task == "digits":
@@ -52,8 +36,50 @@ def build_model(options: TrainOptions) -> nn.Sequential:
 
 
 def load(options: TrainOptions) -> Task:
-    """The task that `options.task` names, with its data in memory."""
-    return {"digits": load_digits, "text": load_text}[options.task](options)
+    """The task that `options.task` names.
+
+    Raises ConfigError if it cannot be found. What your own function raises, it raises.
+    """
+    if options.task == "digits":
+        return load_digits(options)
+    return load_text(options) if options.task == "text" else _call(options)
+
+
+def _call(options: TrainOptions) -> Task:
+    """Call the function that ``--task package.module:function`` names."""
+    module, _, name = options.task.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that the task's own module imports
+        raise ConfigError(
+            f"--task {options.task}: there is no module {error.name} in {Path.cwd()} or among the "
+            "installed packages"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"--task {options.task}: the module {module} has no function {name}")
+    task = function(options)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"--task {options.task} returned {type(task).__name__}: return a trainer.task.Task"
+        )
+    return task
+
+
+def problem(options: TrainOptions) -> str:
+    """Why there can be no such task, or ''; without importing it."""
+    module, colon, function = options.task.partition(":")
+    if options.task == "text":
+        return text_problem(options)
+    if options.task == "digits" or (module and function.isidentifier()):
+        return ""
+    return (
+        f"--task {options.task} must be digits, text, or a function of yours as "
+        f"package.module:function{'' if colon else ', with a colon'}"
+    )
 
 
 def load_digits(options: TrainOptions) -> Task:
@@ -65,7 +91,7 @@ def load_digits(options: TrainOptions) -> Task:
     inputs, targets = normalize(images), torch.tensor(digits.target)
     order = random_split(TensorDataset(inputs), [1077, 360, 360], torch.Generator().manual_seed(0))
     parts = [TensorDataset(inputs[part.indices], targets[part.indices]) for part in order]
-    return Task("images", parts[0], parts[1], parts[2], partial(build_model, options))
+    return Task(partial(build_model, options), parts[0], parts[1], parts[2], unit="images")
 
 
 def normalize(pixels: Tensor) -> Tensor:
@@ -85,7 +111,7 @@ def load_text(options: TrainOptions) -> Task:
     held_out = max(1, len(inputs) // 20)
     bounds = [0, len(inputs) - 2 * held_out, len(inputs) - held_out, len(inputs)]
     parts = [TensorDataset(inputs[a:b], targets[a:b]) for a, b in pairwise(bounds)]
-    return Task("bytes", parts[0], parts[1], parts[2], partial(build_model, options))
+    return Task(partial(build_model, options), parts[0], parts[1], parts[2], unit="bytes")
 
 
 def text_problem(options: TrainOptions) -> str:

@@ -12,6 +12,7 @@ class TrainOptions(argparse.Namespace):
     """
 
     task: str
+    task_options: dict[str, str]
     text: str | None
     sequence: int
     layers: int

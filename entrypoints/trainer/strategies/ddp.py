@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import comm_timing
+from trainer import comm_timing, optimizers, probe
+from trainer.errors import ConfigError
+from trainer.process_group import sum_over_ranks
 from trainer.strategies.data_parallel import DataParallel
 from trainer.strategies.single import CreateOptimizer
+from trainer.task import call
 
 UNCOMPRESSED_STEPS = 10
 """Steps before PowerSGD starts: the first gradients are the hardest to compress. torch's default
@@ -19,30 +24,42 @@ class DDP(DataParallel):
     """torch's DistributedDataParallel, with optional gradient compression."""
 
     def check(self) -> None:
-        """Raise ValueError for bf16 compression on CPUs and a static graph with micro-batches."""
+        """Raise ConfigError for bf16 compression on CPUs and a static graph with micro-batches."""
         compress, device = self.options.compress, self.context.device.type
         if compress == "bf16" and device != "cuda":
-            raise ValueError(
+            raise ConfigError(
                 "--compress bf16 requires GPUs (NCCL 2.10 or later); fp16 works with gloo"
             )
         if self.options.static_graph and self.options.micro_batches > 1:
-            raise ValueError(
+            raise ConfigError(
                 "--static-graph requires gradients to be reduced in every backward pass, which "
                 "--micro-batches above 1 skips until the last one: use one of the two"
             )
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Wrap the model in DistributedDataParallel."""
         self.model = self.wrap_layers(model.to(self.context.device))
         self.replica = DistributedDataParallel(
             self.model,
             bucket_cap_mb=self.options.bucket_mb,
+            find_unused_parameters=self._has_unused_parameters(),
             gradient_as_bucket_view=True,
             static_graph=self.options.static_graph,
         )
+        self.replica.broadcast_buffers = False  # see `average_buffers`
         comm_timing.instrument_ddp(self.replica, self.timer)
         self._register_compression(self.options.compress)
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+
+    def _has_unused_parameters(self) -> bool:
+        """Whether a parameter gets no gradient on any rank; DDP would wait for it. Collective."""
+        model, device = self.model, self.context.device
+
+        def loss() -> Tensor:
+            return self.loss(super(DDP, self).forward(self.sample.inputs), self.sample)
+
+        unused = probe.has_unused_parameters(model, device, loss)
+        return any(sum_over_ranks(self.context, [unused]))
 
     def _register_compression(self, method: str | None) -> None:
         """Send gradients in 16 bits, or low-rank approximations of them (PowerSGD, lossy)."""
@@ -60,8 +77,7 @@ class DDP(DataParallel):
         if self.replica.require_backward_grad_sync != last:  # a module's attributes are slow to set
             self.replica.require_backward_grad_sync = last
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The model's scores (batch, ..., classes); evaluation bypasses DDP."""
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs; evaluation bypasses DDP."""
         with self.autocast():
-            scores: Tensor = (self.replica if self.model.training else self.model)(inputs)
-        return scores
+            return call(self.replica if self.model.training else self.model, inputs)

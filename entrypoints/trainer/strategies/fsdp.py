@@ -9,6 +9,8 @@ https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +22,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from trainer import optimizers
+from trainer.errors import ConfigError
 from trainer.process_group import divisors
 from trainer.strategies.data_parallel import DataParallel
 from trainer.strategies.single import CreateOptimizer
@@ -32,13 +36,17 @@ class Zero3(DataParallel):
     reshard_after_forward = True
     """Whether a layer's parameters are freed between its forward and its backward pass."""
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Shard each layer and the model."""
         model = self.wrap_layers(model.to(self.context.device))
         self.model = shard(
-            model, self.mesh(), self.options, reshard_after_forward=self.reshard_after_forward
+            model,
+            self.layers,
+            self.mesh(),
+            self.options,
+            reshard_after_forward=self.reshard_after_forward,
         )
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
 
     def mesh(self) -> DeviceMesh:
         """The mesh of ranks over which parameters are sharded."""
@@ -71,9 +79,9 @@ class HSDP(Zero3):
         return self.options.shard_ranks or self.context.local_world_size
 
     def check(self) -> None:
-        """Raise ValueError if the ranks cannot be divided into groups."""
+        """Raise ConfigError if the ranks cannot be divided into groups."""
         if self.context.world_size % self.shard_ranks:
-            raise ValueError(
+            raise ConfigError(
                 f"--shard-ranks {self.shard_ranks} does not divide the "
                 f"{self.context.world_size} ranks: use one of {divisors(self.context.world_size)}"
             )
@@ -85,7 +93,8 @@ class HSDP(Zero3):
 
 
 def shard(
-    model: nn.Sequential,
+    model: nn.Module,
+    layers: Sequence[str],
     mesh: DeviceMesh,
     options: TrainOptions,
     *,
@@ -93,11 +102,10 @@ def shard(
 ) -> nn.Module:
     """Shard all parameters over `mesh`, in place; the first of two axes holds replicas.
 
-    Each layer is gathered and freed as a unit.
+    Each of `layers`, names in the model, is gathered and freed as a unit.
     """
     offload = _offload_policy(mesh.device_type) if options.offload else OffloadPolicy()
-    units = [layer for layer in model if next(layer.parameters(), None) is not None]
-    for unit in (*units, model):
+    for unit in (*map(model.get_submodule, layers), model):
         fully_shard(
             unit,
             mesh=mesh,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from trainer import optimizers
 from trainer.process_group import DistributedContext
 from trainer.strategies.fsdp import set_requires_gradient_sync, shard
 from trainer.strategies.single import CreateOptimizer
@@ -23,10 +24,10 @@ class FSDPxTP(TPWithDataParallel):
         super().__init__(options, context)
         self.averaging_ranks = self.data_shard.num_shards
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Apply tensor parallelism, then shard."""
-        self.model = shard(self.parallelize(model), self.mesh["dp"], self.options)
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.model = shard(self.parallelize(model), self.layers, self.mesh["dp"], self.options)
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
 
     def set_gradient_sync(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only."""

@@ -16,7 +16,7 @@ from trainer.strategies.single import CreateOptimizer
 class ManualDDP(DataParallel):
     """Data parallelism with one all-reduce per parameter."""
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Broadcast rank 0's weights to all ranks."""
         super().prepare(model, create_optimizer)
         for parameter in self.model.parameters():

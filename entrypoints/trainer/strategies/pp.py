@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from trainer import bubble, partition
+from trainer import bubble, optimizers, partition
 from trainer.bubble import BubbleMeter, TimedStage
 from trainer.data import Batch, DataShard
+from trainer.errors import ConfigError
 from trainer.partition import MeasuredLayer, Stages
 from trainer.process_group import DistributedContext, broadcast_from_rank_zero
 from trainer.strategies.single import CreateOptimizer, Single
@@ -41,7 +42,9 @@ class PP(Single):
         mesh = context.mesh(pp=size, dp=context.world_size // size)
         self.pipeline_group, self.data_mesh = mesh.get_group("pp"), mesh["dp"]
         self.pipeline_rank = mesh.get_local_rank("pp")
-        self.data_shard = DataShard(mesh.get_local_rank("dp"), self.data_mesh.size())
+        group = self.data_mesh.get_group()
+        index, shards = mesh.get_local_rank("dp"), self.data_mesh.size()
+        self.data_shard = DataShard(index, shards, group, equal_sizes=True)
         self.averaging_ranks = self.data_shard.num_shards
         self.contributes_loss = self.pipeline_rank == size - 1
         self.bubble = BubbleMeter(context.device, self.pipeline_group)
@@ -52,10 +55,10 @@ class PP(Single):
         return world_size
 
     def check(self) -> None:
-        """Raise ValueError, with all problems, if ranks, stages and schedule do not fit."""
+        """Raise ConfigError, with all problems, if ranks, stages and schedule do not fit."""
         problems = [*self.world_size_problems(), *self._schedule_problems()]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ConfigError("; ".join(problems))
 
     def world_size_problems(self) -> Iterator[str]:
         """Problems with the number of ranks."""
@@ -88,9 +91,15 @@ class PP(Single):
                 f"--schedule 1f1b, or ranks stay idle: {4 * ranks} is a good value"
             )
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Partition the model, keep this rank's stages and set up the schedule."""
-        model = self.wrap_layers(model)
+        if not isinstance(model, nn.Sequential):
+            raise ConfigError(
+                f"--strategy {self.options.strategy} cuts an nn.Sequential between its layers, "
+                f"and {type(model).__name__} is none: make it one, or choose another strategy, "
+                "such as fsdp"
+            )
+        self.wrap_layers(model)
         stages = self._partition(model)
         self.context.log(self._description(stages))
         layers = dict(model.named_children())
@@ -99,7 +108,7 @@ class PP(Single):
         self.model = nn.Sequential(OrderedDict(pair for part in parts for pair in part.items()))
         self.model.to(self.context.device)
         modules = [self.replicate(StageModule(part, self)) for part in parts]
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
         pipeline_stages = [
             self._stage(module, number, stages)
             for module, number in zip(modules, numbers, strict=True)
@@ -178,7 +187,7 @@ class PP(Single):
 
     def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
         """Run the schedule on a batch; see `Single.backward`. Only the last stage has a loss."""
-        self._factor, self._target_count = self.averaging_ranks * loss_scale, batch.target_count
+        self._factor, self._batch = self.averaging_ranks * loss_scale, batch
         self._loss = torch.zeros((), dtype=torch.float64, device=self.context.device)
         with self.bubble.step():
             self.schedule.step(batch.inputs, target=batch.targets, return_outputs=False)
@@ -189,7 +198,8 @@ class PP(Single):
         if not torch.is_grad_enabled():
             return scores.new_zeros(())
         with self.timer("forward"), self.bubble.busy():
-            loss = self.loss(scores, Batch(scores, targets, self._target_count))
+            count = self.task.targets_in(targets)
+            loss = self.loss(scores, Batch(scores, targets, count, self._batch.total))
             self._loss += loss.detach()
             return loss * self._factor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext
 from trainer.strategies.single import Single
 from trainer.train_options import TrainOptions
@@ -31,14 +32,14 @@ STRATEGIES = {
 def create(options: TrainOptions, context: DistributedContext) -> Single:
     """Create the strategy that `options.strategy` names, on this rank. Collective.
 
-    Raises ValueError if the options do not fit the strategy or the number of ranks.
+    Raises ConfigError if the options do not fit the strategy or the number of ranks.
     """
     module, name = STRATEGIES[options.strategy]
     cls = getattr(importlib.import_module(f"trainer.strategies.{module}"), name)
     strategy: Single = cls(options, context)
     shards, micro_batches = strategy.data_shard.num_shards, options.micro_batches
     if options.batch_size % (shards * micro_batches):
-        raise ValueError(
+        raise ConfigError(
             f"--batch-size {options.batch_size} must be a multiple of {shards * micro_batches}: "
             f"{shards} data shard(s) times {micro_batches} micro-batch(es)"
         )

@@ -7,25 +7,26 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
-from torch.nn.functional import cross_entropy
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from trainer import comm_timing, gradients
-from trainer.data import Batch, DataShard
+from trainer import comm_timing, data, gradients, layers, optimizers
+from trainer.data import SEED_STEP, Batch, DataShard
+from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext
+from trainer.task import Task, call
 from trainer.timing import StepTimer
 from trainer.train_options import TrainOptions
 
-CreateOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
-_PRIME = 1_000_003
+CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
+"""Makes an optimizer of parameters, or of groups of them."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,12 +42,13 @@ class Single:
     * `contributes_loss`: whether this rank's loss and hits enter the sums over all ranks. Of ranks
       that work on the same samples, one does.
 
-    `sample` is a batch of this rank, set before `prepare`, for measurements. `timer` times the
-    sections of a step.
+    `task` and `sample`, a batch of this rank for measurements, are set before `prepare`. `timer`
+    times the sections of a step.
     """
 
     averaging_ranks = 1
     contributes_loss = True
+    task: Task
     sample: Batch
     model: nn.Module
     optimizer: Optimizer
@@ -60,33 +62,31 @@ class Single:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError if options or ranks do not fit this strategy."""
+        """Raise ConfigError if options or ranks do not fit this strategy."""
         if self.context.world_size > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"--strategy single is for one process, not {self.context.world_size} ranks: "
                 "choose another strategy, such as ddp, or start one process"
             )
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Take the model, which has the same weights on every rank, and parallelize it."""
         self.model = self.wrap_layers(model.to(self.context.device))
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
 
-    def wrap_layers(self, model: nn.Sequential) -> nn.Sequential:
+    def wrap_layers(self, model: nn.Module) -> nn.Module:
         """Apply activation checkpointing and torch.compile to each layer, in place."""
-        for name, layer in list(model.named_children()):
-            if self.options.checkpoint_activations:
-                setattr(model, name, checkpoint_wrapper(layer))
+        self.layers = layers.names(model, self.task.layers)
+        if self.options.checkpoint_activations:
+            layers.recompute(model, self.layers)
         if self.options.compile:
-            for layer in model:
-                layer.compile()
+            layers.compile_each(model, self.layers)
         return model
 
-    def forward(self, inputs: Tensor) -> Tensor | None:
-        """The model's scores (batch, ..., classes), or None if another rank has them."""
+    def forward(self, inputs: Any) -> Any:
+        """The model's outputs, or None if another rank has them."""
         with self.autocast():
-            scores: Tensor = self.model(inputs)
-        return scores
+            return call(self.model, inputs)
 
     def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
         """Compute the gradients of the mean loss over the global batch, times `loss_scale`.
@@ -98,21 +98,15 @@ class Single:
         for number, micro_batch in enumerate(micro_batches):
             self.set_gradient_sync(last=number + 1 == len(micro_batches))
             with self.timer("forward"):
-                scores = self.forward(micro_batch.inputs)
-                assert scores is not None  # noqa: S101 - only a pipeline gives None, and overrides
-                loss = self.loss(scores, micro_batch)
+                loss = self.loss(self.forward(micro_batch.inputs), micro_batch)
             with self.timer("backward"):
                 torch.autograd.backward(loss * (self.averaging_ranks * loss_scale))
             losses.append(loss.detach())
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def micro_batches(self, batch: Batch) -> list[Batch]:
-        """Split `batch` into micro-batches of equal size."""
-        count = self.options.micro_batches
-        if count == 1:
-            return [batch]
-        inputs, targets = batch.inputs.chunk(count), batch.targets.chunk(count)
-        return [Batch(*pair, batch.target_count) for pair in zip(inputs, targets, strict=True)]
+        """Split `batch` into as many micro-batches as the options say."""
+        return data.split(batch, self.options.micro_batches, self.task)
 
     def seed_step(self, step: int) -> None:
         """Seed the random numbers of a step, such as those of dropout.
@@ -121,7 +115,7 @@ class Single:
         ranks with different samples draw different ones. torch's generator on the CPU takes 32 bits
         of a seed, so each part is spread over them.
         """
-        torch.manual_seed((self.options.seed * _PRIME + step) * _PRIME + self.random_stream)
+        torch.manual_seed((self.options.seed * SEED_STEP + step) * SEED_STEP + self.random_stream)
 
     @property
     def random_stream(self) -> int:
@@ -131,17 +125,21 @@ class Single:
     def set_gradient_sync(self, *, last: bool) -> None:
         """Called before each micro-batch: gradients need to be reduced after the last one only."""
 
-    def loss(self, scores: Tensor, batch: Batch) -> Tensor:
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """The sum of the losses in this batch, divided by the number of targets of all ranks.
 
-        `scores` is (batch, ..., classes), the result a scalar. The parts of all ranks add up to
-        the exact mean, however unequal they are. Summed in double precision: in single precision,
-        rounding of the sum would be half of the difference between two strategies.
+        The result is a scalar. The parts of all ranks add up to the exact mean, however unequal
+        they are. Summed in double precision: in single precision, rounding of the sum would be half
+        of the difference between two strategies.
         """
         with self.autocast():
-            flat = scores.flatten(0, -2).float()
-            losses = cross_entropy(flat, batch.targets.flatten(), reduction="none")
-            return losses.sum(dtype=torch.float64) / batch.target_count
+            loss = self.task.loss(outputs, batch.targets)
+            count = batch.count
+            whole = loss.sum(dtype=torch.float64) if loss.dim() else loss.double() * count
+            if isinstance(count, int) and count:
+                return whole / batch.total
+            counts = torch.as_tensor(count, device=loss.device) > 0
+            return torch.where(counts, whole, 0.0) / batch.total  # a mean over nothing is NaN
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of the forward pass: autocast to 16 bits, or nothing for fp32."""
@@ -152,6 +150,18 @@ class Single:
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
         return gradients.norm(self.model.parameters(), self.model_parallel_groups)
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Average buffers, such as the statistics of batch normalization, over the data shards.
+
+        Each shard has its own while training; evaluation and checkpoints have the mean. Collective.
+        """
+        shards = self.data_shard.num_shards
+        for buffer in self.model.buffers() if shards > 1 else ():
+            if buffer.is_floating_point() and not isinstance(buffer, DTensor):
+                distributed.all_reduce(buffer, group=self.data_shard.group)
+                buffer.div_(shards)
 
     @property
     def model_parallel_groups(self) -> Sequence[ProcessGroup]:
@@ -169,6 +179,7 @@ class Single:
 
         Sharded tensors are DTensors, so DCP can load them with another number of ranks.
         """
+        optimizers.complete_state(self.stateful_objects()[1])
         model, optimizer = self._state_dicts()
         tensors = {f"model.{name}": value for name, value in model.items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}

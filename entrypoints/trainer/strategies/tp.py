@@ -26,7 +26,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainer import optimizers
 from trainer.data import Batch, DataShard
+from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext, divisors
 from trainer.strategies.single import CreateOptimizer, Single
 from trainer.train_options import TrainOptions
@@ -42,7 +44,8 @@ class TP(Single):
         super().__init__(options, context)
         size = self.tensor_parallel_size
         self.mesh = context.mesh(dp=context.world_size // size, tp=size)
-        self.data_shard = DataShard(self.mesh["dp"].get_local_rank(), self.mesh["dp"].size())
+        copies = self.mesh["dp"]
+        self.data_shard = DataShard(copies.get_local_rank(), copies.size(), copies.get_group())
         self.contributes_loss = self.mesh["tp"].get_local_rank() == 0
 
     @property
@@ -51,13 +54,13 @@ class TP(Single):
         return self.options.tensor_parallel or self.context.world_size
 
     def check(self) -> None:
-        """Raise ValueError, with all problems, if model and ranks do not fit."""
+        """Raise ConfigError, with all problems, if model and ranks do not fit."""
         problems = [
             *_model_problems(self.options, self.tensor_parallel_size),
             *self.world_size_problems(),
         ]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ConfigError("; ".join(problems))
 
     def world_size_problems(self) -> Iterator[str]:
         """Problems with the number of ranks."""
@@ -68,16 +71,24 @@ class TP(Single):
                 f"--tensor-parallel {size}: remove that option, or choose tp-dp or fsdp-tp"
             )
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Shard the layers according to the plan of the task."""
         self.model = self.parallelize(model)
-        self.optimizer = create_optimizer(self.model.parameters())
+        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
 
-    def parallelize(self, model: nn.Sequential) -> nn.Sequential:
+    def parallelize(self, model: nn.Module) -> nn.Module:
         """Apply the plan and wrap the layers, in place."""
-        plan = _PLANS[self.options.task](self.options)
+        plan = self._plan(model)
         parallelize_module(model.to(self.context.device), self.mesh["tp"], plan)
         return self.wrap_layers(model)
+
+    def _plan(self, model: nn.Module) -> dict[str, ParallelStyle]:
+        """The plan of the task, or of the model itself. Raises ConfigError if there is none."""
+        if own := _PLANS.get(self.options.task):
+            return own(self.options)
+        if self.task.tensor_parallel is not None:
+            return dict(self.task.tensor_parallel(model))
+        return _plan_of_hugging_face(model, self.tensor_parallel_size)
 
     def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
         """Compute the gradients; see `Single.backward`."""
@@ -89,8 +100,8 @@ class TP(Single):
         """Reduce gradients that are still partial sums, of layers sharded along the sequence."""
         for parameter in self.model.parameters():
             gradient, data = parameter.grad, parameter.data
-            assert isinstance(gradient, DTensor)  # noqa: S101 - so are all parameters; see the plans
-            assert isinstance(data, DTensor)  # noqa: S101 - as its gradient
+            if not isinstance(gradient, DTensor) or not isinstance(data, DTensor):
+                continue  # unused, frozen, or not in the plan: the same on all ranks
             if gradient.placements != data.placements:
                 parameter.grad = gradient.redistribute(placements=data.placements)
 
@@ -115,6 +126,10 @@ class TPWithDataParallel(TP):
 
 def _model_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
     """Why the model cannot be sharded over so many ranks."""
+    if options.task not in _PLANS:
+        if options.sequence_parallel:
+            yield "--sequence-parallel: put it into the plan of your task, Task.tensor_parallel"
+        return
     text = options.task == "text"
     what, size = ("--heads", options.heads) if text else ("the hidden size", HIDDEN_SIZE)
     if size % ranks:
@@ -186,6 +201,35 @@ def _text_plan(options: TrainOptions) -> dict[str, ParallelStyle]:
         "head.norm": norm,
         "head.scores": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
     }
+
+
+_STYLES = {
+    "colwise": ColwiseParallel(),
+    "rowwise": RowwiseParallel(),
+    "colwise_rep": ColwiseParallel(output_layouts=Replicate()),
+    "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+}
+"""The words of `base_model_tp_plan` in transformers; other layers stay whole on each rank."""
+
+
+def _plan_of_hugging_face(model: nn.Module, ranks: int) -> dict[str, ParallelStyle]:
+    """The plan that a model of transformers brings. Raises ConfigError if it does not fit."""
+    words: dict[str, str] = getattr(model, "_tp_plan", None) or {}
+    plan = {name: _STYLES[word] for name, word in words.items() if word in _STYLES}
+    if not plan:
+        raise ConfigError(
+            f"{type(model).__name__} has no plan for tensor parallelism: give Task.tensor_parallel "
+            "one for `parallelize_module`, or choose another strategy, such as fsdp"
+        )
+    config: Any = getattr(model, "config", None)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None) or ranks
+        if heads % ranks:
+            raise ConfigError(
+                f"{name} {heads} of {type(model).__name__} cannot be divided by {ranks} ranks, "
+                f"only by {divisors(heads)}"
+            )
+    return plan
 
 
 _PLANS = {"digits": _digits_plan, "text": _text_plan}

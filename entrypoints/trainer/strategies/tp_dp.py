@@ -18,7 +18,7 @@ from trainer.strategies.tp import TPWithDataParallel
 class TPxDP(TPWithDataParallel):
     """A two-dimensional mesh: all-reduce over "dp", tensor parallelism over "tp"."""
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Shard the layers and register the hooks that reduce gradients."""
         super().prepare(model, create_optimizer)
         self._sync = True

@@ -21,7 +21,7 @@ from trainer.strategies.single import CreateOptimizer
 class Zero1(DDP):
     """torch's ZeroRedundancyOptimizer on top of DDP."""
 
-    def prepare(self, model: nn.Sequential, create_optimizer: CreateOptimizer) -> None:
+    def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Wrap the model in DDP and the optimizer in ZeroRedundancyOptimizer."""
         optimizer_class: Any = create_optimizer  # any callable of parameters works
         super().prepare(model, partial(ZeroRedundancyOptimizer, optimizer_class=optimizer_class))

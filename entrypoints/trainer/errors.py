@@ -1,0 +1,11 @@
+"""The error of options that do not fit."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """Options, task and ranks do not fit together. Raised on every rank, before training starts.
+
+    ``train.py`` prints it as one line. Any other exception, such as one of your model, keeps its
+    traceback.
+    """

@@ -1,0 +1,111 @@
+"""Where samples come from: tensors in memory, a dataset with an index, or a stream.
+
+Each is what torch's `DataLoader` reads in its workers: one item is one rank's shard of a global
+batch, collated, and how many samples of it count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+)
+
+from trainer.task import IGNORE_INDEX
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Samples(NamedTuple):
+    """A rank's shard of a batch. `real` samples of it count, and `of_all` on all ranks.
+
+    A shard without samples holds one that does not count: every rank takes part in every step.
+    """
+
+    batch: Any
+    real: int
+    of_all: int
+
+
+class InMemory(Dataset[tuple[Tensor, Tensor]]):
+    """Two tensors, by tensors of indices; index `IGNORE_INDEX` gives a sample that does not count.
+
+    One indexing operation makes a batch, which is much faster than to collate samples.
+    """
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._inputs, self._targets = dataset.tensors
+
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if indices[-1] != IGNORE_INDEX:
+            return self._inputs[indices], self._targets[indices]
+        existing = indices.clamp(min=0)
+        targets = self._targets[existing]
+        targets[indices == IGNORE_INDEX] = IGNORE_INDEX
+        return self._inputs[existing], targets
+
+
+class Indexed(Dataset[Samples]):
+    """Any dataset with an index, by rows: this rank's indices, and the size of the global batch.
+
+    With `size`, a shard is filled with repetitions of its first sample up to that size.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate, size: int | None) -> None:
+        self._dataset, self._collate, self._size = dataset, collate, size
+
+    def __getitem__(self, row: tuple[list[int], list[int]]) -> Samples:
+        mine, everyone = row
+        filler = [(mine or everyone)[0]] * ((self._size or 1) - len(mine))
+        samples = [self._dataset[index] for index in (*mine, *filler)]
+        return Samples(self._collate(samples), len(mine), len(everyone))
+
+
+@dataclass(frozen=True, eq=False)
+class Stream(IterableDataset[Samples]):
+    """An iterable dataset, from its global batch number `first` on.
+
+    Each worker reads the whole stream and collates every n-th batch, so that the batches do not
+    depend on the number of workers. `passes` is how often the dataset is read, each time after a
+    call of its `set_epoch`, if it has one.
+    """
+
+    dataset: Iterable[Any]
+    collate: Collate
+    batch_size: int
+    shard: slice
+    first: int
+    passes: Iterable[int]
+
+    def __iter__(self) -> Iterator[Samples]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        for samples in islice(self._global_batches(), self.first + number, None, workers):
+            mine = samples[self.shard]
+            yield Samples(self.collate(mine or samples[:1]), len(mine), len(samples))
+
+    def _global_batches(self) -> Iterator[list[Any]]:
+        for number in self.passes:
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(number)
+            samples = iter(self.dataset)
+            while batch := list(islice(samples, self.batch_size)):
+                yield batch
+
+
+def loader(source: Any, order: list[Any] | None, workers: int, *, gpu: bool) -> Iterable[Any]:
+    """The items of `source`, in `order` if it has an index, read ahead by `workers` processes."""
+    if not (workers or gpu):
+        return map(source.__getitem__, order) if order is not None else source
+    return torch.utils.data.DataLoader(
+        source, batch_size=None, sampler=order, num_workers=workers, pin_memory=gpu
+    )

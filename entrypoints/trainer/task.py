@@ -1,0 +1,123 @@
+"""A task: the model to train, its data and its loss.
+
+    def task(options):
+        return Task(Net, training=dataset, loss=nn.functional.mse_loss)
+
+``train.py --task package.module:task`` trains it with any strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset
+
+IGNORE_INDEX = -100
+"""A target that does not count; the default `ignore_index` of `cross_entropy`."""
+
+Function = Callable[[Any, Any], Tensor]
+"""Of the model's outputs and the targets of a batch."""
+
+
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """The cross-entropy of each target.
+
+    The outputs are scores (batch, ..., classes), or have them as `logits`, as models of Hugging
+    Face do. The targets are integers (batch, ...); for `IGNORE_INDEX` the loss is 0.
+    """
+    flat = scores(outputs).flatten(0, -2).float()
+    return functional.cross_entropy(flat, targets.flatten(), reduction="none")
+
+
+def hits(outputs: Any, targets: Tensor) -> Tensor:
+    """How many targets have the highest score; see `cross_entropy`."""
+    return (scores(outputs).argmax(dim=-1) == targets).sum()
+
+
+def scores(outputs: Any) -> Tensor:
+    """The outputs, or their `logits`."""
+    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return found
+
+
+def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+    """The halves of a pair, or a mapping without its `labels`, and these."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
+    inputs, targets = batch
+    return inputs, targets
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to train, and on what. A model and training data are enough.
+
+    Samples are pairs of inputs and targets, or mappings with `labels`; `split` says otherwise. A
+    tensor of inputs is passed to the model as its argument, a tuple as several, a mapping by name.
+    """
+
+    model: Callable[[], nn.Module]
+    """Builds the model with fresh weights, which follow from torch's random numbers alone."""
+    training: Dataset[Any]
+    """With a length and an index, or iterable."""
+    validation: Dataset[Any] | None = None
+    test: Dataset[Any] | None = None
+    loss: Function = cross_entropy
+    """The loss of each target, 0 for those that do not count, or their mean as a scalar."""
+    metrics: Mapping[str, Function] | None = None
+    """Sums over the targets of a batch, by name. None: the accuracy, if `loss` is the default."""
+    count: Callable[[Any], int | Tensor] | None = None
+    """The number of targets of a batch that count. None: integers other than `IGNORE_INDEX`, or one
+    for each sample."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a list of samples. None: torch's `default_collate`."""
+    split: Callable[[Any], tuple[Any, Any]] = inputs_and_targets
+    """The inputs and the targets of a batch."""
+    unit: str = "samples"
+    """What one target is: an image has one, a text window has one per byte."""
+    layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """The layers to shard, to recompute and to compile one by one. None: found in the model."""
+    tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
+
+    @property
+    def metric_functions(self) -> Mapping[str, Function]:
+        """The metrics by name, the default ones included."""
+        if self.metrics is not None:
+            return self.metrics
+        return {"accuracy": hits} if self.loss is cross_entropy else {}
+
+    def targets_in(self, targets: Any) -> int | Tensor:
+        """The number of targets of a batch that count; see `count`."""
+        if self.count is not None:
+            return self.count(targets)
+        return (targets != IGNORE_INDEX).sum() if is_integer(targets) else samples_in(targets)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the training data has no length."""
+        return isinstance(self.training, IterableDataset)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The outputs of a model: a mapping gives named arguments, a tuple or list several."""
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs)
+
+
+def is_integer(targets: Any) -> bool:
+    """Whether the targets are one tensor of integers, such as classes or tokens."""
+    return isinstance(targets, Tensor) and not targets.is_floating_point()
+
+
+def samples_in(batch: Any) -> int:
+    """The number of samples: the first size of the first tensor."""
+    return next(len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor))

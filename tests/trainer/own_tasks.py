@@ -1,0 +1,142 @@
+"""Tasks as users write them, with models that the trainer has never seen."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset
+
+from trainer.task import IGNORE_INDEX, Task
+
+
+class Net(nn.Module):
+    """Not a sequence of layers: parts are called by name, one twice, with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, values, scale):
+        hidden = self.first(values) * scale
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(block(hidden))
+        return self.last(torch.tanh(self.blocks[0](hidden)))
+
+
+class Points(Dataset):
+    """Inputs of two tensors, targets of two numbers."""
+
+    def __init__(self, count):
+        numbers = torch.Generator().manual_seed(count)
+        self.values = torch.randn(count, 6, generator=numbers)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        value = self.values[index]
+        return (value, value[:1].abs()), torch.stack([value.sum(), value[0]])
+
+
+def regression(_options):
+    """Mean squared error, a scalar; the last batch has 3 samples, fewer than ranks."""
+    return Task(Net, Points(99), Points(21), Points(22), loss=functional.mse_loss)
+
+
+class Tokens(Dataset):
+    """Sequences of unequal length, as mappings."""
+
+    def __len__(self):
+        return 51
+
+    def __getitem__(self, index):
+        return torch.arange(index, index + 4 + index % 5) % 11
+
+
+@dataclass
+class Output:
+    """What models of Hugging Face return is such a dataclass."""
+
+    logits: torch.Tensor
+
+
+class Language(nn.Module):
+    """Tied weights, a frozen part, and one that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 16)
+        self.blocks = nn.ModuleList(nn.GRU(16, 16, batch_first=True) for _ in range(2))
+        self.frozen = nn.Linear(16, 16).requires_grad_(False)
+        self.unused = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = hidden + block(self.frozen(hidden))[0]
+        return Output(self.head(hidden))
+
+
+def pad(samples):
+    rows = nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=IGNORE_INDEX)
+    return {"tokens": rows[:, :-1].clamp(min=0), "labels": rows[:, 1:]}
+
+
+def language(options):
+    """The mean over the targets that count is not the mean of the ranks' means."""
+    task_loss = {"scalar": mean_over_tokens}.get(options.task_options.get("loss"))
+    more = {"loss": task_loss} if task_loss else {}
+    return Task(Language, Tokens(), Tokens(), collate=pad, unit="tokens", **more)
+
+
+def mean_over_tokens(outputs, labels):
+    return functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+
+
+class Numbers(IterableDataset):
+    """A stream that another pass orders anew."""
+
+    def __init__(self, count):
+        self.count, self.number = count, 0
+
+    def set_epoch(self, number):
+        self.number = number
+
+    def __iter__(self):
+        numbers = torch.Generator().manual_seed(self.number)
+        for _ in range(self.count):
+            value = torch.randn(6, generator=numbers)
+            yield (value, torch.ones(1)), value[:2]
+
+
+def stream(_options):
+    return Task(Net, Numbers(70), Numbers(21), loss=functional.mse_loss)
+
+
+class Normalized(nn.Module):
+    """Batch normalization, whose statistics each rank has of its own samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, values, scale):
+        return self.last(self.body(values * scale))
+
+
+def normalized(_options):
+    return Task(Normalized, Points(96), Points(21), loss=functional.mse_loss)
+
+
+def broken(_options):
+    raise KeyError("my own mistake")
+
+
+def nothing(_options):
+    return nn.Linear(1, 1)

@@ -1,0 +1,139 @@
+"""`--task package.module:function`: models, data and losses that the trainer has never seen."""
+
+import pytest
+import torch
+
+from tests.trainer.rank_pool import RankPool
+from tests.trainer.ranks import TRAIN, losses, outputs, start, train_alone
+from trainer import checkpoint
+from trainer.arguments import parse
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
+
+TASKS = "tests.trainer.own_tasks"
+STEPS = ("--steps", "12", "--epochs", "9", "--batch-size", "16", "--log-every", "1")
+DATA_PARALLEL = ("ddp", "manual", "zero1", "zero2", "zero3", "hsdp")
+ROUNDING = 1e-6
+"""Relative, of the loss in 12 steps: single precision, summed in another order."""
+
+
+def words(task, *more):
+    return ("--task", f"{TASKS}:{task}", "--no-tensorboard", *STEPS, *more)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """By task, the losses of one process; each trained once."""
+    pool, done = RankPool(1, tmp_path_factory.mktemp("single")), {}
+
+    def losses_of(*task):
+        if task not in done:
+            done[task] = folder = tmp_path_factory.mktemp("alone")
+            pool.train(folder, *words(*task, "--strategy", "single"))
+        return losses(done[task])
+
+    yield losses_of
+    pool.close()
+
+
+@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+@pytest.mark.parametrize(
+    "task",
+    [("regression",), ("language",), ("language", "--task-option", "loss=scalar"), ("stream",)],
+    ids=["regression", "language", "language-scalar", "stream"],
+)
+def test_every_data_parallel_strategy_trains_like_one_process(
+    four, alone, tmp_path, task, strategy
+):
+    shard = ("--shard-ranks", "2") if strategy == "hsdp" else ()
+    four.train(tmp_path, *words(*task, "--strategy", strategy, *shard))
+    expected = alone(*task)
+    assert len(expected) == 12
+    assert losses(tmp_path) == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_micro_batches_recomputation_and_workers_change_nothing(four, alone, tmp_path, strategy):
+    """The last batch has 3 samples: most micro-batches of most ranks are empty."""
+    features = ("--micro-batches", "2", "--checkpoint-activations", "--workers", "2")
+    four.train(tmp_path, *words("regression", "--strategy", strategy, *features))
+    assert losses(tmp_path) == pytest.approx(alone("regression"), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("workers", ["0", "3"])
+def test_a_stream_goes_on_where_it_was(four, alone, tmp_path, workers):
+    """A pass has 5 batches: the run stops in the second one, and resumes in the third."""
+    options = ("--strategy", "ddp", "--workers", workers, "--checkpoint-steps", "1")
+    for steps in ("7", "12"):
+        four.train(tmp_path, *words("stream", *options, "--steps", steps))
+    assert losses(tmp_path) == pytest.approx(alone("stream"), rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("single", "single"), ("ddp", "zero3"), ("zero2", "ddp")]
+)
+def test_a_run_with_unused_frozen_and_tied_parameters_resumes(four, alone, tmp_path, before, after):
+    for strategy, steps in ((before, "5"), (after, "12")):
+        arguments = words("language", "--strategy", strategy, "--steps", steps)
+        if strategy == "single":
+            train_alone(tmp_path, *arguments)
+        else:
+            four.train(tmp_path, *arguments)
+    assert losses(tmp_path) == pytest.approx(alone("language"), rel=ROUNDING)
+
+
+def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, tmp_path):
+    """With one update per run, the mean of the ranks' means is the mean of all samples."""
+    options = ("--steps", "1", "--batch-size", "96")
+    four.train(tmp_path / "four", *words("normalized", *options, "--strategy", "zero2"))
+    train_alone(tmp_path / "one", *words("normalized", *options, "--strategy", "single"))
+    four_ranks, one = (
+        checkpoint.read(checkpoint.find_latest(tmp_path / name / "checkpoints").path)
+        for name in ("four", "one")
+    )
+    name = "model.body.1.running_mean"
+    torch.testing.assert_close(four_ranks[name], one[name])
+
+
+def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
+    (text,) = outputs([start([TRAIN, *words("broken")], tmp_path)], code=1)
+    assert "Traceback" in text
+    assert "KeyError: 'my own mistake'" in text
+    assert "own_tasks.py" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (f"{TASKS}:missing", f"the module {TASKS} has no function missing"),
+        ("tests.nowhere:task", "there is no module tests.nowhere in"),
+        (f"{TASKS}:nothing", "returned Linear: return a trainer.task.Task"),
+        (f"{TASKS}:stream", "training data without a length requires --steps"),
+    ],
+)
+def test_a_task_that_cannot_be_used_is_one_line(tmp_path, task, message):
+    (text,) = outputs([start([TRAIN, "--task", task, "--strategy", "single"], tmp_path)], code=1)
+    assert "Traceback" not in text
+    assert text.startswith("train.py: error: ")
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "digit"], "must be digits, text, or a function of yours"),
+        (["--task-option", "rows"], "--task-option rows must be KEY=VALUE"),
+    ],
+)
+def test_a_word_that_names_no_task_is_refused(capsys, words, message):
+    with pytest.raises(SystemExit) as refused:
+        parse(words)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
