@@ -14,6 +14,10 @@ from deploykit import paths, quoting, spelling
 
 TRAINER = "train.py"
 """The name of the trainer that is written where no script is found."""
+TASK = "task.py"
+"""The name of the task that is written beside the reference trainer."""
+TASK_ARGS = ("--task", "task:task")
+"""The arguments with which the reference trainer runs that task."""
 _LARGEST = 2**20
 """Bytes of a script that is read."""
 _MOST = 500
@@ -126,8 +130,14 @@ def ranks(script: Script) -> tuple[str, int]:
     return "processes_per_node", min(_ON_CPU, cores) if script.distributed else 1
 
 
-def job_file(
-    name: str, script: Script, *, schema: str | None, backend: str | None, sections: Sequence[str]
+def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the user
+    name: str,
+    script: Script,
+    *,
+    schema: str | None,
+    backend: str | None,
+    sections: Sequence[str],
+    args: Sequence[str] = (),
 ) -> str:
     """The job file. `schema` is its address for editors; `sections` are examples, one a line."""
     key, count = ranks(script)
@@ -135,6 +145,7 @@ def job_file(
     whose = (
         "ranks of each node" if key == "processes_per_node" else "of each node, with a rank each"
     )
+    arguments = ", ".join(map(quoting.yaml, args))
     lines = [
         *([f"# yaml-language-server: $schema={schema}"] if schema else []),
         "# `deploykit submit` runs this job; `deploykit init --full all.yaml` explains every key",
@@ -142,7 +153,7 @@ def job_file(
         *([f"backend: {quoting.yaml(backend)}"] if backend else []),
         "entrypoint:",
         f"  {entry}",
-        "  args: []                  # for one run: deploykit submit -- --lr 0.1",
+        f"{f'  args: [{arguments}]':<26}  # for one run: deploykit submit -- --lr 0.1",
         "resources:",
         "  nodes: 1",
         f"{f'  {key}: {count}':<28}# {whose}",
@@ -156,6 +167,16 @@ def _comment(text: str) -> list[str]:
     return textwrap.wrap(
         text, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
     )
+
+
+def reference_trainer() -> dict[str, str]:
+    """The texts of the reference trainer and of a first task for it, by path."""
+    here = paths.shipped("entrypoints")
+    files = [here / TRAINER, *sorted((here / "trainer").rglob("*.py"))]
+    task = paths.shipped("templates") / TASK
+    return {TASK: task.read_text(encoding="utf-8")} | {
+        file.relative_to(here).as_posix(): file.read_text(encoding="utf-8") for file in files
+    }
 
 
 def trainer() -> str:

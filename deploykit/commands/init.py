@@ -4,6 +4,7 @@ Never overwrites a file. On a terminal it may ask which script, and where to run
 
 deploykit init                       # job.yaml, for the script that looks like the trainer
 deploykit init evaluate.py           # job.yaml, for this script
+deploykit init --trainer             # your model with any strategy: the reference trainer, a task
 deploykit init --full all.yaml       # every key, with a comment for each
 """
 
@@ -27,7 +28,7 @@ _KEPT = "no file is overwritten: edit it, or name another file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the file, --full and --schema."""
+    """Declare the file and the kinds of files to write."""
     parser.add_argument(
         "file",
         nargs="?",
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--full", action="store_true", help="write every key, with a comment")
+    kinds.add_argument(
+        "--trainer",
+        action="store_true",
+        help=f"write the reference trainer and {starter.TASK}, where your model and data go",
+    )
     kinds.add_argument("--schema", action="store_true", help=f"write {_SCHEMA} instead")
 
 
@@ -50,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return _write(
             args, path, schema.commented(sections), shell.command("deploykit", "check", path)
         )
-    return _start(args, sections)
+    return _with_trainer(args, sections) if args.trainer else _start(args, sections)
 
 
 def _write(args: argparse.Namespace, path: Path, text: str, following: str | None = None) -> int:
@@ -81,6 +87,38 @@ def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
     text = starter.job_file(folder.name, script, schema=address, backend=name, sections=examples)
     paths.create(path, text, _KEPT)
     _tell(args, path, script, found)
+    return 0
+
+
+def _with_trainer(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
+    """Write the reference trainer, a first task, and the job file that trains it."""
+    path = args.file or Path("job.yaml")
+    texts = starter.reference_trainer()
+    taken = [str(path.parent / name) for name in texts if (path.parent / name).exists()]
+    if taken or path.exists():
+        names = ", ".join([*([str(path)] if path.exists() else []), *taken[:_OFFERED]])
+        raise UsageError(f"already there: {names}", hint=_KEPT)
+    for name, text in texts.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
+        paths.create(path.parent / name, text, _KEPT)
+    folder = path.absolute().parent
+    script = Script(starter.TRAINER, 0, distributed=True)
+    text = starter.job_file(
+        folder.name,
+        script,
+        schema=_schema_address(folder, sections),
+        backend=None,
+        sections=[],
+        args=starter.TASK_ARGS,
+    )
+    paths.create(path, text, _KEPT)
+    if args.json:
+        output.emit({"path": str(path), "script": script.path, "new": list(texts)})
+        return 0
+    output.say(f"wrote {starter.TASK}: your model and your data go there")
+    output.say(f"wrote {starter.TRAINER} and trainer/: the reference trainer, yours to change")
+    output.say(f"wrote {path}: trains {starter.TASK}")
+    _say_next(path)
     return 0
 
 
@@ -147,6 +185,10 @@ def _tell(args: argparse.Namespace, path: Path, script: Script, found: list[Scri
     output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
     if others := _names([other for other in found if other != script]):
         output.say(f"scripts it does not run: {others}")
+    _say_next(path)
+
+
+def _say_next(path: Path) -> None:
     file = [] if path == Path("job.yaml") else [path]
     output.say(f"next: `{shell.command('deploykit', 'submit', *file, '--wait')}`")
 

@@ -1,0 +1,28 @@
+"""What to train, and on what: put in your model and your data. train.py does the rest.
+
+deploykit submit --wait                                 # with DistributedDataParallel
+deploykit submit --wait -- --strategy fsdp --epochs 9   # sharded; `python train.py --help`
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainer.task import Task
+
+
+def points(count: int) -> TensorDataset:
+    """Points of a square, and whether each lies inside a circle: replace them by your data."""
+    corners = torch.rand(count, 2) * 2 - 1
+    return TensorDataset(corners, (corners.norm(dim=1) < 0.8).long())
+
+
+def network() -> nn.Module:
+    """Any module: two numbers to the scores of two classes."""
+    return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def task(options: object) -> Task:
+    """Called on every rank. `options` are those of the command line."""
+    torch.manual_seed(0)  # the same points on every rank
+    return Task(network, training=points(4096), validation=points(512))
