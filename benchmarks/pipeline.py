@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 _ENTRYPOINTS = Path(__file__).resolve().parent.parent / "entrypoints"
 sys.path.insert(0, str(_ENTRYPOINTS))
@@ -33,6 +34,7 @@ from trainer import arguments, bubble, models, optimizers, process_group  # noqa
 from trainer.data import Batch  # noqa: E402
 from trainer.strategies import registry  # noqa: E402
 from trainer.strategies.pp import PP  # noqa: E402
+from trainer.task import Task  # noqa: E402
 
 WIDTH = 8
 """Size of the activations between sleeping layers, and number of classes."""
@@ -158,7 +160,9 @@ class Trial:
         model, micro_batch = builders[case.model]()
         inputs = micro_batch.repeat(case.micro_batches, *[1] * (micro_batch.dim() - 1))
         self.case = case
-        self.batch = Batch(inputs, torch.zeros(len(inputs), dtype=torch.long), len(inputs))
+        self.batch = Batch(
+            inputs, torch.zeros(len(inputs), dtype=torch.long), len(inputs), len(inputs)
+        )
         self.strategy = _strategy(case, context, self.batch, model)
         self.step_ms: list[float] = []
         self.bubbles: list[float] = []
@@ -197,6 +201,7 @@ def _strategy(
     chosen = arguments.parse([*words.split(), *size.split()])
     strategy = registry.create(chosen, context)
     strategy.sample = batch
+    strategy.task = Task(lambda: model, TensorDataset(batch.inputs, batch.targets))
     strategy.prepare(model, partial(optimizers.create, chosen))
     return strategy
 

@@ -115,10 +115,10 @@ def work(words: str) -> None:
     task, strategy = tasks.load(chosen), registry.create(chosen, context)
     model = task.model()
     unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
+    data, shard = task.training, strategy.data_shard
+    batch = next(BatchLoader(task, data, chosen.batch_size, shard, context).in_order())
+    strategy.task, strategy.sample = task, batch
     strategy.prepare(model, partial(optimizers.create, chosen))
-    batch = next(
-        BatchLoader(task.training, chosen.batch_size, strategy.data_shard, context).in_order()
-    )
     step(strategy, batch)  # DDP rebuilds its buckets after the first
     distributed.barrier()
     before, carried = len([*recorded()]), crossed()

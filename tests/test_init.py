@@ -84,6 +84,42 @@ def test_the_trainer_trains_saves_and_goes_on(folder, monkeypatch):
     assert re.findall(r"epoch (\d): loss", more) == ["6"]
 
 
+def test_the_reference_trainer_comes_with_a_task(folder, capsys):
+    job, told = init(capsys, "--trainer")
+    assert job["entrypoint"] == {"script": "train.py", "args": ["--task", "task:task"]}
+    assert told["script"] == "train.py"
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+    assert set(told["new"]) == names >= {"task.py", "train.py", "trainer/task.py"}
+    assert cli.main(["check", "--strict"]) == 0
+
+
+def test_the_reference_trainer_overwrites_nothing(folder, capsys):
+    (folder / "trainer").mkdir()
+    (folder / "trainer/data.py").write_text("mine")
+    (folder / "task.py").write_text("mine")
+    assert cli.main(["init", "--trainer"]) == 64
+    assert "already there: task.py, trainer/data.py" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.rglob("*")) == ["data.py", "task.py", "trainer"]
+
+
+@pytest.mark.torch
+def test_a_first_model_of_ones_own_is_sharded(folder, monkeypatch):
+    monkeypatch.undo()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env["DEPLOYKIT_HOME"] = str(folder.parent / "state")
+    told = ""
+    for words in (["init", "--trainer"], ["submit", "--wait", "--", "--strategy", "fsdp"]):
+        argv = [sys.executable, "-m", "deploykit", *words]
+        done = subprocess.run(
+            argv, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told += done.stdout
+    assert "2 rank(s) on cpu, global batch 32, strategy fsdp" in told
+    (accuracy,) = re.findall(r"validation accuracy ([\d.]+) \(512 samples\)", told)
+    assert float(accuracy) > 0.7
+
+
 def test_a_script_that_is_there_is_taken(folder, capsys):
     (folder / "hello.py").write_text("print('hello')\n")
     job, told = init(capsys)

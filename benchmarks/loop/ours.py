@@ -10,7 +10,7 @@ import common
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 import train
-from trainer import process_group, tasks
+from trainer import process_group, task, tasks
 from trainer.arguments import parse
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     clock = common.Clock()
     data = common.dataset()
     small = common.TensorDataset(*(tensor[: common.BATCH] for tensor in data.tensors))
-    tasks.load = lambda _: tasks.Task("samples", data, small, small, lambda: common.model(clock))
+    tasks.load = lambda _: task.Task(lambda: common.model(clock), data, small, small)
     batch, rate = common.BATCH * common.world(), common.LEARNING_RATE
     words = f"--epochs 1 --batch-size {batch} --optimizer adamw --lr {rate} --weight-decay 0.01"
     trainer = train.Trainer(

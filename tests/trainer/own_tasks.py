@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
@@ -132,6 +134,30 @@ class Normalized(nn.Module):
 
 def normalized(_options):
     return Task(Normalized, Points(96), Points(21), loss=functional.mse_loss)
+
+
+class Classes(Points):
+    """Points with a class each."""
+
+    def __getitem__(self, index):
+        return self.values[index], (self.values[index].sum() > 0).long()
+
+
+def layers():
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)
+    )
+
+
+def sequence(_options):
+    """A model that a pipeline can cut; the last batch has 3 samples."""
+    return Task(layers, Classes(99), Classes(21))
+
+
+def planned(_options):
+    """A plan for tensor parallelism that leaves the last layer whole."""
+    plan = {"first": ColwiseParallel(output_layouts=Replicate())}
+    return Task(Net, Points(99), loss=functional.mse_loss, tensor_parallel=lambda _: plan)
 
 
 def broken(_options):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from tests.trainer.ranks import PATIENCE, TRAIN, all_lines, outputs, start, start_ranks, train_alone
 from trainer import flops, models
@@ -69,7 +68,7 @@ def test_the_sections_of_a_step_are_timed_and_fit_into_it(tmp_path):
 def test_counted_flops_fit_the_formula_for_transformers():
     """6 a parameter and byte, and attention (arXiv:2204.02311, appendix B); less the embeddings."""
     layers, width, sequence = 3, 32, 16
-    tokens = TensorDataset(torch.zeros(1, sequence, dtype=torch.long))
+    tokens = torch.zeros(1, sequence, dtype=torch.long)
     counted = flops.flops_per_sample(lambda: models.gpt(layers, width, 4, sequence), tokens)
     parameters = layers * 12 * width**2 + 256 * width
 

@@ -59,6 +59,41 @@ def test_every_data_parallel_strategy_trains_like_one_process(
     assert losses(tmp_path) == pytest.approx(expected, rel=ROUNDING)
 
 
+@pytest.mark.parametrize(
+    ("task", "strategy", "options"),
+    [
+        ("sequence", "pp-dp", ("--micro-batches", "4", "--balance", "layers")),
+        ("sequence", "pp-fsdp", ("--micro-batches", "2", "--balance", "layers")),
+        ("planned", "tp", ()),
+        ("planned", "tp-dp", ("--tensor-parallel", "2")),
+        ("planned", "fsdp-tp", ("--tensor-parallel", "2")),
+    ],
+)
+def test_pipelines_and_tensor_parallelism_take_models_that_fit(
+    four, alone, tmp_path, task, strategy, options
+):
+    four.train(tmp_path, *words(task, "--strategy", strategy, *options))
+    assert losses(tmp_path) == pytest.approx(alone(task), rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("task", "strategy", "message"),
+    [
+        ("language", "pp", "cuts an nn.Sequential between its layers, and Language is none"),
+        ("regression", "pp", "targets that are integers to fill the last one"),
+        (
+            "regression",
+            "tp",
+            "Net has no plan for tensor parallelism: give Task.",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_a_strategy_is_refused(four, tmp_path, task, strategy, message):
+    options = ("--micro-batches", "4") if strategy == "pp" else ()
+    errors = four.try_to_train(tmp_path, *words(task, "--strategy", strategy, *options))
+    assert all(error.startswith("ConfigError: ") and message in error for error in errors)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_micro_batches_recomputation_and_workers_change_nothing(four, alone, tmp_path, strategy):
     """The last batch has 3 samples: most micro-batches of most ranks are empty."""

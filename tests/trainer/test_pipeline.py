@@ -156,7 +156,7 @@ def test_invalid_combinations_are_refused(arguments):
 def test_a_batch_that_cannot_be_divided_is_refused(pools, text, tmp_path):
     ways = ("--strategy", "pp-dp", "--micro-batches", "4", "--batch-size", "12")
     error = (
-        "ValueError: --batch-size 12 must be a multiple of 8: "
+        "ConfigError: --batch-size 12 must be a multiple of 8: "
         "2 data shard(s) times 4 micro-batch(es)"
     )
     assert pools[4].try_to_train(tmp_path, *COMMON, *text, *ways) == [error] * 4

@@ -25,9 +25,10 @@ from tests.trainer.ranks import (
 from tests.trainer.test_metrics import scalars
 from trainer import tasks
 from trainer.arguments import parse
-from trainer.data import IGNORE_INDEX, BatchLoader, DataShard
+from trainer.data import BatchLoader, DataShard
 from trainer.process_group import DistributedContext
 from trainer.strategies import registry
+from trainer.task import IGNORE_INDEX, Task
 
 pytestmark = pytest.mark.torch
 
@@ -164,7 +165,7 @@ def test_an_epoch_visits_every_sample_once_and_counts_the_short_batch():
 
     assert sorted(chain(*batches)) == list(range(1077))
     assert list(map(len, batches)) == [64] * 16 + [53]
-    counts = [batch.target_count for batch in shard(0, 4, epoch=0)]
+    counts = [batch.total for batch in shard(0, 4, epoch=0)]
     assert counts == [64] * 16 + [53]
     assert {len(batch.targets) for batch in shard(3, 4, epoch=0)} == {16}
 
@@ -178,17 +179,18 @@ def test_ignored_targets_are_not_counted(world):
     targets[::10] = IGNORE_INDEX
     context = DistributedContext(0, world, torch.device("cpu"))
     dataset = TensorDataset(torch.zeros(100, 1), targets)
-    batches = BatchLoader(dataset, 16, DataShard(0, world), context).in_order()
+    batches = batch_loader(dataset, 16, DataShard(0, world), context).in_order()
 
     expected = [int((part != IGNORE_INDEX).sum()) for part in targets.split(16)]
-    assert [batch.target_count for batch in batches] == expected
+    assert [batch.total for batch in batches] == expected
 
 
 def test_a_batch_without_targets_has_no_loss_and_no_error():
     context = DistributedContext(0, 1, torch.device("cpu"))
     dataset = TensorDataset(torch.zeros(4, 1), torch.full((4,), IGNORE_INDEX))
-    (batch,) = BatchLoader(dataset, 4, DataShard(0, 1), context).in_order()
+    (batch,) = batch_loader(dataset, 4, DataShard(0, 1), context).in_order()
     strategy = registry.create(parse(["--strategy", "single"]), context)
+    strategy.task = Task(torch.nn.Module, dataset)
 
     assert strategy.loss(torch.ones(4, 3), batch) == 0
 
@@ -204,11 +206,15 @@ def test_the_order_follows_from_seed_and_epoch():
     assert samples_by_batch(1, epoch=1) != samples_by_batch(1, epoch=1, seed=1)
 
 
+def batch_loader(dataset, *arguments):
+    return BatchLoader(Task(torch.nn.Module, dataset), dataset, *arguments)
+
+
 def shard(rank, world, epoch, seed=0, first=0):
     """One rank's batches of an epoch over a dataset of 1077 numbers."""
     numbers = torch.arange(1077)
     context = DistributedContext(rank, world, torch.device("cpu"))
-    batches = BatchLoader(TensorDataset(numbers, numbers), 64, DataShard(rank, world), context)
+    batches = batch_loader(TensorDataset(numbers, numbers), 64, DataShard(rank, world), context)
     return batches.epoch(epoch, seed, first)
 
 

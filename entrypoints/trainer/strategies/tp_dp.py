@@ -28,8 +28,9 @@ class TPxDP(TPWithDataParallel):
 
     def _start_reduction(self, parameter: Tensor) -> None:
         """Start to sum a gradient over the copies as soon as it is computed here."""
-        if self._sync and isinstance(parameter.grad, DTensor):
-            local, group = parameter.grad.to_local(), self.mesh.get_group("dp")
+        if self._sync and parameter.grad is not None:
+            gradient, group = parameter.grad, self.mesh.get_group("dp")
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             work = distributed.all_reduce(local, group=group, async_op=True)
             assert work is not None  # noqa: S101 - async_op
             self._reductions.append(work)
