@@ -21,9 +21,15 @@ from deploykit.registry import Run
 
 @contextlib.contextmanager
 def prepare(
-    row: Run, overrides: Overrides, run: str | None, arguments: Sequence[str]
+    row: Run,
+    overrides: Overrides,
+    run: str | None,
+    arguments: Sequence[str],
+    backend: str | None = None,
 ) -> Iterator[Prepared]:
     """The plan of a new run like `row`, with `overrides`, and `arguments` after its own.
+
+    It goes to `backend`, by default that of `row`.
 
     The plan can be submitted within the context, while its source is unpacked. Raises NotFound
     where the job or the source of the run was not kept, and what `lifecycle.prepare` raises.
@@ -44,4 +50,4 @@ def prepare(
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
-        yield lifecycle.prepare(job, chosen, row.backend, run, arguments)
+        yield lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)

@@ -280,6 +280,8 @@ def test_a_run_can_be_run_again(project):
     again = first.rerun(args=[2], set={"name": "again"}, run="two")
     assert (again.id, again.name, again.backend) == ("two", "again", "print")
     assert [line.text for line in again.logs()] == ["train.py --epochs 5 1 2"]
+    with pytest.raises(UsageError, match="unknown backend 'printt'"):
+        again.rerun(backend="printt")
 
 
 def test_a_run_that_goes_on_times_out(project, monkeypatch):

@@ -365,6 +365,17 @@ def test_the_state_of_a_run_is_evidence(state, native, reason, cause, capsys, mo
     assert found[0]["evidence"][0]["file"] == "status of arr"
 
 
+def test_a_fix_keeps_the_arguments_of_a_run_that_can_be_submitted_again(capsys, monkeypatch):
+    folder = add_array([1])
+    status = Status(State.FAILED, "timed out", "stopped at its time limit")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, status))
+    registry.update("arr", status)
+    again = "deploykit {} --set resources.time_limit=TIME"
+    assert again.format("submit --backend BACKEND") in diagnosed("arr", capsys)[1][0]["fix"]
+    (folder / "job.json").write_text("{}")
+    assert again.format("rerun arr") in diagnosed("arr", capsys)[1][0]["fix"]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -60,6 +60,19 @@ def test_keys_and_arguments_can_differ(project, sent):
     assert sent[2].job.entrypoint.args == ("--epochs", "5", "--lr", "0.1", "--x")
 
 
+def test_a_run_can_be_sent_to_another_backend_with_its_arguments(project, sent, monkeypatch):
+    monkeypatch.setattr(
+        "deploykit.backends.slurm.submit",
+        lambda plan, folder: (
+            bundle.store(plan.bundle) and Handle("slurm", "c", "1", plan.run, str(folder))
+        ),
+    )
+    assert cli.main(["submit", "--backend", "slurm", "--run", "first", "--", "--lr", "1"]) == 0
+    assert cli.main(["rerun", "first", "--backend", "local", "--run", "second"]) == 0
+    assert registry.known("second").backend == "local"
+    assert sent[0].job.entrypoint.args == ("--epochs", "5", "--lr", "1")
+
+
 def test_a_dry_run_of_it_sends_nothing(project, sent, capsys):
     assert cli.main(["submit", "--run", "first"]) == 0
     capsys.readouterr()

@@ -48,7 +48,7 @@ def job(tmp_path, monkeypatch):
 
 
 def submitted(done):
-    """The id of the run that a printed `deploykit submit` has started, once it has ended."""
+    """The id of the run that a printed `deploykit rerun` has started, once it has ended."""
     assert done.returncode == 0, done.stderr
     run = done.stdout.partition(":")[0]
     return cli.main(["wait", run]), run
@@ -114,7 +114,7 @@ def test_a_time_limit_on_this_machine(job, capsys):
     lifecycle.submit(dataclasses.replace(plan, text=text))
     assert cli.main(["wait", "before"]) == 124
     (again,) = commands(capsys, "before", "time_limit")
-    assert again == "deploykit submit --backend local --set resources.time_limit=TIME"
+    assert again == "deploykit rerun before --set resources.time_limit=TIME"
     cli.main(["diagnose", "before"])
     assert "failed first" not in capsys.readouterr().out
     code, run = submitted(shell(again.replace("TIME", "10m")))
@@ -196,11 +196,11 @@ def test_an_exception_of_the_program(job, capsys):
     shown = shell(starting(found, "deploykit logs before --first-error"))
     assert "Traceback (most recent call last)" in shown.stdout
     assert "AssertionError: not yet" in shown.stdout
-    alone = starting(found, "deploykit submit --backend local --set resources.nodes=1 ")
+    alone = starting(found, "deploykit rerun before --backend local --set resources.nodes=1 ")
     done = shell(alone)
     assert (done.returncode, done.stdout.count("world 1")) == (1, 1), done.stdout
     job(RAISES, ranks=2, env=", FIXED: 'yes'")
-    assert shell(alone).returncode == 0
+    assert ended("after")[0] == 0
 
 
 def test_one_rank_on_this_machine_is_not_told_to_run_with_one_rank_on_this_machine(job, capsys):
@@ -292,9 +292,9 @@ def test_a_collective_that_timed_out(job, capsys):
     job(LATE, ranks=2)
     assert ended("before")[0] == 1
     found = commands(capsys, "before", "collective_timeout")
-    code, run = submitted(shell(starting(found, "deploykit submit --backend local --preflight")))
+    code, run = submitted(shell(starting(found, "deploykit rerun before --set preflight=true")))
     assert (code, "preflight: " in log_of(run)) == (1, True)
-    code, run = submitted(shell(starting(found, "deploykit submit --backend local --debug")))
+    code, run = submitted(shell(starting(found, "deploykit rerun before --set debug=true")))
     assert (code, paths.run_folder(run).joinpath("debug").is_dir()) == (1, True)
     job(LATE, ranks=2, env=", FIXED: 'yes'")
     assert ended("after")[0] == 0
@@ -315,8 +315,8 @@ def test_a_class_that_torch_load_refuses(job, capsys, tmp_path):
     job(LOADS.format(file=file, permit=""))
     assert ended("before")[0] == 1
     found = commands(capsys, "before", "weights_only")
-    permit = "torch.serialization.add_safe_globals([{}])".format("argparse.Namespace")
-    assert permit in found
+    permit = starting(found, "torch.serialization.add_safe_globals(")
+    assert permit.replace("argparse.Namespace", "") == "torch.serialization.add_safe_globals([])"
     job(LOADS.format(file=file, permit=permit))
     code, log = ended("after")
     assert (code, "lr 0.1" in log) == (0, True)
