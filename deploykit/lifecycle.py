@@ -252,7 +252,7 @@ def _send(plan: Plan, folder: Path) -> None:
     except DeploykitError as error:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
-    registry.confirm(plan.run, handle.id)
+    registry.confirm(plan.run, handle.id, handle.status)
 
 
 def _record_source(plan: Plan, folder: Path) -> None:

@@ -299,6 +299,8 @@ class Handle:
     run: str
     folder: str
     """The run folder, on the machine that submitted."""
+    status: Status | None = field(default=None, compare=False, repr=False)
+    """What `submit` has already learned of the job; None: it is queued."""
 
     def __str__(self) -> str:
         return f"{self.backend}://{self.target}/{self.id}"

@@ -27,12 +27,10 @@ from typing import IO
 
 from deploykit_node import log, private, signals, written
 from deploykit_node.cluster import Environ
-from deploykit_node.written import PART, File
+from deploykit_node.written import KEPT, PART, File
 
 VARIABLE = "DEPLOYKIT_OUTPUTS"
 """The patterns, as a JSON list."""
-KEPT = "working_folder"
-"""The folder of the checkpoints that keeps the files."""
 EVERY = "DEPLOYKIT_COLLECT_SECONDS"
 """Seconds between two looks while the program runs."""
 
