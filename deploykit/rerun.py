@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit import bundle, lifecycle, paths
+from deploykit.backend import JOB
 from deploykit.errors import NotFound
 from deploykit.jobfile import Overrides
-from deploykit.lifecycle import JOB, Prepared
+from deploykit.lifecycle import Prepared
 from deploykit.registry import Run
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, exit_records, lifecycle
+from deploykit import backend, exit_records
 from deploykit.diagnosis import cause_rules, dumps, flight, placeholders, scan
 from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.diagnosis.dumps import Dump
@@ -119,7 +119,7 @@ def _about(row: Run) -> tuple[dict[str, str], set[str]]:
     """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
     values = {"backend": row.backend, "job": row.id or "", "name": row.name}
     values |= {"target": row.target, "run": row.run}
-    if Path(row.folder, lifecycle.JOB).is_file():
+    if Path(row.folder, backend.JOB).is_file():
         values[placeholders.AGAIN] = f"rerun {row.run}"
     plan = _plan(row)
     if python := _PYTHON.search(plan):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import bundle, cli, lifecycle, paths, registry
+from deploykit import backend, bundle, cli, lifecycle, paths, registry
 from deploykit.decode import decode
 from deploykit.lifecycle import as_data
 from deploykit.model import Handle
@@ -88,7 +88,7 @@ def test_what_was_not_kept_is_said(project, sent, capsys):
         pass  # of its name, and of other content
     assert cli.main(["rerun", "first"]) == 66
     assert "the source that first sent is no longer in" in capsys.readouterr().err
-    (paths.run_folder("first") / lifecycle.JOB).unlink()
+    (paths.run_folder("first") / backend.JOB).unlink()
     assert cli.main(["rerun", "first"]) == 66
     assert "first has no record of its job" in capsys.readouterr().err
     assert len(sent) == 1
