@@ -177,7 +177,7 @@ def _is_link(folder: Path) -> bool:
 
 def _home(path: str) -> Path:
     """A path with the user's home folder for ``~``."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return Path(paths.expanded(path))
 
 
 def _program(name: str, *more: str) -> str | None:

@@ -259,10 +259,8 @@ def _record_source(plan: Plan, folder: Path) -> None:
     """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
-    text = json.dumps(job, indent=2, ensure_ascii=False)
-    paths.write(
-        folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n"
-    )
+    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
+    paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
     archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:

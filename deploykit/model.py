@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from deploykit import paths
 from deploykit.decode import (
     NOT_EMPTY,
     Bounds,
@@ -242,8 +243,7 @@ def absolute(location: str, folder: Path) -> str:
     """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
     if is_address(location):
         return location
-    home = os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
-    return os.path.normpath(folder / home)
+    return os.path.normpath(folder / paths.expanded(location))
 
 
 class State(enum.Enum):

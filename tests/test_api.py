@@ -171,6 +171,26 @@ def test_a_job_gives_the_plan_of_its_file(project):
     assert deploykit.plan(job(backend="slurm"), run="x").backend == "slurm"
 
 
+def test_a_job_needs_a_name_and_an_entrypoint_only(project):
+    small = deploykit.Job(name="hello", entrypoint={"script": "train.py"})
+    (project / "job.yaml").write_text("name: hello\nentrypoint: {script: train.py}\n")
+    assert str(deploykit.plan(small, run="x")) == str(deploykit.plan(run="x"))
+    needs = r'time_limit: is required .*set={"resources.time_limit": "30m"}'
+    with pytest.raises(JobFileError, match=needs):
+        deploykit.plan(small, backend="slurm")
+
+
+def test_hints_about_the_command_line_are_about_arguments_in_python(project, capsys):
+    data = {"data": {"train": "s3://bucket/train"}}
+    for backend, hint in (("local", "set a folder"), ("slurm", "set that folder")):
+        with pytest.raises(JobFileError, match=f'{hint}.* set={{"data.train": FOLDER}}') as caught:
+            deploykit.plan(backend=backend, set=data)
+        assert "--set" not in str(caught.value)
+        override = "data.train=s3://bucket/train"
+        assert cli.main(["check", "--backend", backend, "--set", override]) == 65
+        assert "--set data.train=FOLDER" in capsys.readouterr().err
+
+
 def test_a_job_has_every_key_of_a_job_file():
     for cls, keys in (
         (JobSpec, inspect.signature(deploykit.Job).parameters),

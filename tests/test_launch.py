@@ -167,7 +167,7 @@ def test_a_launch_that_is_killed_leaves_nothing_that_prune_does_not_find(project
     assert sorted(path.name for path in paths.state().iterdir()) == ["bundles"]
     assert cli.main(["prune", "--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"\tleft over\t\tbundles/{scratch.name}\n")
-    assert cli.main(["prune"]) == 0
+    assert cli.main(["prune", "--yes"]) == 0
     assert not scratch.exists()
 
 

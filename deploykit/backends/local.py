@@ -86,6 +86,9 @@ def _check_python(text: str) -> Iterator[Problem]:
         if not (python.is_file() and os.access(python, os.X_OK)):
             message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
             yield Problem("local.python", message, hint)
+    elif text.startswith("~"):
+        message = f"{text}: the home folder of {python.parts[0]} was not found"
+        yield Problem("local.python", message, hint)
     elif len(python.parts) > 1:
         message = f"{python} is relative, and the job starts in a copy of the source"
         yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
@@ -163,7 +166,7 @@ def _python_word(job: JobSpec, options: Options) -> str:
 
 def _python(options: Options) -> str:
     """The Python that runs the trainer, with its home folder filled in."""
-    return str(Path(options.python).expanduser()) if options.python else sys.executable
+    return paths.expanded(options.python) if options.python else sys.executable
 
 
 def submit(plan: Plan, folder: Path) -> Handle:

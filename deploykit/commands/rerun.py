@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key of its job, e.g. resources.nodes=2",
     )
-    parser.add_argument("-b", "--backend", help="send it elsewhere (default: where the run was)")
+    parser.add_argument(
+        *("-b", "--backend"), metavar="BACKEND", help="send it elsewhere (default: where it was)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, exit with its exit code"
