@@ -32,11 +32,11 @@ def lines(environment: Environment) -> Iterator[str]:
         yield "export python\n"
 
 
-def absolute(environment: Environment, place: Callable[[str], str]) -> Environment:
-    """The environment with the folders that `place` gives; ``~/`` may be another machine's home."""
+def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
+    """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
 
     def found(text: str | None) -> str | None:
-        return text if text is None or text.startswith("~/") else place(text)
+        return text if text is None or text.startswith("~/") else located(text)
 
     conda = environment.conda
     return dataclasses.replace(

@@ -31,7 +31,7 @@ OUTPUT = Pattern(
     r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
     "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
 )
-PLACE = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -60,12 +60,12 @@ class Environment:
     """Where the trainer's Python and packages are, on this machine and on Slurm."""
 
     conda: Annotated[
-        str | None, Help("Conda environment, by name or folder.", example="train"), PLACE
+        str | None, Help("Conda environment, by name or folder.", example="train"), PATH
     ] = None
     venv: Annotated[
         str | None,
         Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
-        PLACE,
+        PATH,
     ] = None
     uv: Annotated[
         str | None,
@@ -74,10 +74,10 @@ class Environment:
             "to date before the trainer starts.",
             example=".",
         ),
-        PLACE,
+        PATH,
     ] = None
     modules: Annotated[
-        tuple[Annotated[str, PLACE], ...],
+        tuple[Annotated[str, PATH], ...],
         Help("Environment modules to load first.", "[cuda/12.8]"),
     ] = ()
 

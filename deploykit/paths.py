@@ -284,8 +284,8 @@ def read_own(path: Path, limit: int) -> bytes:
     Raises NotOwn where one can, or another OSError.
     """
     with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
-        for place, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
-            _require_unchangeable(place, info)
+        for checked, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
+            _require_unchangeable(checked, info)
         return _all(file, limit)
 
 

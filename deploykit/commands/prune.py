@@ -127,9 +127,9 @@ def _of_run(row: Run) -> Removal:
 
 
 def _of_path(kind: str, path: Path) -> Removal:
-    place = f"{path.parent.name}/{path.name}"
+    name = f"{path.parent.name}/{path.name}"
     changed = registry.now() - _age(path)
-    return Removal(kind, place, "", changed, storage.size(path), partial(storage.discard, path))
+    return Removal(kind, name, "", changed, storage.size(path), partial(storage.discard, path))
 
 
 def _age(path: Path) -> float:
@@ -165,9 +165,9 @@ def _removed(one: Removal) -> bool | None:
     except DeploykitError as error:
         output.note(f"{one.name}: {error}{f' ({error.hint})' if error.hint else ''}")
         return None if error.transient else False
-    for place, command in one.left:
+    for location, command in one.left:
         if command:
-            output.note(f"{one.name} left {place}: {command}")
+            output.note(f"{one.name} left {location}: {command}")
     return True
 
 

@@ -59,8 +59,8 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
 
     above, found, _ = output.partition(f"/{handle.run}/")
     if found and above.startswith("s3://"):
-        place = f"{above}{found}"
-        yield place, shell.command("aws", "s3", "rm", "--recursive", place)
+        prefix = f"{above}{found}"
+        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 
 def examine(

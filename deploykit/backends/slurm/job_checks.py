@@ -37,10 +37,10 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def _local_folder(job: JobSpec, host: str) -> Iterator[Problem]:
     """A relative folder became one of this machine."""
-    kind, place = (job.environment and job.environment.python) or ("", "")
-    if place.startswith("/") and Path(place).is_relative_to(job.source):
+    kind, folder = (job.environment and job.environment.python) or ("", "")
+    if folder.startswith("/") and Path(folder).is_relative_to(job.source):
         yield Problem(
             f"environment.{kind}",
-            f"{place} is on this machine, but the job runs on {host}",
+            f"{folder} is on this machine, but the job runs on {host}",
             f"give its absolute path on {host}, or one that begins with ~/",
         )
