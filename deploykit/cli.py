@@ -237,7 +237,18 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help=text)
 
 
-_ADD = {"job": _add_job, "backend": _add_backend, "strict": _add_strict, "run": _add_run}
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    text = "run id, or its unique beginning (4 characters or more)"
+    parser.add_argument("run", nargs="+", metavar="RUN", help=text)
+
+
+_ADD = {
+    "job": _add_job,
+    "backend": _add_backend,
+    "strict": _add_strict,
+    "run": _add_run,
+    "runs": _add_runs,
+}
 """What declares each shared argument, by its name in `SHARED`."""
 
 

@@ -17,15 +17,11 @@ from deploykit.errors import NotFound, UsageError
 from deploykit.problem import Problem
 from deploykit.registry import Run
 
+SHARED = ("runs",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN and --force."""
-    parser.add_argument(
-        "run",
-        nargs="+",
-        metavar="RUN",
-        help="run id, or its unique beginning (4 characters or more)",
-    )
+    """Declare --force."""
     parser.add_argument(
         "--force",
         action="store_true",
