@@ -133,7 +133,8 @@ def _check_venv(folder: Path) -> Iterator[Problem]:
     if not folder.is_dir():
         yield Problem("environment.venv", f"folder {folder} not found", create)
     elif not os.access(folder / "bin/python", os.X_OK):
-        why = "the Python that it was made with is gone" if _is_link(folder) else "it is no venv"
+        gone = "the Python that created it no longer exists"
+        why = gone if _is_link(folder) else "it is not a virtual environment"
         yield Problem("environment.venv", f"{folder}/bin/python cannot run: {why}", create)
     else:
         yield from _too_old("environment.venv", _configured_version(folder))

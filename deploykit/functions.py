@@ -69,7 +69,7 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
     except Exception as error:
         raise UsageError(
             f"the function or its arguments cannot be pickled: {type(error).__name__}: {error}",
-            hint="open files, connections and locks cannot travel: make them inside the function",
+            hint="files, connections and locks cannot be sent: open them inside the function",
         ) from error
     launched = {"python": sys.version_info[:2], "path": _search_path(), "folder": str(Path.cwd())}
     paths.write(folder / "call.pkl", packed)
@@ -122,7 +122,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
         if data is None:
-            raise DeploykitError(f"{folder}/{rank}.pkl is no regular file of at most 4 GiB")
+            raise DeploykitError(f"{folder}/{rank}.pkl is not a regular file of at most 4 GiB")
         yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
 
 

@@ -1,4 +1,4 @@
-"""Submit again exactly what a run was: its resolved job, and the bundle that it sent.
+"""Submit the job of a run again: with all its overrides and arguments, and the bundle it sent.
 
 `submit` writes the job, with all overrides and arguments, into the run folder as ``job.json``,
 which is a job file like any other. The source is unpacked from the archive of the bundle.

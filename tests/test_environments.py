@@ -141,7 +141,7 @@ def test_a_missing_venv_is_found_before_the_submit(project, tmp_path):
     (gone / "bin/python").unlink()
     (gone / "bin/python").symlink_to("/nope/python3")
     found = problems(f"{{venv: {gone}}}")["environment.venv"]
-    assert "the Python that it was made with is gone" in found
+    assert "the Python that created it no longer exists" in found
 
 
 @pytest.mark.parametrize("line", ["version = 3.9.18", "version_info = 3.9.18"])

@@ -126,7 +126,7 @@ def test_a_function_that_cannot_travel_is_refused(project):
     lock = threading.Lock()
     with pytest.raises(UsageError, match=r"cannot be pickled: TypeError: .*lock") as caught:
         deploykit.launch(lambda: lock)
-    assert "make them inside the function" in caught.value.hint
+    assert "open them inside the function" in caught.value.hint
     assert deploykit.runs() == []
 
 
@@ -198,7 +198,7 @@ def test_results_are_not_read_where_others_could_have_written_them(stored):
         stored.results()
     folder.chmod(0o700)
     (folder / "1.pkl").symlink_to(folder / "0.pkl")
-    with pytest.raises(DeploykitError, match=r"1\.pkl is no regular file"):
+    with pytest.raises(DeploykitError, match=r"1\.pkl is not a regular file"):
         stored.results()
 
 

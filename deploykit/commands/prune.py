@@ -1,7 +1,7 @@
-"""Remove old runs, and what no run needs. Runs that have not ended are never touched.
+"""Remove old runs, and files that no run needs. Runs that have not ended are never touched.
 
-Without options: what interrupted submits left, bundles of no run, and what ended runs still have of
-their sources twice. Which runs go too is for you to say.
+Without options: leftovers of interrupted submits, bundles that no run uses, and files in sources of
+ended runs that are also in their bundles. The options select runs to remove as well.
 
 deploykit prune --older 30d --keep-last 10 --dry-run  what would go
 deploykit prune --state failed --yes                  in a script
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     can_ask = sys.stdin.isatty() and output.on_terminal() and not args.json
     if not (args.dry_run or args.yes or can_ask):
         raise UsageError(
-            "there is no terminal to confirm the removal on",
+            "cannot ask for confirmation without a terminal",
             hint="add --yes, or --dry-run to see what would be removed",
         )
     found = _found(args)

@@ -1,4 +1,4 @@
-"""Submit again exactly what a run was: the same job with the same source, as a new run.
+"""Submit the job of a run again, with the same source and arguments, as a new run.
 
 The job and its source are those that the run sent, whatever its folder holds now. Files that they
 name elsewhere (data, checkpoints) are used as they are now; the launcher is this version's.

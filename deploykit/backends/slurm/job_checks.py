@@ -15,7 +15,7 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.outputs and options.array is not None:
         yield Problem(
             "outputs",
-            "the tasks of an array share the working folder, and each collects from all of it",
+            "the tasks of an array share the working folder, so each collects the files of all",
             "write to DEPLOYKIT_OUTPUT_DIR, which each task has for itself",
             severity="warning",
         )
