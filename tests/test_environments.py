@@ -136,7 +136,7 @@ def test_only_one_kind(project):
 def test_a_missing_venv_is_found_before_the_submit(project, tmp_path):
     assert "python3 -m venv" in problems("{venv: nope}")["environment.venv"]
     (project / "plain").mkdir()
-    assert "it is no venv" in problems("{venv: plain}")["environment.venv"]
+    assert "it is not a virtual environment" in problems("{venv: plain}")["environment.venv"]
     gone = a_python(tmp_path / "gone")
     (gone / "bin/python").unlink()
     (gone / "bin/python").symlink_to("/nope/python3")
