@@ -1,7 +1,7 @@
 """The contract of a backend: what it offers to commands, and what its plans tell the nodes.
 
-A backend is a module that meets `Backend`, and may offer capabilities beyond it. Commands ask for a
-backend, or for a capability of one, by name; no command knows which backends there are.
+A backend is a module that meets `Backend`, and may offer capabilities beyond it (capabilities.py).
+Commands ask for a backend by name; no command knows which backends there are.
 
 What a plan tells the nodes is the same on every backend: a file to start, its arguments, and
 variables. The other side is ``entrypoints/deploykit_node``; the reference is
@@ -15,14 +15,11 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 from deploykit import model, paths
 from deploykit.errors import UsageError
-from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Profile, Status
-
-if TYPE_CHECKING:
-    from deploykit.finding import Finding
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
@@ -37,6 +34,9 @@ FILES = f"{FOLDER}/files.json"
 
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Subfolders of a run folder."""
+
+JOB = "job.json"
+"""In a run folder: the job with all overrides and arguments, as a job file for `rerun`."""
 
 NODE_PLANE = ("launch.py", "deploykit_node")
 """The file and the package of ``entrypoints/`` that travel in every bundle."""
@@ -54,8 +54,6 @@ _RESERVED = (
     *("MASTER_ADDR", "MASTER_PORT"),
 )
 _SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
-
-T = TypeVar("T")
 
 
 class Backend(Protocol):
@@ -111,72 +109,6 @@ class Backend(Protocol):
         """Request that the job stop; return once the target has accepted the request."""
 
 
-@runtime_checkable
-class Doctor(Protocol):
-    """A backend whose target can be examined before a job is sent."""
-
-    def examine(
-        self, job: JobSpec, options: Any, *, saved: Path | None, save: Path | None
-    ) -> Iterator[Finding]:
-        """Findings about the target, for a job that has passed `check`. Changes nothing there.
-
-        `saved` is a folder of facts to judge instead of asking the target; `save` is a folder to
-        write the facts to. Raises NotFound where `saved` has no valid facts.
-        """
-
-
-@runtime_checkable
-class Attach(Protocol):
-    """A backend whose jobs can be found by the run id alone, from any machine."""
-
-    def attach(self, run: str, folder: Path, target: str | None) -> Handle:
-        """The job of that run id; `target` None means the default of the environment.
-
-        `folder` is the run's on this machine, which may not exist yet. Raises NotFound where there
-        is no such job, UsageError where no target is known.
-        """
-
-
-@runtime_checkable
-class Probe(Protocol):
-    """A backend that can record what a target has and allows, for use offline."""
-
-    def probe(self, target: str | None) -> Profile:
-        """Query the target, by default the one of the environment, and store its profile."""
-
-
-@runtime_checkable
-class Tasks(Protocol):
-    """A backend on which one run can be an array of tasks."""
-
-    def tasks(self, handle: Handle) -> int | None:
-        """The number of tasks of a run; None where it is not an array."""
-
-
-@runtime_checkable
-class Preflight(Protocol):
-    """A backend whose nodes run deploykit's launcher, and so the network test of `preflight`."""
-
-    @property
-    def PREFLIGHT(self) -> int:
-        """Seconds that the network test may take."""
-
-
-@runtime_checkable
-class Ready(Protocol):
-    """A backend that can tell whether a job could be submitted from this machine now."""
-
-    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """What is missing, each with how to get it; `absent` are its programs and modules.
-
-        Asks the target where that takes a few seconds at most. Changes nothing there.
-        """
-
-
-CAPABILITIES: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight)
-"""What a backend may offer a user; it does so by having the member that the protocol describes."""
-
-
 def names() -> Iterator[str]:
     """Names of all backends: built in, then installed ones, which take 25 ms to look for."""
     yield from _BUILT_IN
@@ -197,26 +129,6 @@ def find(name: str) -> Backend:
         f"unknown backend {name!r}",
         hint=did_you_mean(name, known) or f"backends: {', '.join(known)}",
     )
-
-
-def require(name: str, capability: type[T]) -> T:
-    """The backend `name`, as one that offers `capability`.
-
-    Raises UsageError where it does not, with the backends that do.
-    """
-    engine = find(name)
-    if isinstance(engine, capability):
-        return engine
-    offering = [other for other in names() if isinstance(find(other), capability)]
-    raise UsageError(
-        f"backend {name} does not offer `{verb(capability)}`",
-        hint=f"offered by: {', '.join(offering) or 'no installed backend'}",
-    )
-
-
-def verb(capability: type) -> str:
-    """The name of a capability on the command line: ``doctor`` for `Doctor`."""
-    return capability.__name__.lower()
 
 
 def node_plane() -> dict[str, bytes]:

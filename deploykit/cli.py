@@ -28,7 +28,7 @@ VERBS = {
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
-    "rerun": "submit again exactly what a run was",
+    "rerun": "submit the job of a run again, with the same source",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",
     "list": "list all runs",
@@ -38,8 +38,8 @@ VERBS = {
     "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
     "rm": "remove runs that have ended, with their files on this machine",
-    "prune": "remove old runs, and what no run needs",
-    "disk": "show what takes how much disk space",
+    "prune": "remove old runs, and files that no run needs",
+    "disk": "show disk usage, by run",
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }
@@ -237,7 +237,18 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help=text)
 
 
-_ADD = {"job": _add_job, "backend": _add_backend, "strict": _add_strict, "run": _add_run}
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    text = "run id, or its unique beginning (4 characters or more)"
+    parser.add_argument("run", nargs="+", metavar="RUN", help=text)
+
+
+_ADD = {
+    "job": _add_job,
+    "backend": _add_backend,
+    "strict": _add_strict,
+    "run": _add_run,
+    "runs": _add_runs,
+}
 """What declares each shared argument, by its name in `SHARED`."""
 
 

@@ -32,11 +32,11 @@ def lines(environment: Environment) -> Iterator[str]:
         yield "export python\n"
 
 
-def absolute(environment: Environment, place: Callable[[str], str]) -> Environment:
-    """The environment with the folders that `place` gives; ``~/`` may be another machine's home."""
+def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
+    """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
 
     def found(text: str | None) -> str | None:
-        return text if text is None or text.startswith("~/") else place(text)
+        return text if text is None or text.startswith("~/") else located(text)
 
     conda = environment.conda
     return dataclasses.replace(
@@ -133,7 +133,8 @@ def _check_venv(folder: Path) -> Iterator[Problem]:
     if not folder.is_dir():
         yield Problem("environment.venv", f"folder {folder} not found", create)
     elif not os.access(folder / "bin/python", os.X_OK):
-        why = "the Python that it was made with is gone" if _is_link(folder) else "it is no venv"
+        gone = "the Python that created it no longer exists"
+        why = gone if _is_link(folder) else "it is not a virtual environment"
         yield Problem("environment.venv", f"{folder}/bin/python cannot run: {why}", create)
     else:
         yield from _too_old("environment.venv", _configured_version(folder))
@@ -177,7 +178,7 @@ def _is_link(folder: Path) -> bool:
 
 def _home(path: str) -> Path:
     """A path with the user's home folder for ``~``."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return Path(paths.expanded(path))
 
 
 def _program(name: str, *more: str) -> str | None:

@@ -63,6 +63,12 @@ class UsageError(DeploykitError):
         self.problems = tuple(problems)
 
 
+def _counted(source: str, problems: Sequence[Problem]) -> str:
+    """The message for a file with problems, which are listed below it."""
+    count = sum(problem.severity == "error" for problem in problems)
+    return f"{source}: {count} problem{'s' if count != 1 else ''}"
+
+
 class JobFileError(DeploykitError):
     """The job file, or what it refers to, has problems: all of them, not the first."""
 
@@ -72,8 +78,7 @@ class JobFileError(DeploykitError):
     def __init__(
         self, source: str, problems: Sequence[Problem], *, hint: str | None = None
     ) -> None:
-        count = sum(problem.severity == "error" for problem in problems)
-        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}", hint=hint)
+        super().__init__(_counted(source, problems), hint=hint)
         self.source = source
         self.problems = tuple(problems)
 
@@ -85,8 +90,7 @@ class ConfigError(DeploykitError):
     meaning = "the config file has problems; all of them are listed"
 
     def __init__(self, path: str, problems: Sequence[Problem], *, hint: str | None = None) -> None:
-        plural = "s" if len(problems) > 1 else ""
-        super().__init__(f"{path}: {len(problems)} problem{plural}", hint=hint)
+        super().__init__(_counted(path, problems), hint=hint)
         self.problems = tuple(problems)
 
 

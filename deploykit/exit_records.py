@@ -43,10 +43,12 @@ class Files:
 
 @dataclass(frozen=True)
 class Written:
-    """What the program of a run wrote into its working folder and into the output folder."""
+    """What the program of a run wrote into its working folder, into output and checkpoints."""
 
     working_folder: Files
     output: Files
+    checkpoints: Files | None
+    """None in a record of an earlier version."""
     collects: bool
     """Whether the job file has `outputs`."""
 
@@ -80,7 +82,8 @@ def written(folder: Path) -> Written | None:
     working, output = _files(record.get("working_folder")), _files(record.get("output"))
     if working is None or output is None:
         return None
-    return Written(working, output, bool(record.get("outputs")))
+    checkpoints = _files(record.get("checkpoints"))
+    return Written(working, output, checkpoints, bool(record.get("outputs")))
 
 
 def _files(listed: object) -> Files | None:

@@ -10,28 +10,27 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit import lifecycle, paths, registry, run_diagnosis, spelling
+from deploykit import capabilities, jobfile, lifecycle, paths, registry, run_diagnosis, spelling
 from deploykit.errors import (
     DeploykitError,
     FunctionFailed,
+    JobFileError,
     NotFound,
     NotPermitted,
     RunFailed,
     UsageError,
 )
 from deploykit.job import EntrypointKeys, Job
-from deploykit.model import Plan, State
+from deploykit.model import State
 from deploykit.registry import Run
 
-_BACKENDS = ("local", "slurm")
-"""Those whose nodes see the run folder, where the results are kept."""
 _FOLDER = "results"
 _LARGEST = 4 << 30
 """Bytes of a rank's record."""
@@ -46,22 +45,19 @@ def send(
     otherwise as `lifecycle.prepare` and `lifecycle.submit`.
     """
     chosen = lifecycle.chosen(backend, keys)
-    if chosen not in _BACKENDS:
-        hint = "submit a script instead, as a job"
-        raise UsageError(f"functions run on {' and '.join(_BACKENDS)}, not on {chosen}", hint=hint)
+    engine = capabilities.require(chosen, capabilities.Launch)
     name = spelling.near_name(getattr(function, "__name__", "")) or "function"
     keys = {"name": name, **keys}
-    identity = registry.new_id(keys["name"])
-    folder = paths.private_folder(paths.state() / "functions" / identity)
-    try:
+    # among the archives `prune` finds the scratch of a process that was killed
+    with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as scratch:
+        folder = Path(scratch)
         _write(folder, function, args)
         entrypoint: EntrypointKeys = {"script": "call.py"}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
-        plan = lifecycle.prepare(job, (), chosen, identity).plan
-        _refuse_unsupported(plan)
+        plan = lifecycle.prepare(job, (), chosen, None).plan
+        if problems := list(engine.check_function(plan.options)):
+            raise JobFileError(jobfile.title(job), problems)
         return lifecycle.submit(plan)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -73,7 +69,7 @@ def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) ->
     except Exception as error:
         raise UsageError(
             f"the function or its arguments cannot be pickled: {type(error).__name__}: {error}",
-            hint="open files, connections and locks cannot travel: make them inside the function",
+            hint="files, connections and locks cannot be sent: open them inside the function",
         ) from error
     launched = {"python": sys.version_info[:2], "path": _search_path(), "folder": str(Path.cwd())}
     paths.write(folder / "call.pkl", packed)
@@ -97,14 +93,6 @@ def _search_path() -> list[str]:
         and not path.endswith(".zip")
         and packages.isdisjoint(Path(path).parts)
     ]
-
-
-def _refuse_unsupported(plan: Plan) -> None:
-    """Raise UsageError for settings with which no result would come back."""
-    for name in ("host", "array"):
-        if getattr(plan.options, name, None):
-            hint = "submit a script instead, as a job"
-            raise UsageError(f"{plan.backend}.{name} is not supported for functions", hint=hint)
 
 
 def results(row: Run) -> dict[int, Any]:
@@ -134,7 +122,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
     for rank in sorted(int(path.stem) for path in folder.glob("*.pkl") if path.stem.isdecimal()):
         data = paths.read_below(folder, f"{rank}.pkl", _LARGEST)
         if data is None:
-            raise DeploykitError(f"{folder}/{rank}.pkl is no regular file of at most 4 GiB")
+            raise DeploykitError(f"{folder}/{rank}.pkl is not a regular file of at most 4 GiB")
         yield pickle.loads(data)  # noqa: S301 - the user's own folder, checked above
 
 

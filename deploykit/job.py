@@ -62,7 +62,7 @@ class Job(Mapping[str, Any]):
         *,
         name: str,
         entrypoint: EntrypointKeys,
-        resources: ResourcesKeys,
+        resources: ResourcesKeys | None = None,
         backend: str | None = None,
         source: str | os.PathLike[str] | None = None,
         environment: EnvironmentKeys | None = None,

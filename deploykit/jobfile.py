@@ -139,8 +139,8 @@ def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
     if job.environment is not None:
         from deploykit import environments  # few jobs name one
 
-        place = functools.partial(absolute, folder=folder)
-        job = dataclasses.replace(job, environment=environments.absolute(job.environment, place))
+        located = functools.partial(absolute, folder=folder)
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, located))
     return JobFile(source, job, sections, draft.lines, draft.origins)
 
 

@@ -24,8 +24,6 @@ from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, Plan, Problem, State, Status
 from deploykit.registry import Run
 
-JOB = "job.json"
-"""In the run folder: the job with all overrides and arguments, as a job file for `rerun`."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -97,8 +95,7 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
     file = jobfile.load(
         draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
     )
-    entry = file.job.entrypoint
-    entry = replace(entry, args=(*entry.args, *arguments))
+    entry = replace(file.job.entrypoint, args=(*file.job.entrypoint.args, *arguments))
     return file._replace(job=replace(file.job, entrypoint=entry))
 
 
@@ -133,13 +130,19 @@ def check_all(file: JobFile) -> list[Problem]:
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
     """What one backend finds wrong with a job, and what of the job it does not offer."""
     engine, job = backend.find(name), file.job
-    if not job.resources.time_limit and not getattr(engine, "UNLIMITED", False):
+    if not job.resources.time_limit and not _offers(engine, "Unlimited"):
         hint = "for example time_limit: 30m, or --time-limit 30m"
         yield Problem("resources.time_limit", "is required", hint)
         job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
     yield from engine.check(job, file.sections[name])
-    if job.preflight and not isinstance(engine, backend.Preflight):
+    if job.preflight and not _offers(engine, "Preflight"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+
+
+def _offers(engine: Backend, capability: str) -> bool:
+    from deploykit import capabilities  # most jobs require none
+
+    return isinstance(engine, getattr(capabilities, capability))
 
 
 def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
@@ -147,7 +150,7 @@ def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
     found = [problem for name in file.sections for problem in problems(file, name)]
     found += secret_scan.check(file.job, file.sections)
     try:
-        packed = bundle.scan(source(file), file.job.max_bundle)
+        packed = bundle.scan(Path(file.job.source), file.job.max_bundle)
     except JobFileError as error:
         return [*found, *error.problems], None
     return [*found, *packed.warnings], packed
@@ -180,11 +183,6 @@ def prepare(
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     return Prepared(plan, warnings, file.path)
-
-
-def source(file: JobFile) -> Path:
-    """The source folder."""
-    return Path(file.job.source)
 
 
 def submit(plan: Plan) -> Run:
@@ -233,7 +231,9 @@ def attach(run: str, name: str, target: str | None) -> Run:
 
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
-    engine = backend.require(name, backend.Attach)
+    from deploykit import capabilities  # only to attach
+
+    engine = capabilities.require(name, capabilities.Attach)
     if not registry.lookup(run):
         folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)
@@ -252,15 +252,15 @@ def _send(plan: Plan, folder: Path) -> None:
     except DeploykitError as error:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
-    registry.confirm(plan.run, handle.id)
+    registry.confirm(plan.run, handle.id, handle.status)
 
 
 def _record_source(plan: Plan, folder: Path) -> None:
     """Write the plan, its job, and the source's changes since its commit, into the run folder."""
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
-    text = json.dumps(job, indent=2, ensure_ascii=False)
-    paths.write(folder / JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text) + "\n")
+    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
+    paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
     archive = bundle.store(plan.bundle)
     record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
     if plan.bundle.commit is not None:
@@ -358,10 +358,9 @@ def _reconcile(engine: Backend, row: Run) -> None:
     if handle is not None:
         registry.confirm(row.run, handle.id)
         return
-    if row.state == State.UNSENT.value:
-        return  # keep its reason
-    reason = "submit was interrupted before anything was sent; submit it again"
-    registry.update(row.run, Status(State.UNSENT, "", reason))
+    if row.state != State.UNSENT.value:  # else it keeps its reason
+        reason = "submit was interrupted before anything was sent; submit it again"
+        registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait(run: str, timeout: float | None = None) -> Iterator[Run]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from deploykit import backend
+from deploykit import backend, capabilities
 from deploykit.errors import NotFound, UsageError
 from deploykit.folding import plain
 from deploykit.model import Handle, LogLine
@@ -60,7 +60,7 @@ def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:
 
 def _refuse_unknown_task(handle: Handle, task: int) -> None:
     """Raise UsageError where the run has no task of that number."""
-    count = backend.require(handle.backend, backend.Tasks).tasks(handle)
+    count = capabilities.require(handle.backend, capabilities.Tasks).tasks(handle)
     if count is None:
         raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
     if task not in range(count):

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from deploykit import paths
 from deploykit.decode import (
     NOT_EMPTY,
     Bounds,
@@ -30,7 +31,7 @@ OUTPUT = Pattern(
     r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
     "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
 )
-PLACE = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -59,12 +60,12 @@ class Environment:
     """Where the trainer's Python and packages are, on this machine and on Slurm."""
 
     conda: Annotated[
-        str | None, Help("Conda environment, by name or folder.", example="train"), PLACE
+        str | None, Help("Conda environment, by name or folder.", example="train"), PATH
     ] = None
     venv: Annotated[
         str | None,
         Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
-        PLACE,
+        PATH,
     ] = None
     uv: Annotated[
         str | None,
@@ -73,10 +74,10 @@ class Environment:
             "to date before the trainer starts.",
             example=".",
         ),
-        PLACE,
+        PATH,
     ] = None
     modules: Annotated[
-        tuple[Annotated[str, PLACE], ...],
+        tuple[Annotated[str, PATH], ...],
         Help("Environment modules to load first.", "[cuda/12.8]"),
     ] = ()
 
@@ -242,8 +243,7 @@ def absolute(location: str, folder: Path) -> str:
     """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
     if is_address(location):
         return location
-    home = os.path.expanduser(location)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
-    return os.path.normpath(folder / home)
+    return os.path.normpath(folder / paths.expanded(location))
 
 
 class State(enum.Enum):
@@ -299,6 +299,8 @@ class Handle:
     run: str
     folder: str
     """The run folder, on the machine that submitted."""
+    status: Status | None = field(default=None, compare=False, repr=False)
+    """What `submit` has already learned of the job; None: it is queued."""
 
     def __str__(self) -> str:
         return f"{self.backend}://{self.target}/{self.id}"

@@ -54,9 +54,13 @@ def config() -> Path:
     """The user's config file: below ``$XDG_CONFIG_HOME`` if that is absolute, else ~/.config."""
     base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not base.is_absolute():
-        home = os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser() raises without a home
-        base = Path(home, ".config")
+        base = Path(expanded("~"), ".config")
     return base / "deploykit" / "config.toml"
+
+
+def expanded(path: str) -> str:
+    """A path with the home folder for ``~``; that of an unknown user stays as it is."""
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
 
 
 def run_folder(run: str) -> Path:
@@ -280,8 +284,8 @@ def read_own(path: Path, limit: int) -> bytes:
     Raises NotOwn where one can, or another OSError.
     """
     with _regular(os.open(path, _FILE & ~os.O_NOFOLLOW), str(path)) as file:
-        for place, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
-            _require_unchangeable(place, info)
+        for checked, info in ((path, os.fstat(file.fileno())), (path.parent, path.parent.stat())):
+            _require_unchangeable(checked, info)
         return _all(file, limit)
 
 

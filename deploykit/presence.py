@@ -103,7 +103,7 @@ def _installed(module: str, source: Path, python: Path | None) -> Iterator[Probl
         if not _importable(module):
             yield Problem(_PATH, f"{module!r} is neither in {source} nor installed", hint)
     elif not any(_runs([folder], module) or _is_whole(folder, top) for folder in _sites(python)):
-        message = f"{module!r} is neither in {source} nor seen among the packages of {python}"
+        message = f"{module!r} was found neither in {source} nor among the packages of {python}"
         yield Problem(_PATH, message, hint, severity="warning")
 
 
@@ -148,4 +148,4 @@ def near_folder(location: str) -> str:
         return f"did you mean {Path(parent, near)}?" if near else "create it"
     while parent and not os.path.isdir(parent):  # noqa: PTH112
         parent = os.path.dirname(parent)  # noqa: PTH120
-    return f"of its path, {parent} exists"
+    return f"the nearest folder that exists is {parent}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import re
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,23 @@ class Problem:
         mark = "warning: " if self.severity == "warning" else ""
         line = f"line {self.line}: " if self.line else ""
         path = f"{self.path}: " if self.path else ""
-        hint = f" ({self.hint})" if self.hint else ""
+        hint = f" ({_in_python(self.hint)})" if self.hint else ""
         source = f"; see {self.source}" if self.source else ""
         return f"{mark}{line}{path}{self.message}{hint}{source}"
+
+
+def _in_python(hint: str) -> str:
+    """A hint in which options of the command line are arguments of `deploykit.submit`."""
+    if "--" not in hint:
+        return hint
+    import re  # few hints need it
+
+    hint = re.sub(r"--set ([\w.]+)=(\S+)", _argument, hint)
+    return re.sub(r"--(time-limit|nodes) (\S+)", _argument, hint)
+
+
+def _argument(match: re.Match[str]) -> str:
+    key, value = match.groups()
+    path = key if "." in key else f"resources.{key.replace('-', '_')}"
+    text = value if value.isupper() or value.isdecimal() else f'"{value}"'
+    return f'set={{"{path}": {text}}}'

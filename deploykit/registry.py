@@ -146,10 +146,11 @@ def add(run: Run) -> bool:
     return _write(statement, *run.__dict__.values()) == 1
 
 
-def confirm(run: str, identity: str) -> None:
-    """Record the id of the job at its target."""
-    statement = "UPDATE runs SET id = ?, state = ?, reason = '' WHERE run = ?"
-    _write(statement, identity, State.QUEUED.value, run)
+def confirm(run: str, identity: str, status: Status | None = None) -> None:
+    """Record the id of the job at its target, and its status; without one it is queued."""
+    known = status or Status(State.QUEUED)
+    statement = "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?"
+    _write(statement, identity, known.state.value, known.native, known.reason, run)
 
 
 def update(run: str, status: Status) -> None:

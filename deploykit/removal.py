@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from deploykit import backend, lifecycle, paths, registry, storage
+from deploykit.capabilities import Remains
 from deploykit.errors import UsageError
 from deploykit.model import Handle, Problem, State
 from deploykit.registry import Run
-
-
-@runtime_checkable
-class Remains(Protocol):
-    """A backend whose jobs leave files elsewhere than in the run folder on this machine."""
-
-    def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
-        """Each location where a run left files, and the command that removes them. Offline.
-
-        `output` is the location of its results. The run may never have been sent.
-        """
 
 
 def refuse_unfinished(rows: Sequence[Run], *, force: bool = False) -> None:

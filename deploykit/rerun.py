@@ -1,4 +1,4 @@
-"""Submit again exactly what a run was: its resolved job, and the bundle that it sent.
+"""Submit the job of a run again: with all its overrides and arguments, and the bundle it sent.
 
 `submit` writes the job, with all overrides and arguments, into the run folder as ``job.json``,
 which is a job file like any other. The source is unpacked from the archive of the bundle.
@@ -13,17 +13,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit import bundle, lifecycle, paths
+from deploykit.backend import JOB
 from deploykit.errors import NotFound
 from deploykit.jobfile import Overrides
-from deploykit.lifecycle import JOB, Prepared
+from deploykit.lifecycle import Prepared
 from deploykit.registry import Run
 
 
 @contextlib.contextmanager
 def prepare(
-    row: Run, overrides: Overrides, run: str | None, arguments: Sequence[str]
+    row: Run,
+    overrides: Overrides,
+    run: str | None,
+    arguments: Sequence[str],
+    backend: str | None = None,
 ) -> Iterator[Prepared]:
     """The plan of a new run like `row`, with `overrides`, and `arguments` after its own.
+
+    It goes to `backend`, by default that of `row`.
 
     The plan can be submitted within the context, while its source is unpacked. Raises NotFound
     where the job or the source of the run was not kept, and what `lifecycle.prepare` raises.
@@ -44,4 +51,4 @@ def prepare(
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
-        yield lifecycle.prepare(job, chosen, row.backend, run, arguments)
+        yield lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)

@@ -147,15 +147,17 @@ class Run:
         *,
         args: Iterable[Argument] = (),
         set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+        backend: str | None = None,
         run: str | None = None,
     ) -> Run:
         """Submit again exactly what this run was: its job and its source, as a new run.
 
-        `args` follow its own, `set` overrides keys of its job, `run` is the id of the new one.
+        `args` follow its own, `set` overrides keys of its job, `backend` is another one to send it
+        to, and `run` the id of the new run.
         Raises NotFound where its job or source was not kept, and otherwise as `submit`.
         """
         chosen, words = job.overrides(set), job.words(args)
-        with rerun.prepare(self._row, chosen, run, words) as prepared:
+        with rerun.prepare(self._row, chosen, run, words, backend) as prepared:
             return Run(lifecycle.submit(prepared.plan), prepared.warnings)
 
     def __eq__(self, other: object) -> bool:

@@ -119,6 +119,8 @@ def _about(row: Run) -> tuple[dict[str, str], set[str]]:
     """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
     values = {"backend": row.backend, "job": row.id or "", "name": row.name}
     values |= {"target": row.target, "run": row.run}
+    if Path(row.folder, backend.JOB).is_file():
+        values[placeholders.AGAIN] = f"rerun {row.run}"
     plan = _plan(row)
     if python := _PYTHON.search(plan):
         values["python"] = python[1]

@@ -183,8 +183,8 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
 def _left_out(source: Path, folder: str) -> Problem:
     """The warning for an environment, which works only where it was made."""
     size = sum(
-        os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - fast for many files
-        for place, _, names in os.walk(source / folder)
+        os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - fast for many files
+        for root, _, names in os.walk(source / folder)
         for name in names
     )
     return Problem(

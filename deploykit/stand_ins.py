@@ -56,7 +56,7 @@ def problems(
 
 
 def _related(path: str, other: str) -> bool:
-    """Whether two places are the same, or one is inside the other."""
+    """Whether two paths are the same, or one is inside the other."""
     inside = (f"{path}.", f"{path}["), (f"{other}.", f"{other}[")
     return path == other or other.startswith(inside[0]) or path.startswith(inside[1])
 

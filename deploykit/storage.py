@@ -181,7 +181,7 @@ def remove(path: Path) -> None:
     try:
         _remove(holder, path)
     except (OSError, RecursionError) as error:
-        what = error.strerror if isinstance(error, OSError) else "too many folders in each other"
+        what = error.strerror if isinstance(error, OSError) else "folders are nested too deeply"
         raise CannotWrite(
             f"{path} cannot be removed: {what}",
             hint="nothing in it may belong to another user, or be in use; then try again",

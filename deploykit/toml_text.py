@@ -32,7 +32,7 @@ def parse(text: str) -> dict[str, Any]:
     except RecursionError:
         raise Malformed("is nested too deeply") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
-        what, at, place = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
+        what, at, where = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
         last = len(text.rstrip().splitlines()) if at else None
-        line = whole(place.removeprefix("line ").partition(",")[0]) or last
+        line = whole(where.removeprefix("line ").partition(",")[0]) or last
         raise Malformed(f"is not valid TOML: {what}", line) from None

@@ -120,20 +120,20 @@ def sections(cls: Any, path: str) -> Iterator[str]:
         ["key", "takes", "default", "meaning"], (row(cls, field, path) for field in fields(cls))
     )
     for field in fields(cls):
-        kind, place = inner(split(hints(cls)[field.name])[0], f"{path}{field.name}")
+        kind, section = inner(split(hints(cls)[field.name])[0], f"{path}{field.name}")
         if dataclasses.is_dataclass(kind):
-            yield f"### Section `{place}`"
+            yield f"### Section `{section}`"
             yield doc(kind)
-            yield from sections(kind, f"{place}.")
+            yield from sections(kind, f"{section}.")
 
 
-def inner(kind: Any, place: str) -> tuple[Any, str]:
-    """The class of a section, and its place; of one in a list or under names, that of each."""
+def inner(kind: Any, section: str) -> tuple[Any, str]:
+    """The class of a section, and its path; of one in a list or under names, that of each."""
     if get_origin(kind) is tuple:
-        return split(get_args(kind)[0])[0], f"{place}[]"
+        return split(get_args(kind)[0])[0], f"{section}[]"
     if get_args(kind) and get_origin(kind) is not Literal:
-        return split(get_args(kind)[1])[0], f"{place}.NAME"
-    return kind, place
+        return split(get_args(kind)[1])[0], f"{section}.NAME"
+    return kind, section
 
 
 def fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -348,13 +348,13 @@ def set_for_nccl() -> Iterator[list[str]]:
     """The settings of a node, by what makes them due."""
     gpus, debug = {"DEPLOYKIT_RUN_DIR": "RUN"}, {"DEPLOYKIT_RUN_DIR": "RUN", nccl_env.VARIABLE: "1"}
     here = nccl_env.Machine(gpus=True, efa=False, torch=(2, 9))
-    places = {
+    machines = {
         "there are GPUs": (here, gpus),
         "there is EFA": (nccl_env.Machine(gpus=False, efa=True, torch=(2, 9)), gpus),
         "`debug`": (here, debug),
     }
     seen = set()
-    for where, (machine, env) in places.items():
+    for where, (machine, env) in machines.items():
         for setting in nccl_env.choose(machine, env, {}):
             if setting not in seen:
                 yield [f"`{setting.name}`", f"`{setting.value}`", setting.why, where]

@@ -84,8 +84,8 @@ def picture() -> Picture:
         for other in sorted(imports[unit]):
             style = "blue" if (PACKAGE / other).is_dir() else "green"
             style = style if order.index(other) > number else "amber"
-            place = (LEFT + CELL * order.index(other) + 3, TOP + at + 3)
-            drawn.rect(place, (CELL - 6, CELL - 6), style, radius=2)
+            corner = (LEFT + CELL * order.index(other) + 3, TOP + at + 3)
+            drawn.rect(corner, (CELL - 6, CELL - 6), style, radius=2)
     return drawn
 
 

@@ -313,6 +313,7 @@ EXIT_RECORD_FIELDS = {
     "host": "address of the node",
     "local_world_size": "ranks of the node",
     "logs": "size of each log when the attempt began, in bytes",
+    "checkpoints": "the same for the checkpoint folder, without `working_folder/`",
     "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and "
     "path and bytes of the `largest`",
     "outputs": "the patterns of the job file",

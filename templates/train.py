@@ -64,8 +64,8 @@ def join() -> torch.device:
 
 def points(count: int = 4096) -> TensorDataset:
     """Points of a square, and whether each lies inside a circle: replace them by your data."""
-    place = torch.rand(count, 2) * 2 - 1
-    return TensorDataset(place, (place.norm(dim=1) < 0.8).long())
+    points = torch.rand(count, 2) * 2 - 1
+    return TensorDataset(points, (points.norm(dim=1) < 0.8).long())
 
 
 def train(

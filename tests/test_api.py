@@ -171,6 +171,26 @@ def test_a_job_gives_the_plan_of_its_file(project):
     assert deploykit.plan(job(backend="slurm"), run="x").backend == "slurm"
 
 
+def test_a_job_needs_a_name_and_an_entrypoint_only(project):
+    small = deploykit.Job(name="hello", entrypoint={"script": "train.py"})
+    (project / "job.yaml").write_text("name: hello\nentrypoint: {script: train.py}\n")
+    assert str(deploykit.plan(small, run="x")) == str(deploykit.plan(run="x"))
+    needs = r'time_limit: is required .*set={"resources.time_limit": "30m"}'
+    with pytest.raises(JobFileError, match=needs):
+        deploykit.plan(small, backend="slurm")
+
+
+def test_hints_about_the_command_line_are_about_arguments_in_python(project, capsys):
+    data = {"data": {"train": "s3://bucket/train"}}
+    for backend, hint in (("local", "set a folder"), ("slurm", "set that folder")):
+        with pytest.raises(JobFileError, match=f'{hint}.* set={{"data.train": FOLDER}}') as caught:
+            deploykit.plan(backend=backend, set=data)
+        assert "--set" not in str(caught.value)
+        override = "data.train=s3://bucket/train"
+        assert cli.main(["check", "--backend", backend, "--set", override]) == 65
+        assert "--set data.train=FOLDER" in capsys.readouterr().err
+
+
 def test_a_job_has_every_key_of_a_job_file():
     for cls, keys in (
         (JobSpec, inspect.signature(deploykit.Job).parameters),
@@ -280,6 +300,8 @@ def test_a_run_can_be_run_again(project):
     again = first.rerun(args=[2], set={"name": "again"}, run="two")
     assert (again.id, again.name, again.backend) == ("two", "again", "print")
     assert [line.text for line in again.logs()] == ["train.py --epochs 5 1 2"]
+    with pytest.raises(UsageError, match="unknown backend 'printt'"):
+        again.rerun(backend="printt")
 
 
 def test_a_run_that_goes_on_times_out(project, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import __version__, backend, cli, errors, lifecycle, registry
+from deploykit import __version__, backend, capabilities, cli, errors, lifecycle, registry
 from deploykit.commands.wait import follow
 
 ROOT = Path(__file__).parent.parent
@@ -136,11 +136,13 @@ def test_init_says_where_it_cannot_write(project, capsys):
     assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
 
 
-def test_a_list_without_runs_says_how_to_start_one(capsys):
+def test_a_list_without_runs_says_how_to_start_one(project, capsys):
     assert run("list") == 0
-    assert capsys.readouterr() == (
-        "",
-        "no runs yet; `deploykit submit --backend local` starts one\n",
+    assert capsys.readouterr() == ("", "no runs yet; `deploykit submit` starts one\n")
+    (project / "job.yaml").unlink()
+    assert run("list") == 0
+    assert capsys.readouterr().err == (
+        "no runs yet; `deploykit init` writes a job file, then `deploykit submit` starts one\n"
     )
 
 
@@ -302,7 +304,7 @@ def test_logs_of_an_invalid_time(logged, capsys):
 )
 def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, task, said):
     tasks = types.SimpleNamespace(tasks=lambda handle: count)
-    monkeypatch.setattr(backend, "require", lambda name, capability: tasks)
+    monkeypatch.setattr(capabilities, "require", lambda name, capability: tasks)
     assert run("logs", "one", f"--task={task}") == 64
     assert said in capsys.readouterr().err
 

@@ -104,6 +104,64 @@ def test_torchrun_names_the_first_rank_that_failed(tmp_path, capsys):
     assert (found[0]["cause"], found[0]["first_rank"]) == ("unknown", 1)
 
 
+def test_no_rank_failed_first_where_all_were_stopped(tmp_path, capsys):
+    """torchrun's summary calls the first rank that SIGTERM stopped the root cause."""
+    path = tmp_path / "a.log"
+    entry = "  rank      : {} (local_rank: {})\n  exitcode  : -15 (pid: 9)  (SIGTERM)\n"
+    path.write_text("Failures:\n" + "".join(entry.format(rank, rank) for rank in (1, 0)))
+    text = path.read_text() + "slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n"
+    path.write_text(text)
+    _, found = diagnosed(path, capsys)
+    assert (found[0]["cause"], found[0]["first_rank"]) == ("slurm_time_limit", None)
+
+
+REFUSED = """\
+_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so ...
+\t(1) In PyTorch 2.6, we changed the default value of the `weights_only` argument ...
+\t(2) Alternatively, to load with `weights_only=True` please check the recommended steps ...
+\tWeightsUnpickler error: Unsupported global: GLOBAL argparse.Namespace was not an allowed global
+"""
+POINTER = """\
+_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value ...
+Please file an issue with the following so that we can make ...: WeightsUnpickler error:
+
+Unsupported operand 118
+"""
+
+
+def test_a_file_that_torch_load_refuses_is_not_called_corrupt(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(REFUSED)
+    _, (cause,) = diagnosed(path, capsys)
+    assert cause["cause"] == "weights_only"
+    assert "torch.serialization.add_safe_globals([argparse.Namespace])" in cause["fix"]
+    path.write_text(POINTER)
+    _, (cause,) = diagnosed(path, capsys)
+    assert cause["cause"] == "checkpoint_corrupt"
+
+
+ABORTED = """\
+[rank1]: test accuracy 0.9722
+terminate called without an active exception
+E1122 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1
+  traceback : Signal 6 (SIGABRT) received by PID 1246013
+"""
+
+
+def test_an_abort_at_the_end_of_python_is_told_apart_from_an_exception(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(ABORTED)
+    _, (cause,) = diagnosed(path, capsys)
+    assert cause["cause"] == "aborted_at_exit"
+    thrown = "after throwing an instance of 'std::runtime_error'"
+    path.write_text(ABORTED.replace("without an active exception", thrown))
+    _, (cause,) = diagnosed(path, capsys)
+    assert cause["cause"] == "unknown"
+    path.write_text(f"Traceback (most recent call last):\nKeyError: 'label'\n{ABORTED}")
+    _, (cause, *_) = diagnosed(path, capsys)
+    assert cause["cause"] == "user_code_error"
+
+
 def test_several_causes_are_told_in_order_and_the_most_probable_is_marked(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text("loss: nan\ntorch.OutOfMemoryError: CUDA out of memory\n")
@@ -305,6 +363,17 @@ def test_the_state_of_a_run_is_evidence(state, native, reason, cause, capsys, mo
     code, found = diagnosed("arr", capsys)
     assert (code, found[0]["cause"]) == (79, cause)
     assert found[0]["evidence"][0]["file"] == "status of arr"
+
+
+def test_a_fix_keeps_the_arguments_of_a_run_that_can_be_submitted_again(capsys, monkeypatch):
+    folder = add_array([1])
+    status = Status(State.FAILED, "timed out", "stopped at its time limit")
+    monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, status))
+    registry.update("arr", status)
+    again = "deploykit {} --set resources.time_limit=TIME"
+    assert again.format("submit --backend BACKEND") in diagnosed("arr", capsys)[1][0]["fix"]
+    (folder / "job.json").write_text("{}")
+    assert again.format("rerun arr") in diagnosed("arr", capsys)[1][0]["fix"]
 
 
 @pytest.mark.parametrize(

@@ -136,12 +136,12 @@ def test_only_one_kind(project):
 def test_a_missing_venv_is_found_before_the_submit(project, tmp_path):
     assert "python3 -m venv" in problems("{venv: nope}")["environment.venv"]
     (project / "plain").mkdir()
-    assert "it is no venv" in problems("{venv: plain}")["environment.venv"]
+    assert "it is not a virtual environment" in problems("{venv: plain}")["environment.venv"]
     gone = a_python(tmp_path / "gone")
     (gone / "bin/python").unlink()
     (gone / "bin/python").symlink_to("/nope/python3")
     found = problems(f"{{venv: {gone}}}")["environment.venv"]
-    assert "the Python that it was made with is gone" in found
+    assert "the Python that created it no longer exists" in found
 
 
 @pytest.mark.parametrize("line", ["version = 3.9.18", "version_info = 3.9.18"])

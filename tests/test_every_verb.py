@@ -128,7 +128,7 @@ def are_removed(deploykit):
     assert {one["name"] for one in rest if one["kind"] == "run"} == shown.keys() - {"good"}
     assert not any(folder.exists() for folder in folders)
     assert deploykit("list", "--json") == []
-    return [one["place"] for one in removed["left"]]
+    return [one["location"] for one in removed["left"]]
 
 
 @pytest.mark.torch

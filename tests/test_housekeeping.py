@@ -292,7 +292,7 @@ def test_rm_names_what_is_left_elsewhere(add, capsys):
     (one,) = json.loads(run(capsys, "rm", "exp-alpha", "--json")[1])
     assert one["run"] == "exp-alpha"
     assert one["bytes"] > 40_000
-    assert one["left"] == [{"place": "/shared/results", "command": None}]
+    assert one["left"] == [{"location": "/shared/results", "command": None}]
 
 
 def test_rm_names_the_folder_on_a_login_node(add, capsys):
@@ -301,9 +301,9 @@ def test_rm_names_the_folder_on_a_login_node(add, capsys):
     paths.write(folder / "remote.json", json.dumps({"host": "login", "folder": there}))
     with sqlite3.connect(paths.state() / "runs.sqlite") as database:
         database.execute("UPDATE runs SET backend = 'slurm'")
-    ((place,),) = (one["left"] for one in json.loads(run(capsys, "rm", "exp-alpha", "--json")[1]))
-    assert place["place"] == f"login:{there}"
-    *ssh, remotely = shlex.split(place["command"])
+    ((left,),) = (one["left"] for one in json.loads(run(capsys, "rm", "exp-alpha", "--json")[1]))
+    assert left["location"] == f"login:{there}"
+    *ssh, remotely = shlex.split(left["command"])
     assert ssh == ["ssh", "--", "login"]
     assert shlex.split(remotely) == ["rm", "-r", "--", there]
 

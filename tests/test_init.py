@@ -157,7 +157,7 @@ def test_the_others_are_named(folder, capsys):
     assert cli.main(["init"]) == 0
     shown = capsys.readouterr().out
     assert "wrote job.yaml: runs train.py on 1 process\n" in shown
-    assert "scripts it does not run: eval.py, plot.py\n" in shown
+    assert "other scripts here: eval.py, plot.py\n" in shown
     assert cli.main(["init", "job.eval.yaml"]) == 0
     assert "next: `deploykit submit job.eval.yaml --wait`" in capsys.readouterr().out
 
@@ -168,7 +168,7 @@ def test_a_script_can_be_named(folder, capsys):
     assert init(capsys, "eval.py")[0]["entrypoint"]["script"] == "eval.py"
     (folder / "job.yaml").unlink()
     assert cli.main(["init", "evil.py"]) == 64
-    assert "no script evil.py\n  without it: train.py, eval.py" in capsys.readouterr().err
+    assert "no script evil.py\n  scripts here: train.py, eval.py" in capsys.readouterr().err
     assert not (folder / "job.yaml").exists()
 
 

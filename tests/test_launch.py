@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import deploykit
-from deploykit import paths
+from deploykit import cli, paths
 from deploykit.errors import (
     DeploykitError,
     FunctionFailed,
@@ -65,7 +66,7 @@ def test_each_rank_returns_a_value(project):
     again = run.rerun()
     assert again.results() == values
     assert (again.folder / "results/0.pkl").exists()
-    assert not list((paths.state() / "functions").iterdir())
+    assert not list(paths.bundles().glob("tmp*"))
     modes = {path.stat().st_mode & 0o077 for path in [run.folder, *run.folder.glob("results/*")]}
     assert modes == {0}
 
@@ -125,19 +126,19 @@ def test_a_function_that_cannot_travel_is_refused(project):
     lock = threading.Lock()
     with pytest.raises(UsageError, match=r"cannot be pickled: TypeError: .*lock") as caught:
         deploykit.launch(lambda: lock)
-    assert "make them inside the function" in caught.value.hint
+    assert "open them inside the function" in caught.value.hint
     assert deploykit.runs() == []
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"backend": "sagemaker"}, "functions run on local and slurm, not on sagemaker"),
+        ({"backend": "sagemaker"}, "backend sagemaker does not offer `launch`"),
         (
             {"backend": "slurm", "slurm": {"host": "login", "folder": "/shared"}},
-            "slurm.host is not supported",
+            "slurm.host: is not supported",
         ),
-        ({"backend": "slurm", "slurm": {"array": 3}}, "slurm.array is not supported"),
+        ({"backend": "slurm", "slurm": {"array": 3}}, "slurm.array: is not supported"),
         ({"nodes": 0}, "resources.nodes: must be at least 1, got 0"),
         ({"node": 2}, "node: unknown key"),
     ],
@@ -146,7 +147,28 @@ def test_what_no_function_can_have_is_refused_before_anything_is_sent(project, k
     with pytest.raises((UsageError, JobFileError), match=message.replace(".", r"\.")):
         deploykit.launch(len, "x", **keys)
     assert deploykit.runs() == []
-    assert not list((paths.state() / "functions").glob("*"))
+    assert not list(paths.bundles().glob("tmp*"))
+
+
+KILLED = """\
+import os, signal
+import deploykit
+from deploykit import lifecycle
+lifecycle.submit = lambda plan: os.kill(os.getpid(), signal.SIGKILL)
+deploykit.launch(len, "x")
+"""
+
+
+def test_a_launch_that_is_killed_leaves_nothing_that_prune_does_not_find(project, capsys):
+    subprocess.run([sys.executable, "-c", KILLED], check=False)
+    (scratch,) = paths.bundles().iterdir()
+    for path in (*scratch.iterdir(), scratch):
+        os.utime(path, (0, 0))
+    assert sorted(path.name for path in paths.state().iterdir()) == ["bundles"]
+    assert cli.main(["prune", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith(f"\tleft over\t\tbundles/{scratch.name}\n")
+    assert cli.main(["prune", "--yes"]) == 0
+    assert not scratch.exists()
 
 
 @pytest.fixture
@@ -176,7 +198,7 @@ def test_results_are_not_read_where_others_could_have_written_them(stored):
         stored.results()
     folder.chmod(0o700)
     (folder / "1.pkl").symlink_to(folder / "0.pkl")
-    with pytest.raises(DeploykitError, match=r"1\.pkl is no regular file"):
+    with pytest.raises(DeploykitError, match=r"1\.pkl is not a regular file"):
         stored.results()
 
 

@@ -189,11 +189,16 @@ def test_a_failed_run_ends_with_its_cause(project, capsys):
 
 
 @pytest.mark.parametrize(
-    ("python", "what"), [("/nope/python", "was not found"), ("/etc", "is not executable")]
+    ("python", "what"),
+    [
+        ("/nope/python", "was not found"),
+        ("/etc", "is not executable"),
+        ("~who/bin/python", ": the home folder of ~who was not found"),
+    ],
 )
 def test_a_python_that_cannot_run_is_refused(project, capsys, python, what):
     assert cli.main(["check", "--backend", "local", "--set", f"local.python={python}"]) == 65
-    assert f"local.python: {python} {what}" in capsys.readouterr().err
+    assert f"local.python: {python} {what}".replace(" :", ":") in capsys.readouterr().err
 
 
 def test_the_home_folder_of_a_python_is_filled_in(project, capsys, monkeypatch, tmp_path):

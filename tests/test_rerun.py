@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import bundle, cli, lifecycle, paths, registry
+from deploykit import backend, bundle, cli, lifecycle, paths, registry
 from deploykit.decode import decode
 from deploykit.lifecycle import as_data
 from deploykit.model import Handle
@@ -60,6 +60,19 @@ def test_keys_and_arguments_can_differ(project, sent):
     assert sent[2].job.entrypoint.args == ("--epochs", "5", "--lr", "0.1", "--x")
 
 
+def test_a_run_can_be_sent_to_another_backend_with_its_arguments(project, sent, monkeypatch):
+    monkeypatch.setattr(
+        "deploykit.backends.slurm.submit",
+        lambda plan, folder: (
+            bundle.store(plan.bundle) and Handle("slurm", "c", "1", plan.run, str(folder))
+        ),
+    )
+    assert cli.main(["submit", "--backend", "slurm", "--run", "first", "--", "--lr", "1"]) == 0
+    assert cli.main(["rerun", "first", "--backend", "local", "--run", "second"]) == 0
+    assert registry.known("second").backend == "local"
+    assert sent[0].job.entrypoint.args == ("--epochs", "5", "--lr", "1")
+
+
 def test_a_dry_run_of_it_sends_nothing(project, sent, capsys):
     assert cli.main(["submit", "--run", "first"]) == 0
     capsys.readouterr()
@@ -75,7 +88,7 @@ def test_what_was_not_kept_is_said(project, sent, capsys):
         pass  # of its name, and of other content
     assert cli.main(["rerun", "first"]) == 66
     assert "the source that first sent is no longer in" in capsys.readouterr().err
-    (paths.run_folder("first") / lifecycle.JOB).unlink()
+    (paths.run_folder("first") / backend.JOB).unlink()
     assert cli.main(["rerun", "first"]) == 66
     assert "first has no record of its job" in capsys.readouterr().err
     assert len(sent) == 1

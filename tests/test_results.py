@@ -136,6 +136,19 @@ def test_a_record_that_is_not_valid_is_no_record(tmp_path, record):
     assert written.data(folder) is None
 
 
+def test_checkpoints_are_listed_where_they_are_all_that_a_run_wrote(tmp_path):
+    none = {"folder": "/o", "count": 0, "bytes": 0, "largest": []}
+    last = {"folder": "/c", "count": 1, "bytes": 61, "largest": [["last.pt", 61]]}
+    record = {"working_folder": none, "output": none, "checkpoints": last}
+    run = record_of(tmp_path, record)
+    assert list(written.lines(run)) == ["in checkpoints: 1, 61 B", "      61 B  last.pt"]
+    assert written.data(run)["checkpoints"]["largest"] == [{"path": "last.pt", "bytes": 61}]
+    run = record_of(tmp_path, record | {"output": last})
+    assert [line[:5] for line in written.lines(run) if line[0] == "i"] == ["in ou", "in ch"]
+    run = record_of(tmp_path, record | {"checkpoints": none})
+    assert list(written.lines(run)) == ["in output: none"]
+
+
 def test_names_of_files_are_printed_without_control_characters(tmp_path):
     record = {"working_folder": FILES, "output": FILES, "outputs": ["a"]}
     assert list(written.lines(record_of(tmp_path, record))) == [

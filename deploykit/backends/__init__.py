@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deploykit.backend import Attach, Backend, Doctor, Preflight, Probe, Tasks
+    from deploykit.backend import Backend
     from deploykit.backends import local, sagemaker, slurm
+    from deploykit.capabilities import (
+        Attach,
+        Doctor,
+        Launch,
+        Preflight,
+        Probe,
+        Ready,
+        Remains,
+        Tasks,
+        Unlimited,
+    )
 
     _COMPLETE: tuple[Backend, ...] = (local, slurm, sagemaker)
     _DOCTOR: tuple[Doctor, ...] = (local, slurm, sagemaker)
@@ -14,3 +25,7 @@ if TYPE_CHECKING:
     _PROBE: tuple[Probe, ...] = (slurm,)
     _TASKS: tuple[Tasks, ...] = (slurm,)
     _PREFLIGHT: tuple[Preflight, ...] = (local, slurm, sagemaker)
+    _LAUNCH: tuple[Launch, ...] = (local, slurm)
+    _READY: tuple[Ready, ...] = (slurm, sagemaker)
+    _UNLIMITED: tuple[Unlimited, ...] = (local,)
+    _REMAINS: tuple[Remains, ...] = (slurm, sagemaker)

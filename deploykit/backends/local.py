@@ -86,6 +86,9 @@ def _check_python(text: str) -> Iterator[Problem]:
         if not (python.is_file() and os.access(python, os.X_OK)):
             message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
             yield Problem("local.python", message, hint)
+    elif text.startswith("~"):
+        message = f"{text}: the home folder of {python.parts[0]} was not found"
+        yield Problem("local.python", message, hint)
     elif len(python.parts) > 1:
         message = f"{python} is relative, and the job starts in a copy of the source"
         yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
@@ -163,7 +166,7 @@ def _python_word(job: JobSpec, options: Options) -> str:
 
 def _python(options: Options) -> str:
     """The Python that runs the trainer, with its home folder filled in."""
-    return str(Path(options.python).expanduser()) if options.python else sys.executable
+    return paths.expanded(options.python) if options.python else sys.executable
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
@@ -232,7 +235,7 @@ def cancel(handle: Handle) -> None:
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about this machine; see `deploykit.backend.Doctor`."""
+    """Findings about this machine; see `deploykit.capabilities.Doctor`."""
     from deploykit.doctor import local
 
     chosen = environments.python(job.environment) if job.environment else None
@@ -240,6 +243,11 @@ def examine(
     if save:
         local.save(facts, save)
     yield from local.findings(job, facts)
+
+
+def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract
+    """Every function's results come back: the run folder is on this machine."""
+    yield from ()
 
 
 def _with_times(handle: Handle, status: Status) -> Status:

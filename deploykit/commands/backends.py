@@ -17,7 +17,7 @@ import importlib.util
 import shutil
 from typing import Any
 
-from deploykit import backend
+from deploykit import backend, capabilities
 from deploykit.commands import output
 from deploykit.errors import UsageError
 
@@ -53,7 +53,7 @@ def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
     """Query the target of a backend and keep its profile."""
     if name is None:
         raise UsageError("--probe requires a backend", hint="deploykit backends B --probe")
-    profile = backend.require(name, backend.Probe).probe(target)
+    profile = capabilities.require(name, capabilities.Probe).probe(target)
     if as_json:
         output.emit({"profile": str(profile.path), **profile.facts})
         return 0
@@ -71,7 +71,7 @@ def _describe(name: str) -> dict[str, Any]:
         if importlib.util.find_spec(module) is None
     ]
     missing = [(each, f"install {each}") for each in absent]
-    if isinstance(engine, backend.Ready):
+    if isinstance(engine, capabilities.Ready):
         missing = list(engine.missing(absent))
     return {
         "name": name,
@@ -80,7 +80,9 @@ def _describe(name: str) -> dict[str, Any]:
         "here": _usable(absent, [what for what, _ in missing]),
         "missing": [what for what, _ in missing],
         "how": list(dict.fromkeys(how for _, how in missing)),
-        "offers": [backend.verb(one) for one in backend.CAPABILITIES if isinstance(engine, one)],
+        "offers": [
+            capabilities.verb(one) for one in capabilities.REQUESTED if isinstance(engine, one)
+        ],
     }
 
 

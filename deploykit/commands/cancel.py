@@ -14,15 +14,11 @@ from deploykit.commands import output
 from deploykit.errors import DeploykitError
 from deploykit.registry import Run
 
+SHARED = ("runs",)
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN."""
-    parser.add_argument(
-        "run",
-        nargs="+",
-        metavar="RUN",
-        help="run id, or its unique beginning (4 characters or more)",
-    )
+
+def add_arguments(_: argparse.ArgumentParser) -> None:
+    """Declare nothing: it takes runs only."""
 
 
 def run(args: argparse.Namespace) -> int:

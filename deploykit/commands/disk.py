@@ -1,4 +1,4 @@
-"""Show what takes how much disk space in the state folder, the largest first, and what is free.
+"""Show the disk usage of the state folder, the largest run first, and the free space.
 
 Asks no backend: states are the last known ones. `deploykit prune` frees space.
 
@@ -108,7 +108,7 @@ def _show(
         headings_in_pipe=True,
     )
     if kinds["unlisted runs"]["count"]:
-        output.note("unlisted runs are folders that no run of the registry has; prune keeps them")
+        output.note("unlisted runs are folders that the registry lacks; prune keeps them")
     if not each:
         return
     output.say("")

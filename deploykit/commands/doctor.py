@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, finding, lifecycle
+from deploykit import capabilities, finding, lifecycle
 from deploykit.commands import output
 from deploykit.doctor import snippets
 from deploykit.errors import UsageError
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(name: str, file: JobFile, args: argparse.Namespace) -> list[Finding]:
     """The findings of one backend, the worst first."""
-    doctor = backend.require(name, backend.Doctor)
+    doctor = capabilities.require(name, capabilities.Doctor)
     lifecycle.check(file, name)
     findings = doctor.examine(file.job, file.sections[name], saved=args.saved, save=args.save)
     return finding.by_severity(findings)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit import backend, guides, lifecycle, registry
+from deploykit import backend, capabilities, guides, lifecycle, registry
 from deploykit.commands import output
 from deploykit.errors import UsageError
 from deploykit.guides import GUIDES, GuideContext
@@ -88,7 +88,7 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         context.settings = {
             key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key)
         }
-        doctor = backend.require(name, backend.Doctor)
+        doctor = capabilities.require(name, capabilities.Doctor)
         findings = doctor.examine(file.job, options, saved=args.saved, save=None)
         context.findings += [one for one in findings if one.code.startswith(_NETWORK)]
 

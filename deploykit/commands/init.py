@@ -131,7 +131,7 @@ def _found(folder: Path, given: Path | None) -> list[Script]:
     if given is None:
         return found
     if not (folder / given).is_file():
-        raise UsageError(f"no script {given}", hint=f"without it: {_names(found) or 'a new one'}")
+        raise UsageError(f"no script {given}", hint=f"scripts here: {_names(found) or 'none'}")
     if given.is_absolute() or ".." in given.parts:
         raise UsageError(f"{given} is not in this folder", hint="go to its folder first")
     path = given.as_posix()
@@ -184,7 +184,7 @@ def _tell(args: argparse.Namespace, path: Path, script: Script, found: list[Scri
     one, many = ("GPU", "GPUs") if key == "gpus_per_node" else ("process", "processes")
     output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
     if others := _names([other for other in found if other != script]):
-        output.say(f"scripts it does not run: {others}")
+        output.say(f"other scripts here: {others}")
     _say_next(path)
 
 

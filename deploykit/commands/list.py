@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from pathlib import Path
 
-from deploykit import lifecycle, registry
+from deploykit import jobfile, lifecycle, registry
 from deploykit.commands import arguments, output
 from deploykit.errors import UsageError
 from deploykit.model import State
@@ -57,10 +58,16 @@ def run(args: argparse.Namespace) -> int:
     elif every:
         output.note(f"none of {len(every)} runs matches")
     else:
-        output.note("no runs yet; `deploykit submit --backend local` starts one")
+        output.note(f"no runs yet; {_how_to_start()}")
     if len(rows) < len(found):
         output.note(f"the newest {len(rows)} of {len(found)} runs; all: -n {len(found)}")
     return 0
+
+
+def _how_to_start() -> str:
+    if Path(jobfile.DEFAULT).exists():
+        return "`deploykit submit` starts one"
+    return "`deploykit init` writes a job file, then `deploykit submit` starts one"
 
 
 def _states(names: list[str]) -> set[str]:

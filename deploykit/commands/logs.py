@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only lines since then: 10m for 10 minutes ago, or 2026-11-21T01:46 (UTC)",
     )
     parser.add_argument(
-        "--raw", action="store_true", help="fold nothing: torchrun's own lines, every traceback"
+        "--raw",
+        action="store_true",
+        help="print every line, also torchrun's own",
     )
     parser.add_argument(
         "--color",

@@ -136,7 +136,7 @@ def folded(row: Run, folding: Folding) -> None:
     """Note how many lines were left out, and how to see them."""
     if folding.hidden:
         command = shell.command("deploykit", "logs", row.run, "--raw")
-        what = "lines of torchrun, C++ frames and equal tracebacks"
+        what = "lines of torchrun, C++ frames and identical tracebacks"
         note(f"{folding.hidden} {what} are folded: `{command}`")
 
 

@@ -1,7 +1,7 @@
-"""Remove old runs, and what no run needs. Runs that have not ended are never touched.
+"""Remove old runs, and files that no run needs. Runs that have not ended are never touched.
 
-Without options: what interrupted submits left, bundles of no run, and what ended runs still have of
-their sources twice. Which runs go too is for you to say.
+Without options: leftovers of interrupted submits, bundles that no run uses, and files in sources of
+ended runs that are also in their bundles. The options select runs to remove as well.
 
 deploykit prune --older 30d --keep-last 10 --dry-run  what would go
 deploykit prune --state failed --yes                  in a script
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     can_ask = sys.stdin.isatty() and output.on_terminal() and not args.json
     if not (args.dry_run or args.yes or can_ask):
         raise UsageError(
-            "there is no terminal to confirm the removal on",
+            "cannot ask for confirmation without a terminal",
             hint="add --yes, or --dry-run to see what would be removed",
         )
     found = _found(args)
@@ -127,9 +127,9 @@ def _of_run(row: Run) -> Removal:
 
 
 def _of_path(kind: str, path: Path) -> Removal:
-    place = f"{path.parent.name}/{path.name}"
+    name = f"{path.parent.name}/{path.name}"
     changed = registry.now() - _age(path)
-    return Removal(kind, place, "", changed, storage.size(path), partial(storage.discard, path))
+    return Removal(kind, name, "", changed, storage.size(path), partial(storage.discard, path))
 
 
 def _age(path: Path) -> float:
@@ -165,9 +165,9 @@ def _removed(one: Removal) -> bool | None:
     except DeploykitError as error:
         output.note(f"{one.name}: {error}{f' ({error.hint})' if error.hint else ''}")
         return None if error.transient else False
-    for place, command in one.left:
+    for location, command in one.left:
         if command:
-            output.note(f"{one.name} left {place}: {command}")
+            output.note(f"{one.name} left {location}: {command}")
     return True
 
 

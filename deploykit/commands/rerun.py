@@ -1,10 +1,11 @@
-"""Submit again exactly what a run was: the same job with the same source, as a new run.
+"""Submit the job of a run again, with the same source and arguments, as a new run.
 
 The job and its source are those that the run sent, whatever its folder holds now. Files that they
 name elsewhere (data, checkpoints) are used as they are now; the launcher is this version's.
 
 deploykit rerun exp-1                              the same again
 deploykit rerun exp-1 --set resources.nodes=2      on two nodes
+deploykit rerun exp-1 --backend local              on this machine
 deploykit rerun exp-1 -- --lr 0.1                  with more arguments, after its own
 """
 
@@ -27,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a key of its job, e.g. resources.nodes=2",
     )
+    parser.add_argument(
+        *("-b", "--backend"), metavar="BACKEND", help="send it elsewhere (default: where it was)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     parser.add_argument(
         "--wait", action="store_true", help="follow the logs, exit with its exit code"
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit the job again, or print its plan; with --wait, return the job's exit code."""
     row = registry.get(args.run)
-    with rerun.prepare(row, args.set, args.new_run, args.arguments) as prepared:
+    with rerun.prepare(row, args.set, args.new_run, args.arguments, args.backend) as prepared:
         output.warnings(prepared.warnings)
         if args.dry_run:
             submit.show(prepared, as_json=args.json)

@@ -17,15 +17,11 @@ from deploykit.errors import NotFound, UsageError
 from deploykit.problem import Problem
 from deploykit.registry import Run
 
+SHARED = ("runs",)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare RUN and --force."""
-    parser.add_argument(
-        "run",
-        nargs="+",
-        metavar="RUN",
-        help="run id, or its unique beginning (4 characters or more)",
-    )
+    """Declare --force."""
     parser.add_argument(
         "--force",
         action="store_true",
@@ -42,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         used, left = storage.run_usage(row.run), removal.left_elsewhere(row)
         removal.remove(row)
         size = used.size if used else 0
-        places = [{"place": place, "command": command} for place, command in left]
-        removed.append({"run": row.run, "bytes": size, "left": places})
+        remains = [{"location": location, "command": command} for location, command in left]
+        removed.append({"run": row.run, "bytes": size, "left": remains})
         if not args.json:
             output.say(f"{row.run}: removed, {readable(size)}", *map(_left, left))
     if args.json:
@@ -52,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _left(found: tuple[str, str | None]) -> str:
-    place, command = found
-    return f"  left    {place}: {command or 'the job file names it, and other runs may use it'}"
+    location, command = found
+    return f"  left    {location}: {command or 'the job file names it, and other runs may use it'}"
 
 
 def _named(names: list[str]) -> list[Run]:

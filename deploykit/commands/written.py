@@ -1,4 +1,4 @@
-"""What the program of a run wrote into `output` and into its working folder, with sizes."""
+"""What the program of a run wrote into output, checkpoints and its working folder, with sizes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,33 @@ def data(run: Run) -> dict[str, Any] | None:
     found = exit_records.written(Path(run.folder))
     if found is None:
         return None
+    folders = {"output": found.output, "checkpoints": found.checkpoints}
+    folders["working_folder"] = found.working_folder
+    return {name: None if files is None else _data(files) for name, files in folders.items()}
+
+
+def _data(files: exit_records.Files) -> dict[str, Any]:
     return {
-        name: {
-            "folder": files.folder,
-            "count": files.count,
-            "bytes": files.bytes,
-            "largest": [{"path": path, "bytes": size} for path, size in files.largest],
-        }
-        for name, files in (("output", found.output), ("working_folder", found.working_folder))
+        "folder": files.folder,
+        "count": files.count,
+        "bytes": files.bytes,
+        "largest": [{"path": path, "bytes": size} for path, size in files.largest],
     }
 
 
 def lines(run: Run) -> Iterator[str]:
-    """Lines about what the program wrote into output and into its working folder."""
+    """Lines about what the program wrote into output, checkpoints and its working folder."""
     found = exit_records.written(Path(run.folder))
     if found is None:
         return
-    working, results = found.working_folder, found.output
-    if not (working.count or results.count) and run.state == State.FAILED.value:
+    working, results, checkpoints = found.working_folder, found.output, found.checkpoints
+    saved = checkpoints is not None and checkpoints.count > 0
+    if not (working.count or results.count or saved) and run.state == State.FAILED.value:
         return
-    yield from _listed("in output", results)
+    if results.count or not saved:
+        yield from _listed("in output", results)
+    if checkpoints is not None and saved:
+        yield from _listed("in checkpoints", checkpoints)
     if working.count:
         yield from _listed(f"in the working folder, {working.folder}", working)
     if working.count and not found.collects:

@@ -34,6 +34,8 @@ SUMMARY = " (local_rank: "
 _SUMMARY_RANK = re.compile(r"^\s*rank\s+: (\d{1,9})" + re.escape(SUMMARY))
 _SUMMARY_DETAIL = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
 
+_SUMMARY_STOPPED = re.compile(r"^\s*exitcode\s+: -15\b")
+
 
 def bare(text: str) -> str:
     """Remove colors and all prefixes from a line."""
@@ -70,3 +72,11 @@ def summary_rank(text: str) -> int | None:
 def continues_summary(text: str) -> bool:
     """Whether the line is a detail of the summary's previous entry."""
     return _SUMMARY_DETAIL.search(bare(text)) is not None
+
+
+def stopped_in_summary(text: str) -> bool:
+    """Whether the summary's previous entry is a rank that SIGTERM stopped: it did not fail first.
+
+    torchrun lists such ranks when the run is stopped from outside, for example at its time limit.
+    """
+    return _SUMMARY_STOPPED.search(bare(text)) is not None

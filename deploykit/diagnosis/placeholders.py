@@ -16,7 +16,9 @@ _SAFE = re.compile(r"[\w/][\w.:/@+=,%-]*")
 
 SEVERAL = "several"
 """The trait of a run of more than one rank; the others are the names of backends."""
-OF_RUN = ("backend", "job", "name", "target", "run", "python")
+AGAIN = "again"
+"""How to submit the job again: ``rerun RUN``, which keeps the arguments of the run."""
+OF_RUN = ("backend", "job", "name", "target", "run", "python", AGAIN)
 """Names of values that a run provides."""
 OF_LINE = ("file", "host", "rank", "package")
 """Names of values that a line of a log may provide."""
@@ -42,6 +44,7 @@ def render(text: str, values: Mapping[str, str]) -> str:
 
     def replacement(match: re.Match[str]) -> str:
         value = values.get(match[1], "")
-        return value if _SAFE.fullmatch(value) else match[2]
+        word = value.removeprefix("rerun ") if match[1] == AGAIN else value
+        return value if _SAFE.fullmatch(word) else match[2]
 
     return _PLACEHOLDER.sub(replacement, text).strip()

@@ -45,8 +45,8 @@ class _Plain(pickle.Unpickler):
 
 def _check_memo(data: bytes) -> None:
     """Check that memo indices are contiguous, and the number of operations."""
-    for count, (operation, place, _) in enumerate(pickletools.genops(data)):
-        if operation.name in _PUTS and int(place or 0) > count:
+    for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
+        if operation.name in _PUTS and int(argument or 0) > count:
             raise NotPlain("its memo has an invalid index")
         if count > _MAX_VALUES:
             raise NotPlain(_TOO_MANY)

@@ -209,6 +209,8 @@ class Diagnosis:
         rank = log_prefixes.summary_rank(text)
         if rank is not None:
             log.summary_rank = self._root = rank
+        elif log_prefixes.stopped_in_summary(text):
+            self._root = None
 
     def causes(self) -> list[Cause]:
         """The causes, the most probable first; symptoms only if there is nothing else."""

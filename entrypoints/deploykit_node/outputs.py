@@ -27,12 +27,10 @@ from typing import IO
 
 from deploykit_node import log, private, signals, written
 from deploykit_node.cluster import Environ
-from deploykit_node.written import PART, File
+from deploykit_node.written import KEPT, PART, File
 
 VARIABLE = "DEPLOYKIT_OUTPUTS"
 """The patterns, as a JSON list."""
-KEPT = "working_folder"
-"""The folder of the checkpoints that keeps the files."""
 EVERY = "DEPLOYKIT_COLLECT_SECONDS"
 """Seconds between two looks while the program runs."""
 
@@ -83,8 +81,8 @@ class Outputs:
     def restore(self) -> None:
         """Bring back the kept files that are missing here, or were cut off while being written."""
         with self._lock():
-            places = dict.fromkeys([self._kept, self._all_kept])
-            restored = [file for place in places for file in self._restore(place)]
+            folders = dict.fromkeys([self._kept, self._all_kept])
+            restored = [file for folder in folders for file in self._restore(folder)]
         if restored:
             self._say(f"outputs brought back: {written.named(restored)}")
 
@@ -118,7 +116,7 @@ class Outputs:
 
     def _collect(self, file: File) -> bool:
         source, target, kept = (
-            place / file.path for place in (self._folder, self._output, self._kept)
+            folder / file.path for folder in (self._folder, self._output, self._kept)
         )
         if self._kept != self._all_kept and _same(self._all_kept / file.path, file):
             return False  # it was brought back from the first machine
@@ -129,10 +127,10 @@ class Outputs:
             _link(target, kept) or self._copy(source, kept, file)
         )
 
-    def _restore(self, place: Path) -> Iterator[File]:
-        for file in written.files(place) if self.patterns else ():
+    def _restore(self, folder: Path) -> Iterator[File]:
+        for file in written.files(folder) if self.patterns else ():
             if self._is_wanted(file) and self._copy(
-                place / file.path, self._folder / file.path, file
+                folder / file.path, self._folder / file.path, file
             ):
                 yield file
 
@@ -143,7 +141,7 @@ class Outputs:
             return False
         target = self._folder / file.path
         below = [target, *target.parents][: file.path.count("/") + 1]
-        if any(place.is_symlink() for place in below):  # it may lead out of the working folder
+        if any(path.is_symlink() for path in below):  # it may lead out of the working folder
             return False
         return not target.exists() or is_cut_off(target)
 

@@ -31,7 +31,7 @@ _UP = re.compile(rb"\x1b\[\d*A\s*$")
 _INVISIBLE = re.compile(rb"\s|\x1b\[[0-9;]*[A-Za-z]")
 
 
-def place(env: Mapping[str, str]) -> Path | None:
+def bar_file(env: Mapping[str, str]) -> Path | None:
     """The file for the bar of rank 0; None for other ranks, and where the run has no folder."""
     folder = env.get("DEPLOYKIT_RUN_DIR")
     return Path(folder, NAME) if folder and env.get("RANK") == "0" else None

@@ -78,11 +78,12 @@ class FilesRecord(TypedDict):
 
 
 class WrittenRecord(TypedDict):
-    """``written.json``: what the program wrote into its working folder and the output folder."""
+    """``written.json``: what the program wrote into its working, output and checkpoint folder."""
 
     attempt: int
     working_folder: FilesRecord
     output: FilesRecord
+    checkpoints: FilesRecord
     outputs: list[str]
 
 

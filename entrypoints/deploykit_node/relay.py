@@ -145,7 +145,7 @@ class _Stream:
 def _streams(child: subprocess.Popen[bytes], env: dict[str, str], prefix: str) -> list[_Stream]:
     assert child.stdout is not None  # noqa: S101 - for type checkers
     assert child.stderr is not None  # noqa: S101 - for type checkers
-    bar = progress.place(env)
+    bar = progress.bar_file(env)
     pipes = ((child.stdout.fileno(), 1), (child.stderr.fileno(), 2))
     return [_Stream(source, sink, prefix, progress.Lines(bar)) for source, sink in pipes]
 

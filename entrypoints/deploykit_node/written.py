@@ -1,4 +1,4 @@
-"""What the program has written into its working folder and into the output folder.
+"""What the program has written into its working folder, into output and into checkpoints.
 
 A script that knows nothing of deploykit saves into its working folder, the unpacked source. Here
 its files are told from those that came with the source, for `outputs` and for the exit record
@@ -32,6 +32,8 @@ _LOGGED = 5
 """Files that a line of the log names."""
 PART = ".deploykit-part"
 """Ending of a file that is being copied."""
+KEPT = "working_folder"
+"""The folder of the checkpoints that keeps the files that `outputs` names."""
 
 
 class File(NamedTuple):
@@ -74,18 +76,31 @@ def new(folder: Path, env: Environ) -> Iterator[File]:
 
 def record(env: Environ, folder: Path, patterns: list[str]) -> None:
     """Leave the record of what was written, if the run has a folder for it."""
-    place = records.folder(env)
-    if place is None:
+    own = records.folder(env)
+    if own is None:
         return
-    began, output = _began(env) or 0, Path(env.get("DEPLOYKIT_OUTPUT_DIR", ""))
-    results = (file for file in files(output) if file.modified >= began)
+    output = Path(env.get("DEPLOYKIT_OUTPUT_DIR", ""))
+    checkpoints = Path(env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
     content: WrittenRecord = {
         "attempt": exit_records.attempt(env),
         "working_folder": _summary(folder, new(folder, env)),
-        "output": _summary(output, results),
+        "output": _summary(output, _of_run(output, env)),
+        "checkpoints": _summary(checkpoints, _checkpoints(checkpoints, output, env)),
         "outputs": patterns,
     }
-    records.write(place / "written.json", content)
+    records.write(own / "written.json", content)
+
+
+def _of_run(folder: Path, env: Environ) -> Iterator[File]:
+    """The files that were written since the run began; others may have written there before."""
+    began = _began(env) or 0
+    return (file for file in files(folder) if file.modified >= began)
+
+
+def _checkpoints(folder: Path, output: Path, env: Environ) -> Iterator[File]:
+    """The run's files in the checkpoint folder, without those that are listed elsewhere."""
+    if not folder.is_relative_to(output):
+        yield from (file for file in _of_run(folder, env) if not file.path.startswith(f"{KEPT}/"))
 
 
 def say(env: Environ, folder: Path, node: int, *, named: bool) -> None:

@@ -209,8 +209,8 @@ def _start_daemons(folder: Path, size: dict[str, int], ports: list[int]) -> None
 
     munge = folder / "munge"
     files = {"key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
-    places = [f"--{option}={munge / name}" for option, name in files.items()]
-    daemon("munged", "munged", "-F", "--force", f"--socket={_socket(folder)}", *places)
+    options = [f"--{option}={munge / name}" for option, name in files.items()]
+    daemon("munged", "munged", "-F", "--force", f"--socket={_socket(folder)}", *options)
     _wait(folder, "munged", lambda: _socket(folder).exists(), pids)
     if size["accounting"]:
         accounts.start(

@@ -48,7 +48,7 @@ def job(tmp_path, monkeypatch):
 
 
 def submitted(done):
-    """The id of the run that a printed `deploykit submit` has started, once it has ended."""
+    """The id of the run that a printed `deploykit rerun` has started, once it has ended."""
     assert done.returncode == 0, done.stderr
     run = done.stdout.partition(":")[0]
     return cli.main(["wait", run]), run
@@ -114,7 +114,9 @@ def test_a_time_limit_on_this_machine(job, capsys):
     lifecycle.submit(dataclasses.replace(plan, text=text))
     assert cli.main(["wait", "before"]) == 124
     (again,) = commands(capsys, "before", "time_limit")
-    assert again == "deploykit submit --backend local --set resources.time_limit=TIME"
+    assert again == "deploykit rerun before --set resources.time_limit=TIME"
+    cli.main(["diagnose", "before"])
+    assert "failed first" not in capsys.readouterr().out
     code, run = submitted(shell(again.replace("TIME", "10m")))
     assert (code, "finished" in log_of(run)) == (0, True)
 
@@ -194,11 +196,11 @@ def test_an_exception_of_the_program(job, capsys):
     shown = shell(starting(found, "deploykit logs before --first-error"))
     assert "Traceback (most recent call last)" in shown.stdout
     assert "AssertionError: not yet" in shown.stdout
-    alone = starting(found, "deploykit submit --backend local --set resources.nodes=1 ")
+    alone = starting(found, "deploykit rerun before --backend local --set resources.nodes=1 ")
     done = shell(alone)
     assert (done.returncode, done.stdout.count("world 1")) == (1, 1), done.stdout
     job(RAISES, ranks=2, env=", FIXED: 'yes'")
-    assert shell(alone).returncode == 0
+    assert ended("after")[0] == 0
 
 
 def test_one_rank_on_this_machine_is_not_told_to_run_with_one_rank_on_this_machine(job, capsys):
@@ -290,12 +292,72 @@ def test_a_collective_that_timed_out(job, capsys):
     job(LATE, ranks=2)
     assert ended("before")[0] == 1
     found = commands(capsys, "before", "collective_timeout")
-    code, run = submitted(shell(starting(found, "deploykit submit --backend local --preflight")))
+    code, run = submitted(shell(starting(found, "deploykit rerun before --set preflight=true")))
     assert (code, "preflight: " in log_of(run)) == (1, True)
-    code, run = submitted(shell(starting(found, "deploykit submit --backend local --debug")))
+    code, run = submitted(shell(starting(found, "deploykit rerun before --set debug=true")))
     assert (code, paths.run_folder(run).joinpath("debug").is_dir()) == (1, True)
     job(LATE, ranks=2, env=", FIXED: 'yes'")
     assert ended("after")[0] == 0
+
+
+LOADS = """\
+import argparse, os
+import torch
+if not os.path.exists("/{file}"):
+    torch.save({{"options": argparse.Namespace(lr=0.1)}}, "/{file}")
+{permit}
+print("lr", torch.load("/{file}")["options"].lr)
+"""
+
+
+def test_a_class_that_torch_load_refuses(job, capsys, tmp_path):
+    file = str(tmp_path / "last.pt")[1:]
+    job(LOADS.format(file=file, permit=""))
+    assert ended("before")[0] == 1
+    found = commands(capsys, "before", "weights_only")
+    permit = starting(found, "torch.serialization.add_safe_globals(")
+    assert permit.replace("argparse.Namespace", "") == "torch.serialization.add_safe_globals([])"
+    job(LOADS.format(file=file, permit=permit))
+    code, log = ended("after")
+    assert (code, "lr 0.1" in log) == (0, True)
+
+
+TRAINS = """\
+import sys
+import torch
+from pathlib import Path
+{early}
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+{late}
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+print("threads of gloo:", any("gloo" in name for name in names), flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_threads_of_gloo_that_outlive_python(job, capsys, tmp_path):
+    """Whether one of them aborts Python is chance, so the test looks for the threads."""
+    log = tmp_path / "a.log"
+    log.write_text("terminate called without an active exception\n")
+    found = commands(capsys, log, "aborted_at_exit")
+    late = [
+        starting(found, "del model, optimizer"),
+        starting(found, "torch.distributed.destroy_process_group()"),
+    ]
+    early = starting(found, "import torch.distributed.nn.functional")
+    for name, above, below, left in (
+        ("before", "", "", True),
+        ("without-import", "", "\n".join(late), True),
+        ("after", early, "\n".join(late), False),
+    ):
+        job(TRAINS.format(early=above, late=below), ranks=2)
+        code, text = ended(name)
+        assert (code, f"threads of gloo: {left}" in text) == (0, True), (name, text)
 
 
 def test_what_deploykit_knows_of_a_run(job, capsys):

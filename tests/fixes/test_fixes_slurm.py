@@ -41,7 +41,7 @@ def submit(run, *words):
 
 
 def submitted(done):
-    """Wait for the run that a printed `deploykit submit` has sent: its code, and its id."""
+    """Wait for the run that a printed `deploykit rerun` has sent: its code, and its id."""
     assert done.returncode == 0, done.stderr
     run = done.stdout.partition(":")[0]
     return cli.main(["wait", run]), run
@@ -73,7 +73,7 @@ def test_a_node_that_fails(job, capsys, tmp_path):
         found = commands(capsys, "before", "slurm_node_fail")
         assert f"NodeName={node} " in shell(starting(found, "scontrol show node ")).stdout
         seconds.write_text("0")
-        again = starting(found, "deploykit submit --backend slurm --set slurm.exclude=")
+        again = starting(found, "deploykit rerun before --set slurm.exclude=")
         code, run = submitted(shell(again))
         assert code == 0
         assert f"ExcNodeList={node} " in output("scontrol", "-o", "show", "job", number_of(run))
@@ -107,7 +107,7 @@ def test_a_time_limit(job, capsys, tmp_path):
     assert cli.main(["wait", "before"]) == 124
     found = commands(capsys, "before", "slurm_time_limit")
     assert "main* infinite" in shell(starting(found, "sinfo -o '%P %l'")).stdout
-    again = starting(found, "deploykit submit --backend slurm --set resources.time_limit=TIME")
+    again = starting(found, "deploykit rerun before --set resources.time_limit=TIME")
     seconds.write_text("0")
     code, run = submitted(shell(again.replace("TIME", "36h")))
     assert code == 0
@@ -134,7 +134,7 @@ def test_a_job_without_enough_memory(needs_slurm, tmp_path, monkeypatch, capsys)
         submit("before")
         assert cli.main(["wait", "before"]) != 0
         found = commands(capsys, "before", "slurm_oom")
-        again = starting(found, "deploykit submit --backend slurm --set resources.memory=SIZE")
+        again = starting(found, "deploykit rerun before --set resources.memory=SIZE")
         assert submitted(shell(again.replace("SIZE", "6GiB")))[0] == 0
 
 

@@ -9,8 +9,9 @@ import zipfile
 import pytest
 
 from deploykit_node import outputs, written
-from deploykit_node.outputs import KEPT, Outputs
+from deploykit_node.outputs import Outputs
 from deploykit_node.requeue import checkpoints
+from deploykit_node.written import KEPT
 
 
 @pytest.fixture
@@ -227,7 +228,19 @@ def test_the_record_names_the_largest_files_of_both_folders(place):
     assert working["largest"][:2] == [["11.log", 111], ["10.log", 110]]
     assert len(working["largest"]) == 10
     assert record["output"]["largest"] == [["new", 20]]
+    assert record["checkpoints"]["count"] == 0
     assert record["outputs"] == []
+
+
+def test_the_record_names_the_checkpoints_and_not_the_outputs_that_they_keep(place):
+    write(place, "a.pt", "a")
+    (place / "checkpoints").mkdir()
+    (place / "checkpoints/last.pt").write_text("x" * 20)
+    with outputs.around(environ(place, "*.pt"), 0):
+        pass
+    record = json.loads((place / "exit_records/written.json").read_text())
+    assert (place / f"checkpoints/{KEPT}/a.pt").exists()
+    assert record["checkpoints"]["largest"] == [["last.pt", 20]]
 
 
 def test_where_the_folder_is_lost_the_log_says_what_to_keep(place, capfd):

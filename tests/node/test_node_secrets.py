@@ -46,6 +46,7 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
         "C": f"secret:file:{tmp_path}/absent",
         "D": "secret:vault:x",
         "E": "secret:env:GOOD",
+        "F": "secret:file:~who/key",
     }
     with pytest.raises(BadEnvironment) as error:
         resolve(references, GOOD="hush")
@@ -54,6 +55,7 @@ def test_every_failure_is_reported_and_no_value_is_shown(tmp_path):
         "A (secret:env:NOWHERE): the variable NOWHERE is not set",
         f"run: chmod 600 -- {public}",
         "absent cannot be read (No such file or directory)",
+        "~who/key cannot be read (No such file or directory)",
         "D (secret:vault:x): write it as secret:KIND:NAME",
     ):
         assert part in text

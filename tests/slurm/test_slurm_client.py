@@ -13,6 +13,7 @@ import pytest
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, client
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
+from deploykit.model import State
 from tests.slurm.slurm_helpers import folder_of
 
 SBATCH = """\
@@ -172,7 +173,9 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
 )
 def test_a_job_that_can_never_start_is_warned_of(commands, make_plan, send, caplog, reason, warns):
     commands(squeue=f"echo '{reason}'")
-    assert send(make_plan("pass")).id == "4242"
+    handle = send(make_plan("pass"))
+    assert handle.id == "4242"
+    assert (handle.status is not None and handle.status.state is State.BLOCKED) == warns
     texts = [record.getMessage() for record in caplog.records if "one-1 is" in record.getMessage()]
     expected = (
         "warning: one-1 is queued, but requests more nodes than the partition allows, "

@@ -33,7 +33,8 @@ def submit(run, *settings):
 
 def test_a_job_for_more_nodes_than_there_are_is_warned_of_and_not_waited_for(deploykit, caplog):
     code, row, _ = deploykit(*submit("nine", "resources.nodes=9"))
-    assert code == 0
+    assert (code, row["state"]) == (0, "blocked")
+    assert row["reason"].endswith("so it can never start")
     (warning,) = [r.getMessage() for r in caplog.records if "nine is queued, but" in r.getMessage()]
     assert "so it can never start; to remove it: deploykit cancel nine" in warning
     code, row, told = deploykit("wait", "nine")

@@ -154,6 +154,7 @@ def test_time_limits(text, seconds):
 def test_a_profile_can_be_saved_and_loaded(prod, tmp_path):
     assert site.load(str(site.save(prod, tmp_path / "x.json"))) == prod
     assert site.save(prod) == site.path_of("prod")
+    assert str(site.path_of("~who/prod.json")) == "~who/prod.json"
     assert site.load("prod") == prod
 
 

@@ -38,7 +38,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.backend.Ready`."""
+    """What is missing to submit from this machine; see `deploykit.capabilities.Ready`."""
     if absent:
         yield from ((each, "pip install 'deploykit[sagemaker]', or boto3 alone") for each in absent)
         return
@@ -59,14 +59,14 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
 
     above, found, _ = output.partition(f"/{handle.run}/")
     if found and above.startswith("s3://"):
-        place = f"{above}{found}"
-        yield place, shell.command("aws", "s3", "rm", "--recursive", place)
+        prefix = f"{above}{found}"
+        yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the AWS account and network; see `deploykit.backend.Doctor`."""
+    """Findings about the AWS account and network; see `deploykit.capabilities.Doctor`."""
     from deploykit.backends.sagemaker import doctor
 
     yield from doctor.examine(job, options, saved, save)

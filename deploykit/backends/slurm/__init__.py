@@ -17,7 +17,7 @@ from deploykit.backends.slurm.client import tasks as tasks
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.model import Handle, JobSpec, LogLine, Profile, Status
+from deploykit.model import Handle, JobSpec, LogLine, Problem, Profile, Status
 
 if TYPE_CHECKING:
     from deploykit.finding import Finding
@@ -63,14 +63,22 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the cluster; see `deploykit.backend.Doctor`."""
+    """Findings about the cluster; see `deploykit.capabilities.Doctor`."""
     from deploykit.backends.slurm import doctor
 
     yield from doctor.examine(job, options, saved, save)
 
 
+def check_function(options: Options) -> Iterator[Problem]:
+    """Settings with which no result of a function would come back."""
+    for name in ("host", "array"):
+        if getattr(options, name):
+            hint = "submit a script instead, as a job"
+            yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+
+
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.backend.Ready`."""
+    """What is missing to submit from this machine; see `deploykit.capabilities.Ready`."""
     from deploykit.backends.slurm import client
 
     over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"

@@ -30,7 +30,7 @@ from deploykit import bundle as bundles
 from deploykit.backends.slurm import complaints
 from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
-from deploykit.model import Handle, Plan
+from deploykit.model import Handle, Plan, State, Status
 
 if TYPE_CHECKING:
     from deploykit.backends.slurm.remote import RemoteFolder
@@ -102,26 +102,32 @@ def submit(plan: Plan, folder: Path) -> Handle:
             raise complaints.error_for(str(error)) from error
         job = _find_queued(plan, folder, str(error))
     paths.write(folder / "job", job + "\n")
-    _warn_if_blocked(plan.run, job, host)
-    return Handle("slurm", plan.target, job, plan.run, str(folder))
+    status = _warn_if_blocked(plan.run, job, host)
+    return Handle("slurm", plan.target, job, plan.run, str(folder), status)
 
 
-def _warn_if_blocked(run: str, job: str, host: str | None) -> None:
-    """Warn of a job that Slurm has queued although it can never start, as most sites do."""
+def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
+    """Warn of a job that Slurm has queued although it can never start, as most sites do.
+
+    Returns the status of such a job.
+    """
     try:
         reason = output(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], host)
     except BackendUnavailable:
-        return  # the job is queued; `wait` asks again
+        return None  # the job is queued; `wait` asks again
     reason = reason.partition("\n")[0]
     if reason in _USUAL:
-        return
+        return None
     from deploykit.backends.slurm import states
 
-    if states.never_starts(reason):
-        import logging  # for this message only
+    if not states.never_starts(reason):
+        return None
+    import logging  # for this message only
 
-        text = "warning: %s is queued, but %s; to remove it: deploykit cancel %s"
-        logging.getLogger(__name__).warning(text, run, states.sentence(reason), run)
+    sentence = states.sentence(reason)
+    text = "warning: %s is queued, but %s; to remove it: deploykit cancel %s"
+    logging.getLogger(__name__).warning(text, run, sentence, run)
+    return Status(State.BLOCKED, "PENDING", sentence)
 
 
 def _check_prerequisites(plan: Plan) -> None:

@@ -15,7 +15,7 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.outputs and options.array is not None:
         yield Problem(
             "outputs",
-            "the tasks of an array share the working folder, and each collects from all of it",
+            "the tasks of an array share the working folder, so each collects the files of all",
             "write to DEPLOYKIT_OUTPUT_DIR, which each task has for itself",
             severity="warning",
         )
@@ -37,10 +37,10 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 def _local_folder(job: JobSpec, host: str) -> Iterator[Problem]:
     """A relative folder became one of this machine."""
-    kind, place = (job.environment and job.environment.python) or ("", "")
-    if place.startswith("/") and Path(place).is_relative_to(job.source):
+    kind, folder = (job.environment and job.environment.python) or ("", "")
+    if folder.startswith("/") and Path(folder).is_relative_to(job.source):
         yield Problem(
             f"environment.{kind}",
-            f"{place} is on this machine, but the job runs on {host}",
+            f"{folder} is on this machine, but the job runs on {host}",
             f"give its absolute path on {host}, or one that begins with ~/",
         )

@@ -261,7 +261,7 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
         if "/" in options.python:
             message = f"{options.python} is relative, and the job starts in a copy of the source"
             yield Problem("slurm.python", message, "an absolute path on the nodes")
-    elif here and options.python and not os.path.exists(_expanded(options.python)):  # noqa: PTH110 - as below
+    elif here and options.python and not os.path.exists(paths.expanded(options.python)):  # noqa: PTH110 - too long
         message = f"{options.python} was not found on this machine; the nodes must have it"
         yield Problem("slurm.python", message, severity="warning")
     python = None if options.python or options.setup or options.modules else sys.executable
@@ -270,10 +270,6 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
 
         python = environments.python(job.environment)
     yield from backend.check_module(job, Path(python) if here and python else None)
-
-
-def _expanded(path: str) -> str:
-    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
 
 
 def _check_values(options: Options) -> Iterator[Problem]:

@@ -176,7 +176,7 @@ def load(name: str) -> Site:
 def path_of(name: str) -> Path:
     """The file of a profile: `name` itself if it is a path, else in the state folder."""
     if "/" in name or name.endswith(".json"):
-        return Path(name).expanduser()
+        return Path(paths.expanded(name))
     return paths.state() / "sites" / f"{name}.json"
 
 

@@ -36,9 +36,9 @@ class Ranks:
         """Start the processes (`group_member`)."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         for local_rank, rank in enumerate(self._numbers):
-            place = map(str, (rank, local_rank, len(self._numbers)))
+            numbers = map(str, (rank, local_rank, len(self._numbers)))
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(_LAUNCH), "--preflight-rank", *place, self._address),
+                *(sys.executable, str(_LAUNCH), "--preflight-rank", *numbers, self._address),
                 env=self._env,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

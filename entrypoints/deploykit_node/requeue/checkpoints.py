@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploykit_node import written
-from deploykit_node.outputs import KEPT
+from deploykit_node.written import KEPT
 
 Snapshot = Mapping[str, int]
 """The complete entries of the folder, each with its last modification in nanoseconds."""

@@ -1,0 +1,135 @@
+"""What a backend may offer beyond the contract; it does so by having the member described here.
+
+A command asks for a capability with `require`, or uses it where a backend has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from deploykit import backend
+from deploykit.errors import UsageError
+from deploykit.model import Handle, JobSpec, Problem, Profile
+
+if TYPE_CHECKING:
+    from deploykit.finding import Finding
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Doctor(Protocol):
+    """A backend whose target can be examined before a job is sent."""
+
+    def examine(
+        self, job: JobSpec, options: Any, *, saved: Path | None, save: Path | None
+    ) -> Iterator[Finding]:
+        """Findings about the target, for a job that has passed `check`. Changes nothing there.
+
+        `saved` is a folder of facts to judge instead of asking the target; `save` is a folder to
+        write the facts to. Raises NotFound where `saved` has no valid facts.
+        """
+
+
+@runtime_checkable
+class Attach(Protocol):
+    """A backend whose jobs can be found by the run id alone, from any machine."""
+
+    def attach(self, run: str, folder: Path, target: str | None) -> Handle:
+        """The job of that run id; `target` None means the default of the environment.
+
+        `folder` is the run's on this machine, which may not exist yet. Raises NotFound where there
+        is no such job, UsageError where no target is known.
+        """
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """A backend that can record what a target has and allows, for use offline."""
+
+    def probe(self, target: str | None) -> Profile:
+        """Query the target, by default the one of the environment, and store its profile."""
+
+
+@runtime_checkable
+class Tasks(Protocol):
+    """A backend on which one run can be an array of tasks."""
+
+    def tasks(self, handle: Handle) -> int | None:
+        """The number of tasks of a run; None where it is not an array."""
+
+
+@runtime_checkable
+class Preflight(Protocol):
+    """A backend whose nodes run deploykit's launcher, and so the network test of `preflight`."""
+
+    @property
+    def PREFLIGHT(self) -> int:
+        """Seconds that the network test may take."""
+
+
+@runtime_checkable
+class Ready(Protocol):
+    """A backend that can tell whether a job could be submitted from this machine now."""
+
+    def missing(self, absent: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """What is missing, each with how to get it; `absent` are its programs and modules.
+
+        Asks the target where that takes a few seconds at most. Changes nothing there.
+        """
+
+
+@runtime_checkable
+class Launch(Protocol):
+    """A backend whose nodes see the run folder, where `deploykit.launch` keeps its results."""
+
+    def check_function(self, options: Any) -> Iterator[Problem]:
+        """Yield the problems of settings with which no result would come back. Pure."""
+
+
+@runtime_checkable
+class Unlimited(Protocol):
+    """A backend on which a job needs no time limit."""
+
+    @property
+    def UNLIMITED(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
+class Remains(Protocol):
+    """A backend whose jobs leave files elsewhere than in the run folder on this machine."""
+
+    def remains(self, handle: Handle, output: str) -> Iterator[tuple[str, str]]:
+        """Each location where a run left files, and the command that removes them. Offline.
+
+        `output` is the location of its results. The run may never have been sent.
+        """
+
+
+REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch)
+"""Those that a user asks for, and that ``deploykit backends`` lists."""
+CAPABILITIES: tuple[type, ...] = (*REQUESTED, Ready, Unlimited, Remains)
+"""All of them."""
+
+
+def require(name: str, capability: type[T]) -> T:
+    """The backend `name`, as one that offers `capability`.
+
+    Raises UsageError where it does not, with the backends that do.
+    """
+    engine = backend.find(name)
+    if isinstance(engine, capability):
+        return engine
+    others = (other for other in backend.names() if isinstance(backend.find(other), capability))
+    raise UsageError(
+        f"backend {name} does not offer `{verb(capability)}`",
+        hint=f"offered by: {', '.join(others) or 'no installed backend'}",
+    )
+
+
+def verb(capability: type) -> str:
+    """The name of a capability, as users write it: ``doctor`` for `Doctor`."""
+    return capability.__name__.lower()
