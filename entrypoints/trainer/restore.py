@@ -54,7 +54,7 @@ def build_on_meta(settings: Mapping[str, Any], max_layers: int) -> nn.Module:
     Raises InvalidFile if the settings are not valid or have more than `max_layers` layers.
     """
     if settings.get("task") not in ("digits", "text"):
-        raise InvalidFile("the task of its settings is unknown")
+        raise InvalidFile("it is of a task of your own: only digits and text can be loaded here")
     sizes = [settings.get(name) for name in MODEL_SETTINGS]
     if not all(type(size) is int and 0 < size <= MAX_SETTING for size in sizes):
         raise InvalidFile("the model sizes of its settings are not valid")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.rank_pool import RankPool
-from tests.trainer.ranks import TRAIN, losses, outputs, start, train_alone
+from tests.trainer.ranks import ENTRYPOINTS, TRAIN, losses, outputs, start, train_alone
 from trainer import checkpoint
 from trainer.arguments import parse
 
@@ -135,6 +135,16 @@ def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, tmp_path
     )
     name = "model.body.1.running_mean"
     torch.testing.assert_close(four_ranks[name], one[name])
+
+
+def test_a_report_does_not_import_the_task_that_a_checkpoint_names(tmp_path):
+    """A checkpoint is untrusted."""
+    options = ("--strategy", "single", "--steps", "1")
+    train_alone(tmp_path, *words("sequence", *options))
+    report = [str(ENTRYPOINTS / "report.py"), "checkpoints"]
+    (text,) = outputs([start(report, tmp_path)], code=1)
+    assert "it is of a task of your own" in text
+    assert "Traceback" not in text
 
 
 def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
