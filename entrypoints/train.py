@@ -194,7 +194,7 @@ class Trainer:
             self.metrics.write(self.step, epoch, **_named("val", self.validation))
             self.context.log(f"epoch {epoch}: validation {_in_words(self.validation)}")
             improved = (loss := self.validation["loss"]) < self.best_loss
-        self.idle_epochs = 0 if improved else self.idle_epochs + 1
+        self.idle_epochs = 0 if improved or not self.validation else self.idle_epochs + 1
         is_last = self.step >= self.steps or self.out_of_patience()
         if improved:
             self.best_loss, self.best_step = loss, self.step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -35,10 +34,10 @@ def recompute(model: nn.Module, layers: Sequence[str]) -> None:
         wrap(model, name, checkpoint_wrapper)
 
 
-def compile_each(model: nn.Module, layers: Sequence[str], **options: Any) -> None:
+def compile_each(model: nn.Module, layers: Sequence[str]) -> None:
     """Compile these layers one by one, in place."""
     for name in layers:
-        model.get_submodule(name).compile(**options)
+        model.get_submodule(name).compile()
 
 
 def _obvious(model: nn.Module) -> list[nn.Module]:

@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from trainer.task import IGNORE_INDEX
 
@@ -106,6 +100,4 @@ def loader(source: Any, order: list[Any] | None, workers: int, *, gpu: bool) -> 
     """The items of `source`, in `order` if it has an index, read ahead by `workers` processes."""
     if not (workers or gpu):
         return map(source.__getitem__, order) if order is not None else source
-    return torch.utils.data.DataLoader(
-        source, batch_size=None, sampler=order, num_workers=workers, pin_memory=gpu
-    )
+    return DataLoader(source, batch_size=None, sampler=order, num_workers=workers, pin_memory=gpu)
