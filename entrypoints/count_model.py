@@ -1,9 +1,11 @@
-"""Count a model's parameters without allocating them: ``count_model.py module:function``.
+"""Count a model's parameters without allocating them: ``count_model.py module:function [SAMPLE]``.
 
 The function is called with PyTorch's meta device as the default, on which tensors have shapes but
 no data (https://docs.pytorch.org/docs/stable/meta.html). Prints one line of JSON: name and shape of
-the parameters of the embeddings, of one of the repeated blocks and of the rest, and the number of
-blocks. `deploykit advise --model` runs this file, because deploykit itself does not use PyTorch.
+the parameters of the embeddings, of one of the repeated blocks and of the rest, the number of
+blocks, and whether a layer shares the embedding's weights. With a SAMPLE, ``3x224x224`` or
+``tokens:1024``, the model also takes a step on it, and the line has what one more sample costs.
+`deploykit advise --model` runs this file, because deploykit itself does not use PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
+_NOT_RUN = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What a model raises for a sample that is not of its kind."""
 NamedShapes = list[tuple[str, list[int]]]
 
 
@@ -29,7 +36,10 @@ def main() -> None:
         model = getattr(importlib.import_module(module), function)()
     if not isinstance(model, nn.Module):
         sys.exit(f"{sys.argv[1]} returned {type(model).__name__}, not a torch.nn.Module")
-    print(json.dumps(count(model)))
+    counts = count(model)
+    if len(sys.argv) > 2 and sys.argv[2]:  # noqa: PLR2004 - the program, the function, a sample
+        counts["sample"] = _try_sample(model, sys.argv[2])
+    print(json.dumps(counts))
 
 
 def count(model: nn.Module) -> dict[str, Any]:
@@ -44,7 +54,94 @@ def count(model: nn.Module) -> dict[str, Any]:
         "block": _shapes(blocks[0].named_parameters()) if blocks else [],
         "embedding": _shapes(pair for pair in rest if id(pair[1]) in embedded),
         "head": _shapes(pair for pair in rest if id(pair[1]) not in embedded),
+        "tied": _is_tied(model, tables),
     }
+
+
+def _is_tied(model: nn.Module, tables: list[nn.Embedding]) -> bool:
+    """Whether the weight of an embedding belongs to another layer too: the head."""
+    others = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    shared = {id(parameter) for layer in others for parameter in layer.parameters(recurse=False)}
+    return any(id(table.weight) in shared for table in tables)
+
+
+def _try_sample(model: nn.Module, description: str) -> dict[str, float] | None:
+    """The cost of a sample. Tokens are a guess: a model that takes something else has none."""
+    try:
+        few, more = (step(model, description, size) for size in (2, 4))
+    except _NOT_RUN as error:
+        if description.startswith("tokens:"):
+            return None
+        sys.exit(f"a step on a sample of {description} failed: {type(error).__name__}: {error}")
+    return {name: (more[name] - few[name]) / 2 for name in few}
+
+
+def step(model: nn.Module, description: str, size: int) -> dict[str, float]:
+    """What a forward and backward pass of `size` samples costs: floating point operations, elements
+    kept between the passes, elements that operations read and write.
+    """
+    saved = Saved(model)
+    model.zero_grad()
+    hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as flops, Traffic() as traffic:
+        with hooks:
+            outputs = model(_inputs(description, size))
+        _differentiable(outputs).sum().backward()
+    counted = {"flops": flops.get_total_flops(), "traffic": traffic.elements}
+    return {**counted, "saved": sum(saved.sizes.values())}
+
+
+def _inputs(description: str, size: int) -> torch.Tensor:
+    kind, _, length = description.rpartition(":")
+    if kind == "tokens":
+        return torch.zeros(size, int(length), dtype=torch.long, device="meta")
+    return torch.zeros(size, *map(int, description.split("x")), device="meta")
+
+
+def _differentiable(outputs: object) -> torch.Tensor:
+    """The first tensor of the model's outputs that has a gradient."""
+    leaves = tree_leaves(dict(outputs) if isinstance(outputs, dict) else outputs)
+    return next(leaf for leaf in leaves if torch.is_tensor(leaf) and leaf.requires_grad)
+
+
+class Saved:
+    """Elements of the tensors that autograd keeps, without the parameters; each storage once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.known = {_storage(parameter) for parameter in model.parameters()}
+        self.sizes: dict[int, int] = {}
+        self.alive: list[torch.Tensor] = []
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note a tensor; it is held, so that no other gets its address."""
+        key = _storage(tensor)
+        if key not in self.known and tensor.is_floating_point():
+            self.sizes[key] = tensor.untyped_storage().nbytes() // tensor.element_size()
+            self.alive.append(tensor)
+        return tensor
+
+
+class Traffic(TorchDispatchMode):
+    """Elements of the inputs and outputs of all operations but views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and add its tensors."""
+        outputs = func(*args, **(kwargs or {}))
+        returns = [each.alias_info for each in func._schema.returns]  # noqa: SLF001 - no other way to tell a view
+        if not any(alias and not alias.is_write for alias in returns):
+            tensors = filter(torch.is_tensor, tree_leaves((args, kwargs, outputs)))
+            self.elements += sum(tensor.numel() for tensor in tensors)
+        return outputs
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What tells a storage from others while it lives."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - as torch does
+    return key
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

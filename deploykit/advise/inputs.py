@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from deploykit.advise import gpus, measured_model, workload
+from deploykit.advise.architectures import gpt, gpt_of_size
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model, gpt, gpt_of_size
+from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, Training
 from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
 from deploykit.errors import UsageError
@@ -80,9 +81,19 @@ class AdviseOptions:
         Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
     ] = "bf16"
     optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    input: Annotated[
+        str | None,
+        Help("Shape of a sample for --model, such as 3x224x224; the model then runs on it."),
+        Pattern(r"\d+(x\d+)*", "sizes such as 3x224x224"),
+    ] = None
+    finetune: Annotated[
+        Literal["full", "lora", "auto"] | None,
+        Help("Train given weights: all of them, adapters, or adapters if all do not fit (auto)."),
+    ] = None
+    compile: Annotated[Literal["on", "off"], Help("Train with torch.compile: on or off.")] = "off"
     checkpoint_activations: Annotated[
-        Literal["auto", "on", "off"],
-        Help("Recompute activations in the backward pass: auto, on or off."),
+        Literal["auto", "on", "selective", "off"],
+        Help("Recompute activations in the backward pass: auto, on, selective or off."),
     ] = "auto"
     offload: Annotated[
         Literal["auto", "on", "off"],
@@ -132,7 +143,11 @@ def _usage_error(problems: list[Problem]) -> UsageError:
 
 def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     """Missing options and conflicts; options in `bad` have a problem already."""
-    for name, example in (("batch_size", "64"), ("sequence", "1024")):
+    required = [("batch_size", "64")]
+    required += [] if options.input or "input" in bad else [("sequence", "1024")]
+    if options.input and options.model is None and "model" not in bad:
+        yield Problem("input", "describes a sample for a model of yours", "give --model too")
+    for name, example in required:
         if getattr(options, name) is None and name not in bad:
             yield Problem(name, "is required", f"for example {example}")
     yield from _gpu_problems(options, bad)
@@ -172,7 +187,10 @@ def workload_of(options: AdviseOptions) -> tuple[Model, Training, Cluster]:
 def _model(options: AdviseOptions) -> Model:
     positions = options.sequence or 0
     if options.model is not None:
-        return measured_model.measure(options.model, heads=options.heads)
+        shape = [int(size) for size in (options.input or "").split("x") if size]
+        return measured_model.measure(
+            options.model, heads=options.heads, sample=shape, sequence=options.sequence
+        )
     if options.parameters is None:
         width = options.width or 0
         return gpt(
@@ -194,14 +212,18 @@ def _model(options: AdviseOptions) -> Model:
 
 def _training(options: AdviseOptions) -> Training:
     choice = {"auto": None, "on": True, "off": False}
+    adapters = {None: False, "full": False, "lora": True, "auto": None}
+    recompute = options.checkpoint_activations
     return Training(
         options.batch_size or 0,
-        options.sequence or 0,
+        options.sequence or 1,
         precision=options.precision,
         optimizer=options.optimizer,
-        checkpointing=choice[options.checkpoint_activations],
+        checkpointing="selective" if recompute == "selective" else choice[recompute],
         offload=choice[options.offload],
         on_cpu=options.gpu == "cpu",
+        lora=adapters[options.finetune],
+        compiled=options.compile == "on",
     )
 
 

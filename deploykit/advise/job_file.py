@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from deploykit.advise.model_shape import Model, gpt
+from deploykit.advise.architectures import gpt
+from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, ParallelConfig, Training
 from deploykit.errors import UsageError
 from deploykit.model import Problem
@@ -16,6 +17,22 @@ _OPTIMIZERS = {"adamw": "adamw", "sgd-momentum": "sgd"}
 """Names of optimizers here and in the trainer, whose SGD has momentum."""
 _VOCABULARY = 256
 _LINE_WIDTH = 96
+
+
+def lacking(config: ParallelConfig) -> list[str]:
+    """What the reference trainer cannot do yet of this configuration, in words."""
+    missing = {
+        "three-dimensional layouts": config.strategy == "pp-fsdp-tp",
+        "sharded tables": config.strategy == "sharded-table",
+        "selective checkpointing": config.selective,
+        "LoRA": config.lora,
+    }
+    return [name for name, wanted in missing.items() if wanted]
+
+
+def can_run(config: ParallelConfig) -> bool:
+    """Whether the reference trainer can do all of this configuration."""
+    return not lacking(config)
 
 
 def text(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> str:
@@ -109,6 +126,10 @@ def options(model: Model, training: Training, config: ParallelConfig) -> Iterato
         yield "--checkpoint-activations"
     if config.offload:
         yield "--offload"
+    if config.compress:
+        yield from ("--compress", config.compress)
+    if training.compiled:
+        yield "--compile"
     sizes = {
         "batch-size": training.batch,
         "sequence": training.sequence,
