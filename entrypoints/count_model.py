@@ -5,7 +5,9 @@ no data (https://docs.pytorch.org/docs/stable/meta.html). Prints one line of JSO
 the parameters of the embeddings, of one of the repeated blocks and of the rest, the number of
 blocks, and whether a layer shares the embedding's weights. With a SAMPLE, ``3x224x224`` or
 ``tokens:1024``, the model also takes a step on it, and the line has what one more sample costs.
-`deploykit advise --model` runs this file, because deploykit itself does not use PyTorch.
+With ``task:{"sequence": 64}`` the function is one for the trainer's ``--task``: it gets these
+options, and the sample is the first of the task's training data. `deploykit advise --model`
+or ``--task`` runs this file, because deploykit itself does not use PyTorch.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
 _NOT_RUN = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -29,17 +34,67 @@ NamedShapes = list[tuple[str, list[int]]]
 
 
 def main() -> None:
-    """Run the command line; exits with code 1 if the function does not return a module."""
-    module, _, function = sys.argv[1].partition(":")
+    """Run the command line; exits with code 1 if the function does not return a model."""
+    name, description = (*sys.argv[1:], "")[:2]
+    module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
-    with torch.device("meta"):
-        model = getattr(importlib.import_module(module), function)()
-    if not isinstance(model, nn.Module):
-        sys.exit(f"{sys.argv[1]} returned {type(model).__name__}, not a torch.nn.Module")
-    counts = count(model)
-    if len(sys.argv) > 2 and sys.argv[2]:  # noqa: PLR2004 - the program, the function, a sample
-        counts["sample"] = _try_sample(model, sys.argv[2])
+    build = getattr(importlib.import_module(module), function)
+    kind, _, given = description.partition(":")
+    if kind == "task":
+        task = build(Given(**json.loads(given)))
+        counts = of_task(name, task)
+    else:
+        with torch.device("meta"):
+            model = build()
+        counts = count(_checked(name, model))
+        if description:
+            counts["sample"] = _try_sample(model, partial(_inputs, description), description)
     print(json.dumps(counts))
+
+
+def _checked(name: str, model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        sys.exit(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+class Given(SimpleNamespace):
+    """The options for a task: those that `deploykit advise` was given; any other is None."""
+
+    def __getattr__(self, name: str) -> None:
+        """An option that was not given."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def of_task(name: str, task: Any) -> dict[str, Any]:
+    """The counts of a task of the trainer: its model, and a step on a sample of its data."""
+    if isinstance(task, nn.Module) or not callable(getattr(task, "model", None)):
+        sys.exit(f"{name} returned {type(task).__name__}, not a task with a model and data")
+    with torch.device("meta"):
+        model = _checked(f"the model of {name}", task.model())
+    sample = next(iter(task.training))
+    collate = getattr(task, "collate", None) or default_collate
+
+    def inputs(size: int) -> Any:
+        taken, _ = task.split(collate([sample] * size))
+        return tree_map(_on_meta, taken)
+
+    length = _length(inputs(1))
+    counts = {**count(model), "sample": _try_sample(model, inputs, "its data")}
+    return {**counts, "length": length}
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if torch.is_tensor(value) else value
+
+
+def _length(inputs: Any) -> int:
+    """The tokens of a sample: the length of its first tensor of integers, or 1."""
+    for leaf in tree_leaves(inputs):
+        if torch.is_tensor(leaf) and leaf.dim() > 1 and not leaf.is_floating_point():
+            return int(leaf.shape[1])
+    return 1
 
 
 def count(model: nn.Module) -> dict[str, Any]:
@@ -65,10 +120,12 @@ def _is_tied(model: nn.Module, tables: list[nn.Embedding]) -> bool:
     return any(id(table.weight) in shared for table in tables)
 
 
-def _try_sample(model: nn.Module, description: str) -> dict[str, float] | None:
+def _try_sample(
+    model: nn.Module, inputs: Callable[[int], Any], description: str
+) -> dict[str, float] | None:
     """The cost of a sample. Tokens are a guess: a model that takes something else has none."""
     try:
-        few, more = (step(model, description, size) for size in (2, 4))
+        few, more = (step(model, inputs(size)) for size in (2, 4))
     except _NOT_RUN as error:
         if description.startswith("tokens:"):
             return None
@@ -76,19 +133,26 @@ def _try_sample(model: nn.Module, description: str) -> dict[str, float] | None:
     return {name: (more[name] - few[name]) / 2 for name in few}
 
 
-def step(model: nn.Module, description: str, size: int) -> dict[str, float]:
-    """What a forward and backward pass of `size` samples costs: floating point operations, elements
-    kept between the passes, elements that operations read and write.
+def step(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """What a forward and backward pass costs: floating point operations, elements kept between the
+    passes, elements that operations read and write.
     """
     saved = Saved(model)
     model.zero_grad()
     hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor)
     with FlopCounterMode(display=False) as flops, Traffic() as traffic:
         with hooks:
-            outputs = model(_inputs(description, size))
+            outputs = _call(model, inputs)
         _differentiable(outputs).sum().backward()
     counted = {"flops": flops.get_total_flops(), "traffic": traffic.elements}
     return {**counted, "saved": sum(saved.sizes.values())}
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    """As the trainer does: a mapping gives named arguments, a tuple or list several."""
+    if torch.is_tensor(inputs):
+        return model(inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
 def _inputs(description: str, size: int) -> torch.Tensor:
@@ -125,7 +189,7 @@ class Traffic(TorchDispatchMode):
     """Elements of the inputs and outputs of all operations but views."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,20 +30,33 @@ def measure(
     It then takes a step on a `sample` of this shape, or of `sequence` tokens. Raises UsageError if
     that fails, with the last lines of the child's stderr.
     """
-    script = paths.shipped("entrypoints") / "count_model.py"
     shape = "x".join(map(str, sample)) or (f"tokens:{sequence}" if sequence else "")
+    return _count(f"--model {function}", function, shape, heads)
+
+
+def measure_task(function: str, options: Mapping[str, int], *, heads: int | None) -> Model:
+    """The model of a task of the trainer, counted on the first sample of its training data.
+
+    The function gets these options. Raises UsageError as `measure` does.
+    """
+    model = _count(f"--task {function}", function, f"task:{json.dumps(options)}", heads)
+    return dataclasses.replace(model, task=function)
+
+
+def _count(option: str, function: str, shape: str, heads: int | None) -> Model:
+    script = paths.shipped("entrypoints") / "count_model.py"
     done = shell.run([sys.executable, str(script), function, shape], timeout=_TIMEOUT)
     if done.code:
         stderr = "\n".join(done.err.strip().splitlines()[-_ERROR_LINES:])
         raise UsageError(
-            f"--model {function}: building the model failed in {Path.cwd()}",
+            f"{option}: building the model failed in {Path.cwd()}",
             hint=f"{stderr}\n{sys.executable} imports it, and requires torch",
         )
     try:
         return from_counts(from_json(done.out.strip().splitlines()[-1]), heads=heads)
     except (LookupError, TypeError, ValueError):
         raise UsageError(
-            f"--model {function} printed text when Python exited", hint="make it print nothing"
+            f"{option} printed text when Python exited", hint="make it print nothing"
         ) from None
 
 
@@ -73,6 +88,7 @@ def from_counts(counts: Mapping[str, Any], *, heads: int | None = None) -> Model
         feedforward=feedforward,
         gated=len(inner) > 2,  # noqa: PLR2004 - an MLP has two matrices, a gated one three
         tied=tied,
+        length=counts.get("length", 0),
         sample=Sample(**sample) if sample and not known else None,
     )
 

@@ -88,7 +88,8 @@ class Model:
     `vocabulary`: the number of logits per token; 0 if the embedding is no vocabulary (a table of a
     recommender, the input of a classifier). `kv_heads`: heads of keys and values, if fewer than
     `heads`. `gated`: an MLP with two inner matrices, as in Llama. `tied`: the head's matrix is the
-    embedding's. `flash`: attention keeps no scores in memory.
+    embedding's. `flash`: attention keeps no scores in memory. `task`: the trainer's name for it,
+    if it is a task of the user's, whose samples have `length` tokens.
     """
 
     embedding: Layer
@@ -104,6 +105,8 @@ class Model:
     tied: bool = False
     flash: bool = True
     sample: Sample | None = None
+    task: str = ""
+    length: int = 0
     exact: bool = True
     """Whether the tensors are the model's own; False if they were derived from its size."""
 
