@@ -19,8 +19,8 @@ _LOSS_COPIES = 3
 """Tensors as large as the logits while the loss is differentiated: the log-probabilities, their
 gradient and that of the logits. torch.compile fuses the first two."""
 _SPLIT_LOSS_COPIES = 4
-"""The same under loss_parallel, which computes them in separate steps: the
-log-probabilities, their exponential, the mask of the targets, and the sum of these two
+"""The same under loss_parallel, which takes separate steps: the log-probabilities, their
+exponential, the mask of the targets, and the sum of these two
 (torch/distributed/tensor/parallel/loss.py)."""
 
 
@@ -74,8 +74,8 @@ def of_block(model: Model, training: Training, config: ParallelConfig) -> int:
     the MLP's first layer (4 under autocast, since each Linear casts the fp32 output of a norm);
     4 for query, key, value and the attention's output. Tensors of the MLP's width: 2 around the
     GELU, or 4 of a gated MLP (both products, the activation, and what is multiplied). Tensor
-    parallelism with sequence parallelism splits all but the inputs of the
-    column-wise layers, which DTensor gathers and keeps whole.
+    parallelism with sequence parallelism splits all but the inputs of the column-wise layers, which
+    DTensor gathers and keeps whole.
     """
     width, size = model.width, COMPUTE_BYTES[training.precision]
     copies = 4 if _wide_norms(training, config) else 2

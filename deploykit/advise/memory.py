@@ -229,11 +229,8 @@ def _copies(model: Model, training: Training, config: ParallelConfig, stage: Sta
     """
     if not activations.casts_weights(training, config):
         return 0
-    kept = (
-        1
-        if config.checkpointing or config.selective
-        else activations.in_flight(config, stage.index)
-    )
+    again = config.checkpointing or config.selective
+    kept = 1 if again else activations.in_flight(config, stage.index)
     layers = stage.layers(model)
     return 2 * kept * sum(count * _matrices(layer, config.tensor) for count, layer in layers)
 

@@ -362,8 +362,6 @@ def notes(advice: Advice) -> Iterator[str]:
         yield f"{cluster.gpu.label} does not support bf16: --precision fp16 is much faster."
     if cluster.nodes > 1:
         yield f"Between nodes: {_network(cluster)} per node (set it with --bandwidth)."
-    if training.offload is False and advice.best is None:
-        yield "States may also be kept in host memory: --offload auto."
     gpu = cluster.gpu
     yield (
         f"Times: matrix products at {gpu.matmul:.0%} and attention at {gpu.attention:.0%} of the "

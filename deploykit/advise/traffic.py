@@ -36,8 +36,7 @@ _OVERLAP = 2 / 3
 """Share of the compute time that communication can overlap with: the backward pass."""
 _CONTENTION = 0.2
 """Share of the time of overlapped communication that compute loses: a collective's kernels take
-some of the GPU's processors and memory bandwidth. NCCL uses up to 32 of 132 on an H100
-(NCCL_MAX_CTAS, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)."""
+some of the GPU's processors and memory bandwidth. An estimate."""
 _HOST_MEMORY = 20e9
 """Bytes per second at which one process updates weights in host memory. An estimate."""
 _LAUNCH = 500e-6
