@@ -34,7 +34,8 @@ _STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 """Tensors that an optimizer keeps for each weight, in the weight's precision
 (https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, ...SGD.html)."""
 _LORA_RANK = 16
-"""Rank of LoRA's matrices; 8 in https://arxiv.org/abs/2106.09685 (table 2), 16 is common today."""
+"""Rank of LoRA's matrices, a common choice; small ranks are enough
+(https://arxiv.org/abs/2106.09685, section 7.2)."""
 _REDUCED_BYTES = 4
 """Gradients are reduced in fp32, so that results do not depend on the configuration."""
 

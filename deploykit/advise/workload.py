@@ -23,8 +23,8 @@ FULLY_SHARDED = frozenset({"zero2", "zero3", "hsdp", "fsdp-tp", "pp-fsdp-tp"})
 """Strategies that use FSDP2's fully_shard."""
 KEPT_GATHERED = frozenset({"zero2", "pp-fsdp-tp"})
 """Those whose weights stay gathered for a step. In a pipeline they would be gathered again for
-every micro-batch (torchtitan's `fsdp_reshard_after_forward` is off there by default,
-https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md)."""
+every micro-batch (so does torchtitan by default, `fsdp_reshard_after_forward` in
+https://github.com/pytorch/torchtitan/blob/main/torchtitan/config/configs.py)."""
 
 _GIGABIT = 10**9 / 8
 FABRICS: Mapping[str, float] = {
