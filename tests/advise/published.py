@@ -18,6 +18,7 @@ from deploykit.advise.traffic import step
 from deploykit.advise.workload import FULLY_SHARDED, ParallelConfig
 
 RUNS = tomllib.loads((Path(__file__).parent / "published_runs.toml").read_text(encoding="utf-8"))
+ROWS = [group | run for group in RUNS["group"] for run in group["runs"]]
 LIMITS = {"tokens/s": 0.20, "memory": 0.15, "states": 0.15}
 """How far an estimate may be off, as a share of the published figure."""
 _GIB = 1024**3
@@ -69,7 +70,7 @@ def machine(name, world):
 @functools.cache
 def compared():
     """For each run its (name of a figure, computed, published)."""
-    return {run["name"]: tuple(_compare(run)) for run in RUNS["run"]}
+    return {run["name"]: tuple(_compare(run)) for run in ROWS}
 
 
 def _compare(run):
@@ -119,7 +120,7 @@ def rows():
     """The table of the guide."""
     yield "| run | source | figure | computed | published | difference |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for run in RUNS["run"]:
+    for run in ROWS:
         for kind, guess, said in compared()[run["name"]]:
             figures = f"{guess:,.4g} | {said:,.4g} | {guess / said - 1:+.0%}"
             held = " (held out)" if run.get("held_out") else ""

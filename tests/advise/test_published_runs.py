@@ -7,10 +7,10 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tests.advise.published import LIMITS, RUNS, compared, off, rows
+from tests.advise.published import LIMITS, ROWS, RUNS, compared, off, rows
 
 GUIDE = Path(__file__).parents[2] / "docs/how-to/choose-a-strategy.md"
-BY_NAME = {run["name"]: run for run in RUNS["run"]}
+BY_NAME = {run["name"]: run for run in ROWS}
 MISSES = {name for name, run in BY_NAME.items() if "miss" in run}
 
 
