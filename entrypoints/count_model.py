@@ -1,9 +1,13 @@
-"""Count a model's parameters without allocating them: ``count_model.py module:function``.
+"""Count a model's parameters without allocating them: ``count_model.py module:function [SAMPLE]``.
 
 The function is called with PyTorch's meta device as the default, on which tensors have shapes but
 no data (https://docs.pytorch.org/docs/stable/meta.html). Prints one line of JSON: name and shape of
-the parameters of the embeddings, of one of the repeated blocks and of the rest, and the number of
-blocks. `deploykit advise --model` runs this file, because deploykit itself does not use PyTorch.
+the parameters of the embeddings, of one of the repeated blocks and of the rest, the number of
+blocks, and whether a layer shares the embedding's weights. With a SAMPLE, ``3x224x224`` or
+``tokens:1024``, the model also takes a step on it, and the line has what one more sample costs.
+With ``task:{"sequence": 64}`` the function is one for the trainer's ``--task``: it gets these
+options, and the sample is the first of the task's training data. `deploykit advise --model`
+or ``--task`` runs this file, because deploykit itself does not use PyTorch.
 """
 
 from __future__ import annotations
@@ -11,25 +15,86 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
 
+_NOT_RUN = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What a model raises for a sample that is not of its kind."""
 NamedShapes = list[tuple[str, list[int]]]
 
 
 def main() -> None:
-    """Run the command line; exits with code 1 if the function does not return a module."""
-    module, _, function = sys.argv[1].partition(":")
+    """Run the command line; exits with code 1 if the function does not return a model."""
+    name, description = (*sys.argv[1:], "")[:2]
+    module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
-    with torch.device("meta"):
-        model = getattr(importlib.import_module(module), function)()
+    build = getattr(importlib.import_module(module), function)
+    kind, _, given = description.partition(":")
+    if kind == "task":
+        task = build(Given(**json.loads(given)))
+        counts = of_task(name, task)
+    else:
+        with torch.device("meta"):
+            model = build()
+        counts = count(_checked(name, model))
+        if description:
+            counts["sample"] = _try_sample(model, partial(_inputs, description), description)
+    print(json.dumps(counts))
+
+
+def _checked(name: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
-        sys.exit(f"{sys.argv[1]} returned {type(model).__name__}, not a torch.nn.Module")
-    print(json.dumps(count(model)))
+        sys.exit(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+class Given(SimpleNamespace):
+    """The options for a task: those that `deploykit advise` was given; any other is None."""
+
+    def __getattr__(self, name: str) -> None:
+        """An option that was not given."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def of_task(name: str, task: Any) -> dict[str, Any]:
+    """The counts of a task of the trainer: its model, and a step on a sample of its data."""
+    if isinstance(task, nn.Module) or not callable(getattr(task, "model", None)):
+        sys.exit(f"{name} returned {type(task).__name__}, not a task with a model and data")
+    with torch.device("meta"):
+        model = _checked(f"the model of {name}", task.model())
+    sample = next(iter(task.training))
+    collate = getattr(task, "collate", None) or default_collate
+
+    def inputs(size: int) -> Any:
+        taken, _ = task.split(collate([sample] * size))
+        return tree_map(_on_meta, taken)
+
+    length = _length(inputs(1))
+    counts = {**count(model), "sample": _try_sample(model, inputs, "its data")}
+    return {**counts, "length": length}
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if torch.is_tensor(value) else value
+
+
+def _length(inputs: Any) -> int:
+    """The tokens of a sample: the length of its first tensor of integers, or 1."""
+    for leaf in tree_leaves(inputs):
+        if torch.is_tensor(leaf) and leaf.dim() > 1 and not leaf.is_floating_point():
+            return int(leaf.shape[1])
+    return 1
 
 
 def count(model: nn.Module) -> dict[str, Any]:
@@ -44,7 +109,103 @@ def count(model: nn.Module) -> dict[str, Any]:
         "block": _shapes(blocks[0].named_parameters()) if blocks else [],
         "embedding": _shapes(pair for pair in rest if id(pair[1]) in embedded),
         "head": _shapes(pair for pair in rest if id(pair[1]) not in embedded),
+        "tied": _is_tied(model, tables),
     }
+
+
+def _is_tied(model: nn.Module, tables: list[nn.Embedding]) -> bool:
+    """Whether the weight of an embedding belongs to another layer too: the head."""
+    others = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    shared = {id(parameter) for layer in others for parameter in layer.parameters(recurse=False)}
+    return any(id(table.weight) in shared for table in tables)
+
+
+def _try_sample(
+    model: nn.Module, inputs: Callable[[int], Any], description: str
+) -> dict[str, float] | None:
+    """The cost of a sample. Tokens are a guess: a model that takes something else has none."""
+    try:
+        few, more = (step(model, inputs(size)) for size in (2, 4))
+    except _NOT_RUN as error:
+        if description.startswith("tokens:"):
+            return None
+        sys.exit(f"a step on a sample of {description} failed: {type(error).__name__}: {error}")
+    return {name: (more[name] - few[name]) / 2 for name in few}
+
+
+def step(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """What a forward and backward pass costs: floating point operations, elements kept between the
+    passes, elements that operations read and write.
+    """
+    saved = Saved(model)
+    model.zero_grad()
+    hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as flops, Traffic() as traffic:
+        with hooks:
+            outputs = _call(model, inputs)
+        _differentiable(outputs).sum().backward()
+    counted = {"flops": flops.get_total_flops(), "traffic": traffic.elements}
+    return {**counted, "saved": sum(saved.sizes.values())}
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    """As the trainer does: a mapping gives named arguments, a tuple or list several."""
+    if torch.is_tensor(inputs):
+        return model(inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+
+
+def _inputs(description: str, size: int) -> torch.Tensor:
+    kind, _, length = description.rpartition(":")
+    if kind == "tokens":
+        return torch.zeros(size, int(length), dtype=torch.long, device="meta")
+    return torch.zeros(size, *map(int, description.split("x")), device="meta")
+
+
+def _differentiable(outputs: object) -> torch.Tensor:
+    """The first tensor of the model's outputs that has a gradient."""
+    leaves = tree_leaves(dict(outputs) if isinstance(outputs, dict) else outputs)
+    return next(leaf for leaf in leaves if torch.is_tensor(leaf) and leaf.requires_grad)
+
+
+class Saved:
+    """Elements of the tensors that autograd keeps, without the parameters; each storage once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.known = {_storage(parameter) for parameter in model.parameters()}
+        self.sizes: dict[int, int] = {}
+        self.alive: list[torch.Tensor] = []
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note a tensor; it is held, so that no other gets its address."""
+        key = _storage(tensor)
+        if key not in self.known and tensor.is_floating_point():
+            self.sizes[key] = tensor.untyped_storage().nbytes() // tensor.element_size()
+            self.alive.append(tensor)
+        return tensor
+
+
+class Traffic(TorchDispatchMode):
+    """Elements of the inputs and outputs of all operations but views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and add its tensors."""
+        outputs = func(*args, **(kwargs or {}))
+        returns = [each.alias_info for each in func._schema.returns]  # noqa: SLF001 - no other way to tell a view
+        if not any(alias and not alias.is_write for alias in returns):
+            tensors = filter(torch.is_tensor, tree_leaves((args, kwargs, outputs)))
+            self.elements += sum(tensor.numel() for tensor in tensors)
+        return outputs
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What tells a storage from others while it lives."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - as torch does
+    return key
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

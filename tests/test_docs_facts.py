@@ -64,8 +64,8 @@ def facts():
         ("how-to/trainer.md", r"\| connections \| (\d+)", limits["connections"]),
         (
             "how-to/choose-a-strategy.md",
-            r"compute at (\d+)% of the peak",
-            constant("UTILIZATION") * 100,
+            r"shards over more than (\d+) nodes",
+            constant("WIDE_SHARDING"),
         ),
         ("explanation/strategies.md", r"after (\w+) exact steps", constant("UNCOMPRESSED_STEPS")),
     ]

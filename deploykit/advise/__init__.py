@@ -4,9 +4,10 @@
 """
 
 from deploykit.advise import gpus
+from deploykit.advise.architectures import gpt, gpt_of_size
 from deploykit.advise.chooser import Advice, Candidate, advise
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model, gpt, gpt_of_size
+from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, ParallelConfig, Training
 
 __all__ = [

@@ -8,7 +8,7 @@ scaled_dot_product_attention, which keeps no scores
 
 from __future__ import annotations
 
-from deploykit.advise.model_shape import Model
+from deploykit.advise.model_shape import Model, Sample
 from deploykit.advise.workload import COMPUTE_BYTES, FULLY_SHARDED, ParallelConfig, Training
 
 _STATISTIC = 4
@@ -17,7 +17,11 @@ _INDEX = 8
 _LOGIT = 4
 _LOSS_COPIES = 3
 """Tensors as large as the logits while the loss is differentiated: the log-probabilities, their
-gradient and that of the logits."""
+gradient and that of the logits. torch.compile fuses the first two."""
+_SPLIT_LOSS_COPIES = 4
+"""The same under loss_parallel, which takes separate steps: the log-probabilities, their
+exponential, the mask of the targets, and the sum of these two
+(torch/distributed/tensor/parallel/loss.py)."""
 
 
 def of_stage(
@@ -27,11 +31,13 @@ def of_stage(
 
     In the 1F1B schedule stage i of p holds up to p - i micro-batches
     (https://arxiv.org/abs/2104.04473, section 2.2). With checkpointing a block keeps only its
-    input.
+    input, with selective checkpointing some outputs more.
     """
+    if model.sample is not None:
+        return in_flight(config, stage) * _sampled(model, model.sample, training, config)
     tokens = micro_tokens(training, config)
     last = stage == config.pipeline - 1
-    each = _residual if config.checkpointing else of_block
+    each = _residual if config.checkpointing else _selected if config.selective else of_block
     kept = int(in_flight(config, stage) * blocks * tokens * each(model, training, config))
     return kept + tokens * of_ends(model, training, config, first=stage == 0, last=last)
 
@@ -48,9 +54,12 @@ def recomputed(model: Model, training: Training, config: ParallelConfig) -> int:
     of the MLP's inner tensor.
     """
     size = COMPUTE_BYTES[training.precision]
+    if model.sample is not None:
+        return config.checkpointing * _sampled(model, model.sample, training, config)
     gradients = (model.width + model.feedforward) * size / config.tensor
     whole = of_block(model, training, config) + gradients
-    return int(config.checkpointing * micro_tokens(training, config) * whole)
+    again = config.checkpointing or config.selective
+    return int(again * micro_tokens(training, config) * whole)
 
 
 def micro_tokens(training: Training, config: ParallelConfig) -> int:
@@ -64,20 +73,40 @@ def of_block(model: Model, training: Training, config: ParallelConfig) -> int:
     Tensors of the model's width: 2 inputs of the norms; 2 inputs of query, key and value and of
     the MLP's first layer (4 under autocast, since each Linear casts the fp32 output of a norm);
     4 for query, key, value and the attention's output. Tensors of the MLP's width: 2 around the
-    GELU. Tensor parallelism with sequence parallelism splits all but the inputs of the
-    column-wise layers, which DTensor gathers and keeps whole.
+    GELU, or 4 of a gated MLP (both products, the activation, and what is multiplied). Tensor
+    parallelism with sequence parallelism splits all but the inputs of the column-wise layers, which
+    DTensor gathers and keeps whole.
     """
     width, size = model.width, COMPUTE_BYTES[training.precision]
     copies = 4 if _wide_norms(training, config) else 2
     norms = 2 * _norm_input(model, training, config)
-    inner = (4 * width + 2 * model.feedforward) * size / config.tensor
+    around = 4 if model.gated else 2
+    inner = (4 * width + around * model.feedforward) * size / config.tensor
     statistics = (4 + model.heads) * _STATISTIC / config.tensor
     return int(norms + copies * width * size + inner + statistics)
 
 
+def _selected(model: Model, training: Training, config: ParallelConfig) -> float:
+    """Bytes per token that a block keeps with selective checkpointing: its input and the outputs of
+    attention and of every other product, as torchtitan does by operator: query, value, the MLP's
+    first and last.
+    """
+    kept = (3 + model.kv_share) * model.width + model.feedforward
+    statistics = model.heads * _STATISTIC
+    rest = (kept * COMPUTE_BYTES[training.precision] + statistics) / config.tensor
+    return _residual(model, training, config) + rest
+
+
+def _sampled(model: Model, sample: Sample, training: Training, config: ParallelConfig) -> int:
+    """Bytes that a counted model keeps of a micro-batch; with checkpointing one layer's worth."""
+    share = training.batch / (config.data * config.micro_batches * config.pipeline)
+    layers = max(1, model.layers) if config.checkpointing else 1
+    return int(share * sample.saved * COMPUTE_BYTES[training.precision] / layers)
+
+
 def casts_weights(training: Training, config: ParallelConfig) -> bool:
     """Whether torch.autocast casts the weights; fully_shard gathers them in 16 bits instead."""
-    return _is_autocast(training) and config.strategy not in FULLY_SHARDED
+    return _is_autocast(training) and config.strategy not in FULLY_SHARDED and not config.lora
 
 
 def _is_autocast(training: Training) -> bool:
@@ -120,10 +149,14 @@ def of_logits(model: Model, training: Training, config: ParallelConfig) -> int:
 
     Cross-entropy is computed in fp32, as autocast does
     (https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference). nn.DataParallel collects
-    the logits of all GPUs on the first one.
+    the logits of all GPUs on the first one. Tensor parallelism with `loss_parallel` splits them.
     """
     share = config.data if config.strategy == "dp" else 1
-    return share * micro_tokens(training, config) * model.vocabulary * _LOGIT * _LOSS_COPIES
+    copies: float = _LOSS_COPIES - 1 if training.compiled else _LOSS_COPIES
+    if config.tensor > 1 and training.loss_parallel:
+        copies = _SPLIT_LOSS_COPIES / config.tensor
+    logits = share * micro_tokens(training, config) * model.vocabulary * _LOGIT
+    return int(logits * copies)
 
 
 def of_boundary(model: Model, training: Training, config: ParallelConfig) -> int:

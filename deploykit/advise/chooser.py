@@ -13,12 +13,18 @@ The order is an expert's, as rules:
    (https://arxiv.org/abs/2205.05198, section 5); 1.1 is the tolerance of the estimates.
 3. Of those that are left, the simplest within 10% of the fastest. Each stage of ZeRO needs less
    memory and is less simple (https://arxiv.org/abs/1910.02054, section 5).
+4. What shards over more than 32 nodes gives way to three dimensions that shard over fewer, if those
+   take at most 1.25 times as long. Every layer waits for the slowest of these nodes, which the
+   estimates do not see; runs of that size divide the layers (405B on 512 H100 in torchtitan's
+   benchmarks, https://arxiv.org/abs/2410.06511; Llama 3, https://arxiv.org/abs/2407.21783, 3.3.2).
+
+Adapters (LoRA) train something else than all weights: they are chosen only where that does not fit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +41,10 @@ _WORTH_SPLITTING = 1.5
 """How much faster it must be to split layers (rule 2)."""
 _TOLERANCE = 1.1
 """Estimates within this factor count as equal; then the simpler strategy wins (rule 3)."""
+WIDE_SHARDING = 32
+"""Nodes up to which sharding alone is preferred (rule 4)."""
+_WORTH_STAGES = 1.25
+"""How much longer three dimensions may take beyond that (rule 4)."""
 _MAX_NODES = 1024
 
 
@@ -48,6 +58,8 @@ class Candidate:
     fits: bool
     tight: bool = False
     """Whether it needs more than 90% of the memory."""
+    reach: int = 1
+    """Nodes over which its states are sharded."""
 
     @property
     def strategy(self) -> Strategy:
@@ -84,9 +96,14 @@ class Advice:
         return next((each for each in self.candidates if each.strategy == strategy), None)
 
 
-def advise(model: Model, training: Training, cluster: Cluster) -> Advice:
-    """Recommend a strategy to train `model` on `cluster`."""
-    candidates = _candidates(model, training, cluster)
+def advise(
+    model: Model,
+    training: Training,
+    cluster: Cluster,
+    allowed: Callable[[ParallelConfig], bool] = lambda _: True,
+) -> Advice:
+    """Recommend a strategy to train `model` on `cluster`, of the `allowed` configurations."""
+    candidates = _candidates(model, training, cluster, allowed)
     ranked = _ranked(candidates)
     return Advice(
         model,
@@ -96,33 +113,46 @@ def advise(model: Model, training: Training, cluster: Cluster) -> Advice:
         candidates=tuple(candidates),
         best=ranked[0] if ranked else None,
         second=ranked[1] if len(ranked) > 1 else None,
-        enough=None if ranked else _enough(model, training, cluster),
+        enough=None if ranked else _enough(model, training, cluster, allowed),
     )
 
 
-def _candidates(model: Model, training: Training, cluster: Cluster) -> list[Candidate]:
+def _candidates(
+    model: Model, training: Training, cluster: Cluster, allowed: Callable[[ParallelConfig], bool]
+) -> list[Candidate]:
     """For each strategy its fastest configuration that is not tight, else the fastest that fits,
     else the one with least memory.
     """
     by_strategy: dict[Strategy, Candidate] = {}
-    for config in configs(model, training, cluster):
-        need = memory(model, training, config, cluster.gpu.memory)
-        fits, tight = (need.total <= share * cluster.gpu.memory for share in (1, _TIGHT))
-        new = Candidate(config, need, step(model, training, cluster, config), fits, not tight)
+    for config in filter(allowed, configs(model, training, cluster)):
+        new = _candidate(model, training, cluster, config)
         old = by_strategy.get(config.strategy)
         if old is None or _order(new) < _order(old):
             by_strategy[config.strategy] = new
     return [by_strategy[name] for name in STRATEGIES if name in by_strategy]
 
 
-def _order(each: Candidate) -> tuple[bool, bool, float]:
+def _candidate(
+    model: Model, training: Training, cluster: Cluster, config: ParallelConfig
+) -> Candidate:
+    need = memory(model, training, config, cluster.gpu.memory)
+    fits, roomy = (need.total <= share * cluster.gpu.memory for share in (1, _TIGHT))
+    reach = max(1, config.shards * config.tensor // cluster.gpus_per_node)
+    seconds = step(model, training, cluster, config)
+    return Candidate(config, need, seconds, fits, tight=not roomy, reach=reach)
+
+
+def _order(each: Candidate) -> tuple[bool, bool, bool, float]:
+    """Adapters and compression change the numbers: only if needed, or if they save time."""
     size = each.step.seconds if each.fits else each.memory.total
-    return (not each.fits, each.tight, size)
+    doubt = _TOLERANCE if each.config.compress else 1
+    return (not each.fits, each.config.lora, each.tight, size * doubt)
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Candidates that fit, the best first, by the rules above; `candidates` are simplest first."""
     left = [each for each in candidates if each.fits and each.strategy not in FOR_TEACHING]
+    left = [each for each in left if not each.config.lora] or left
     ranked = []
     while left:
         ranked.append(_best(left))
@@ -137,14 +167,26 @@ def _best(left: Sequence[Candidate]) -> Candidate:
     whole = [each for each in roomy if not each.splits and each.step.seconds <= limit]
     pool = whole or roomy
     fastest = min(each.step.seconds for each in pool)
-    return next(each for each in pool if each.step.seconds <= _TOLERANCE * fastest)
+    best = next(each for each in pool if each.step.seconds <= _TOLERANCE * fastest)
+    return _closer(best, pool) or best
+
+
+def _closer(best: Candidate, pool: Sequence[Candidate]) -> Candidate | None:
+    """Three dimensions in place of sharding over many nodes (rule 4)."""
+    if not best.splits or best.reach <= WIDE_SHARDING:
+        return None
+    limit = _WORTH_STAGES * best.step.seconds
+    stages = [each for each in pool if each.strategy == "pp-fsdp-tp" and each.step.seconds <= limit]
+    return next((each for each in stages if each.reach <= WIDE_SHARDING), None)
 
 
 def _case(
     model: Model, training: Training, cluster: Cluster, candidates: Sequence[Candidate]
 ) -> Case:
     replicated = {"single", "ddp"}
-    if any(each.fits for each in candidates if each.strategy in replicated):
+    if any(
+        each.fits for each in candidates if each.strategy in replicated and not each.config.lora
+    ):
         return "each"
     return "sharded" if layer_memory(model, training) <= cluster.gpu.memory else "layer"
 
@@ -157,12 +199,14 @@ def layer_memory(model: Model, training: Training) -> int:
     return need.total - need.parameters - need.gradients - need.optimizer
 
 
-def _enough(model: Model, training: Training, cluster: Cluster) -> int | None:
+def _enough(
+    model: Model, training: Training, cluster: Cluster, allowed: Callable[[ParallelConfig], bool]
+) -> int | None:
     """The number of nodes, doubled until something fits; None if 1024 are not enough."""
     nodes = 2 * cluster.nodes
     while nodes <= _MAX_NODES:
         larger = dataclasses.replace(cluster, nodes=nodes)
-        if _ranked(_candidates(model, training, larger)):
+        if _ranked(_candidates(model, training, larger, allowed)):
             return nodes
         nodes *= 2
     return None

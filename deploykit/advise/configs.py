@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
+from typing import Any, Literal
 
 from deploykit.advise.model_shape import Model
-from deploykit.advise.workload import Cluster, ParallelConfig, Strategy, Training
+from deploykit.advise.workload import WEIGHT_BYTES, Cluster, ParallelConfig, Strategy, Training
 
 STRATEGIES: dict[Strategy, str] = {
     "single": "one process",
@@ -17,23 +19,34 @@ STRATEGIES: dict[Strategy, str] = {
     "zero2": "optimizer states and gradients sharded; weights gathered once a step",
     "zero3": "weights, gradients and optimizer states sharded; each layer gathered when it is used",
     "hsdp": "zero3 inside a node, replicated across nodes, which average gradients",
+    "sharded-table": "rows of the embedding table divided over the GPUs, all else replicated",
     "tp": "every layer split over the GPUs (tensor parallelism)",
     "pp": "layers divided into stages, one per GPU (pipeline parallelism)",
     "tp-dp": "tensor parallelism inside a node; replicas average gradients",
     "pp-dp": "replicated pipelines that average gradients",
     "fsdp-tp": "tensor parallelism inside a node, sharding across nodes",
+    "pp-fsdp-tp": "three dimensions: pipeline stages, sharding across nodes, tensor parallelism",
 }
 """In order of simplicity, each with a description."""
 FOR_TEACHING = frozenset({"dp", "manual"})
 """Never recommended: ddp does the same, faster."""
+_WITH_LORA = frozenset({"single", "ddp", "zero3", "hsdp", "tp", "fsdp-tp"})
+"""Strategies for which adapters are considered: those that an expert would use with them."""
+_RECOMPUTING: dict[bool | Literal["selective"], dict[str, bool]] = {
+    False: {},
+    "selective": {"selective": True},
+    True: {"checkpointing": True},
+}
 _MOST_MICRO_BATCHES = 64
+_LARGE_TABLE = 0.5
+"""Share of the parameters from which on an embedding is worth a layout of its own."""
 
 
 def configs(model: Model, training: Training, cluster: Cluster) -> Iterator[ParallelConfig]:
     """Yield all of them, with each number of micro-batches, checkpointing and offload."""
     for strategy in STRATEGIES:
         for degrees in _degrees(strategy, model, training, cluster):
-            yield from _with_micro_batches(training, degrees)
+            yield from _with_micro_batches(training, cluster, degrees)
 
 
 def _degrees(
@@ -42,19 +55,35 @@ def _degrees(
     world, node = cluster.world, cluster.gpus_per_node
     if strategy == "single":
         yield ParallelConfig("single")
-    elif strategy == "dp":
-        if node > 1 and not cluster.gpu.is_cpu:
-            yield ParallelConfig("dp", data=node)
+    elif strategy == "dp" and node > 1 and not cluster.gpu.is_cpu:
+        yield ParallelConfig("dp", data=node)
     elif strategy in {"ddp", "manual", "zero1"} and world > 1:
         yield ParallelConfig(strategy, data=world)
     elif strategy in {"zero2", "zero3"} and (world > 1 or strategy == "zero3"):
         yield ParallelConfig(strategy, data=world, shards=world)
     elif strategy == "hsdp" and cluster.nodes > 1 and node > 1:
         yield ParallelConfig("hsdp", data=world, shards=node)
-    elif strategy in {"tp", "tp-dp", "fsdp-tp"}:
+    elif strategy == "sharded-table" and world > 1 and _has_large_table(model):
+        yield ParallelConfig(strategy, data=world)
+    elif model.layers:
+        yield from _splitting(strategy, model, training, cluster)
+
+
+def _splitting(
+    strategy: Strategy, model: Model, training: Training, cluster: Cluster
+) -> Iterator[ParallelConfig]:
+    """Degrees of the strategies that split layers or divide them into stages."""
+    if strategy in {"tp", "tp-dp", "fsdp-tp"}:
         yield from _tensor_parallel(strategy, model, training, cluster)
     elif strategy in {"pp", "pp-dp"}:
-        yield from _pipeline_parallel(strategy, model, world)
+        yield from _pipeline_parallel(strategy, model, cluster.world)
+    elif strategy == "pp-fsdp-tp":
+        yield from _three_dimensions(model, training, cluster)
+
+
+def _has_large_table(model: Model) -> bool:
+    """Whether most parameters are an embedding that makes no logits."""
+    return not model.vocabulary and model.embedding.size() > _LARGE_TABLE * model.parameters
 
 
 def _tensor_parallel(
@@ -92,22 +121,62 @@ def _pipeline_parallel(strategy: Strategy, model: Model, world: int) -> Iterator
             yield ParallelConfig(strategy, data=world // pipeline, pipeline=pipeline)
 
 
-def _with_micro_batches(training: Training, degrees: ParallelConfig) -> Iterator[ParallelConfig]:
+def _three_dimensions(
+    model: Model, training: Training, cluster: Cluster
+) -> Iterator[ParallelConfig]:
+    """Pipelines of sharded groups with tensor parallelism inside a node."""
+    for tensor in _divisors(cluster.gpus_per_node):
+        if tensor == 1 or not _divides(tensor, model, training):
+            continue
+        for pipeline in _divisors(cluster.world // tensor):
+            data = cluster.world // (tensor * pipeline)
+            if 1 < pipeline <= model.layers and data > 1:
+                yield ParallelConfig(
+                    "pp-fsdp-tp", data=data, tensor=tensor, pipeline=pipeline, shards=data
+                )
+
+
+def _with_micro_batches(
+    training: Training, cluster: Cluster, degrees: ParallelConfig
+) -> Iterator[ParallelConfig]:
     """The configuration with each number of micro-batches that divides a rank's samples."""
     if training.batch % degrees.data:
         return
-    checkpointing = _choices(training.checkpointing)
-    offload = _choices(training.offload) if degrees.strategy == "zero3" else (False,)
     for micro_batches in _divisors(training.batch // degrees.data):
         if micro_batches < degrees.pipeline:
             continue  # Schedule1F1B raises ValueError: fewer micro-batches than stages
         if micro_batches > _MOST_MICRO_BATCHES * degrees.pipeline:
             break
-        for recompute in checkpointing:
-            for offloaded in offload:
-                yield dataclasses.replace(
-                    degrees, micro_batches=micro_batches, checkpointing=recompute, offload=offloaded
-                )
+        for switches in _switches(training, cluster, degrees):
+            yield dataclasses.replace(degrees, micro_batches=micro_batches, **switches)
+
+
+def _switches(
+    training: Training, cluster: Cluster, degrees: ParallelConfig
+) -> Iterator[dict[str, Any]]:
+    """Every setting of what does not change the degrees."""
+    offload = _choices(training.offload) if degrees.strategy == "zero3" else (False,)
+    lora = _choices(training.lora) if degrees.strategy in _WITH_LORA else (False,)
+    if training.lora and True not in lora:
+        return
+    for recompute, off, adapters, sent in itertools.product(
+        _recomputing(training), offload, lora, _compressions(training, cluster, degrees)
+    ):
+        yield {**_RECOMPUTING[recompute], "offload": off, "lora": adapters, "compress": sent}
+
+
+def _recomputing(training: Training) -> tuple[bool | Literal["selective"], ...]:
+    return tuple(_RECOMPUTING) if training.checkpointing is None else (training.checkpointing,)
+
+
+def _compressions(training: Training, cluster: Cluster, degrees: ParallelConfig) -> tuple[str, ...]:
+    """Over TCP ddp can send gradients in 16 bits: bf16 where the GPU has it, which has fp32's range
+    (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
+    """
+    slow = cluster.fabric == "tcp" and cluster.nodes > 1 and not cluster.gpu.is_cpu
+    if degrees.strategy != "ddp" or not slow or WEIGHT_BYTES[training.precision] == 2:  # noqa: PLR2004
+        return ("",)
+    return ("", "bf16" if cluster.gpu.flops["bf16"] else "fp16")
 
 
 def _choices(choice: bool | None) -> tuple[bool, ...]:  # noqa: FBT001 - a three-valued option

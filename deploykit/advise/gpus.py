@@ -20,12 +20,18 @@ _TERA = 10**12
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: bytes, operations per second, bytes per second in one direction."""
+    """One GPU: bytes, operations per second, bytes per second in one direction.
+
+    `matmul` and `attention`: the shares of `flops` that large matrix products and fused attention
+    reach.
+    """
 
     name: str
     label: str
     memory: int
     flops: Mapping[str, float]
+    matmul: float
+    attention: float
     bandwidth: float
     nvlink: float
     pcie: float
@@ -56,6 +62,8 @@ def _gpu(  # noqa: PLR0913 - the keys of the file
     label: str,
     memory: float,
     tflops: Mapping[str, float],
+    matmul: float,
+    attention: float,
     bandwidth: float,
     nvlink: float,
     pcie: float,
@@ -67,6 +75,8 @@ def _gpu(  # noqa: PLR0913 - the keys of the file
         label,
         memory=int(memory * _GIB),
         flops={precision: rate * _TERA for precision, rate in tflops.items()},
+        matmul=matmul,
+        attention=attention,
         bandwidth=bandwidth * _GIGA,
         nvlink=nvlink * _GIGA,
         pcie=pcie * _GIGA,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from deploykit.advise import gpus, measured_model, workload
+from deploykit.advise.architectures import gpt, gpt_of_size
 from deploykit.advise.gpus import Gpu
-from deploykit.advise.model_shape import Model, gpt, gpt_of_size
+from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, Training
 from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
 from deploykit.errors import UsageError
@@ -80,9 +81,24 @@ class AdviseOptions:
         Help("fp32; bf16 or fp16 (weights in fp32, compute in 16 bits); or pure-bf16."),
     ] = "bf16"
     optimizer: Annotated[workload.Optimizer, Help("adamw, sgd or sgd-momentum.")] = "adamw"
+    task: Annotated[
+        str | None,
+        Help("module:function of the trainer's --task: its model and a sample of its data."),
+        Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function"),
+    ] = None
+    input: Annotated[
+        str | None,
+        Help("Shape of a sample for --model, such as 3x224x224; the model then runs on it."),
+        Pattern(r"\d+(x\d+)*", "sizes such as 3x224x224"),
+    ] = None
+    finetune: Annotated[
+        Literal["full", "lora", "auto"] | None,
+        Help("Train given weights: all of them, adapters, or adapters if all do not fit (auto)."),
+    ] = None
+    compile: Annotated[Literal["on", "off"], Help("Train with torch.compile: on or off.")] = "off"
     checkpoint_activations: Annotated[
-        Literal["auto", "on", "off"],
-        Help("Recompute activations in the backward pass: auto, on or off."),
+        Literal["auto", "on", "selective", "off"],
+        Help("Recompute activations in the backward pass: auto, on, selective or off."),
     ] = "auto"
     offload: Annotated[
         Literal["auto", "on", "off"],
@@ -132,7 +148,12 @@ def _usage_error(problems: list[Problem]) -> UsageError:
 
 def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     """Missing options and conflicts; options in `bad` have a problem already."""
-    for name, example in (("batch_size", "64"), ("sequence", "1024")):
+    required = [("batch_size", "64")]
+    told = options.input or options.task or bad & {"input", "task"}
+    required += [] if told else [("sequence", "1024")]
+    if options.input and options.model is None and "model" not in bad:
+        yield Problem("input", "describes a sample for a model of yours", "give --model too")
+    for name, example in required:
         if getattr(options, name) is None and name not in bad:
             yield Problem(name, "is required", f"for example {example}")
     yield from _gpu_problems(options, bad)
@@ -153,7 +174,7 @@ def _gpu_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
 
 def _model_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     shape = options.layers is not None and options.width is not None
-    if bad & {"parameters", "layers", "width", "model"}:
+    if bad & {"parameters", "layers", "width", "model", "task"} or options.task:
         return
     if options.parameters is None and not shape and options.model is None:
         hint = "--parameters 7B, or --layers and --width, or --model module:function"
@@ -166,13 +187,22 @@ def _model_problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
 
 def workload_of(options: AdviseOptions) -> tuple[Model, Training, Cluster]:
     """Convert the options for `advise`. Raises UsageError if the model cannot be built."""
-    return _model(options), _training(options), _cluster(options)
+    model = _model(options)
+    return model, _training(options, options.sequence or model.length or 1), _cluster(options)
 
 
 def _model(options: AdviseOptions) -> Model:
     positions = options.sequence or 0
+    if options.task is not None:
+        names = ("sequence", "batch_size", "layers", "width", "heads")
+        given = {name: getattr(options, name) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        return measured_model.measure_task(options.task, given, heads=options.heads)
     if options.model is not None:
-        return measured_model.measure(options.model, heads=options.heads)
+        shape = [int(size) for size in (options.input or "").split("x") if size]
+        return measured_model.measure(
+            options.model, heads=options.heads, sample=shape, sequence=options.sequence
+        )
     if options.parameters is None:
         width = options.width or 0
         return gpt(
@@ -192,16 +222,20 @@ def _model(options: AdviseOptions) -> Model:
     )
 
 
-def _training(options: AdviseOptions) -> Training:
+def _training(options: AdviseOptions, sequence: int) -> Training:
     choice = {"auto": None, "on": True, "off": False}
+    adapters = {None: False, "full": False, "lora": True, "auto": None}
+    recompute = options.checkpoint_activations
     return Training(
         options.batch_size or 0,
-        options.sequence or 0,
+        sequence,
         precision=options.precision,
         optimizer=options.optimizer,
-        checkpointing=choice[options.checkpoint_activations],
+        checkpointing="selective" if recompute == "selective" else choice[recompute],
         offload=choice[options.offload],
         on_cpu=options.gpu == "cpu",
+        lora=adapters[options.finetune],
+        compiled=options.compile == "on",
     )
 
 

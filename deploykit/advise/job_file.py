@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from deploykit.advise.model_shape import Model, gpt
+from deploykit.advise.architectures import gpt
+from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, ParallelConfig, Training
 from deploykit.errors import UsageError
 from deploykit.model import Problem
@@ -18,6 +19,22 @@ _VOCABULARY = 256
 _LINE_WIDTH = 96
 
 
+def lacking(config: ParallelConfig) -> list[str]:
+    """What the reference trainer cannot do yet of this configuration, in words."""
+    missing = {
+        "three-dimensional layouts": config.strategy == "pp-fsdp-tp",
+        "sharded tables": config.strategy == "sharded-table",
+        "selective checkpointing": config.selective,
+        "LoRA": config.lora,
+    }
+    return [name for name, wanted in missing.items() if wanted]
+
+
+def can_run(config: ParallelConfig) -> bool:
+    """Whether the reference trainer can do all of this configuration."""
+    return not lacking(config)
+
+
 def text(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> str:
     """The text of a job.yaml, for the folder that holds ``entrypoints``.
 
@@ -28,10 +45,11 @@ def text(model: Model, training: Training, cluster: Cluster, config: ParallelCon
         raise UsageError("not supported by the reference trainer", problems=problems)
     nodes = 1 if config.world < cluster.world else cluster.nodes
     processes = _processes(cluster, config)
+    module = f" and {model.task.partition(':')[0]}" if model.task else ""
     return f"""\
 # Written by `deploykit advise` for {nodes} x {cluster.gpus_per_node} {cluster.gpu.label}.
 name: advised-{config.strategy}
-source: entrypoints         # the folder with train.py
+source: entrypoints         # the folder with train.py{module}
 
 entrypoint:
   script: train.py
@@ -56,6 +74,8 @@ def _problems(training: Training) -> Iterator[Problem]:
 
 def difference(model: Model, training: Training) -> str | None:
     """How the trainer's model differs from `model`, in one sentence; None if it does not."""
+    if model.task:
+        return None
     trainers = gpt(
         layers=model.layers,
         width=model.width,
@@ -91,7 +111,7 @@ def _processes(cluster: Cluster, config: ParallelConfig) -> int:
 
 def options(model: Model, training: Training, config: ParallelConfig) -> Iterator[str]:
     """Arguments of the reference trainer for this configuration."""
-    yield from ("--task", "text", "--strategy", config.strategy)
+    yield from ("--task", model.task or "text", "--strategy", config.strategy)
     for name, value, default in (
         ("tensor-parallel", config.tensor, 1),
         ("pipeline-parallel", config.pipeline, 1),
@@ -109,13 +129,12 @@ def options(model: Model, training: Training, config: ParallelConfig) -> Iterato
         yield "--checkpoint-activations"
     if config.offload:
         yield "--offload"
-    sizes = {
-        "batch-size": training.batch,
-        "sequence": training.sequence,
-        "layers": model.layers,
-        "width": model.width,
-        "heads": model.heads,
-    }
-    for name, size in sizes.items():
-        yield from (f"--{name}", str(size))
+    if config.compress:
+        yield from ("--compress", config.compress)
+    if training.compiled:
+        yield "--compile"
+    yield from ("--batch-size", str(training.batch))
+    if not model.task:
+        yield from ("--sequence", str(training.sequence), "--layers", str(model.layers))
+        yield from ("--width", str(model.width), "--heads", str(model.heads))
     yield from ("--optimizer", _OPTIMIZERS[training.optimizer])

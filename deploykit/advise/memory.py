@@ -17,6 +17,7 @@ from deploykit.advise.model_shape import Layer, Model
 from deploykit.advise.workload import (
     COMPUTE_BYTES,
     FULLY_SHARDED,
+    KEPT_GATHERED,
     WEIGHT_BYTES,
     ParallelConfig,
     Training,
@@ -32,6 +33,9 @@ _FRAGMENTED = 0.05
 _STATES = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
 """Tensors that an optimizer keeps for each weight, in the weight's precision
 (https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html, ...SGD.html)."""
+_LORA_RANK = 16
+"""Rank of LoRA's matrices, a common choice; small ranks are enough
+(https://arxiv.org/abs/2106.09685, section 7.2)."""
 _REDUCED_BYTES = 4
 """Gradients are reduced in fp32, so that results do not depend on the configuration."""
 
@@ -82,6 +86,10 @@ class Stage:
         """Parameters on one rank, of `tensor` x `shards`."""
         return sum(count * layer.size(tensor, shards) for count, layer in self.layers(model))
 
+    def adapters(self, model: Model, config: ParallelConfig) -> int:
+        """Weights of LoRA's two matrices beside each matrix of the blocks, before sharding."""
+        return int(self.blocks * model.block.edges(config.tensor) * _LORA_RANK)
+
 
 def memory(model: Model, training: Training, config: ParallelConfig, capacity: int) -> Memory:
     """The memory of the rank with the largest total, on a GPU with `capacity` bytes."""
@@ -107,8 +115,9 @@ def rank_memory(model: Model, training: Training, config: ParallelConfig, stage:
     case from the second micro-batch on.
     """
     weight = WEIGHT_BYTES[training.precision]
-    size = stage.size(model, config.tensor, config.shards)
-    states = _STATES[training.optimizer] * weight * _optimized(model, config, size)
+    size = _held(model, config, stage)
+    trained, frozen = _trained(model, config, stage, size)
+    states = _STATES[training.optimizer] * weight * _optimized(model, config, trained)
     kept = activations.of_stage(model, training, config, stage.blocks, stage.index)
     copies = _copies(model, training, config, stage)
     logits = activations.of_logits(model, training, config) if stage.last else 0
@@ -116,8 +125,8 @@ def rank_memory(model: Model, training: Training, config: ParallelConfig, stage:
     recomputed = activations.recomputed(model, training, config)
     freed = logits + copies
     rank = Memory(
-        parameters=size * weight,
-        gradients=weight * (size + _whole_gradient(model, config, stage)),
+        parameters=trained * weight + frozen * COMPUTE_BYTES[training.precision],
+        gradients=weight * _gradients(model, training, config, stage, trained),
         optimizer=states,
         activations=kept + max(0, recomputed - freed),
         logits=logits,
@@ -127,13 +136,40 @@ def rank_memory(model: Model, training: Training, config: ParallelConfig, stage:
     return _offloaded(rank) if config.offload else rank
 
 
+def _held(model: Model, config: ParallelConfig, stage: Stage) -> int:
+    """Weights on this rank. A sharded table is divided by rows, the rest replicated."""
+    if config.strategy != "sharded-table":
+        return stage.size(model, config.tensor, config.shards)
+    table = model.embedding.size()
+    return model.parameters - table + model.embedding.size(1, config.data)
+
+
+def _trained(model: Model, config: ParallelConfig, stage: Stage, size: int) -> tuple[int, int]:
+    """Weights with gradients and states, and frozen ones, which LoRA keeps in 16 bits."""
+    if not config.lora:
+        return size, 0
+    return stage.adapters(model, config) // config.shards, size
+
+
+def _gradients(
+    model: Model, training: Training, config: ParallelConfig, stage: Stage, trained: int
+) -> int:
+    """Elements of the gradients; a sharded table has those of the rows looked up, and their
+    indices.
+    """
+    if config.strategy == "sharded-table":
+        rows = 2 * training.tokens // config.data * model.width
+        return model.parameters - model.embedding.size() + rows
+    return trained + (0 if config.lora else _whole_gradient(model, config, stage))
+
+
 def _whole_gradient(model: Model, config: ParallelConfig, stage: Stage) -> int:
     """Elements by which a gradient exceeds its weight.
 
     DTensor keeps the gradient of an embedding that is split over the vocabulary whole on every
     rank (observed with torch 2.13).
     """
-    if config.tensor == 1 or not stage.first or config.strategy == "fsdp-tp":
+    if config.tensor == 1 or not stage.first or config.strategy in FULLY_SHARDED:
         return 0
     return model.embedding.size() - model.embedding.size(config.tensor)
 
@@ -142,7 +178,9 @@ def _optimized(model: Model, config: ParallelConfig, size: int) -> int:
     """Weights whose optimizer states this rank keeps: only its share under ZeRO-1
     (https://arxiv.org/abs/1910.02054, section 5.1).
     """
-    return _largest_share(model, config.data) if config.strategy == "zero1" else size
+    if config.strategy != "zero1" or config.lora:
+        return size
+    return _largest_share(model, config.data)
 
 
 @functools.lru_cache(maxsize=64)
@@ -192,7 +230,8 @@ def _copies(model: Model, training: Training, config: ParallelConfig, stage: Sta
     """
     if not activations.casts_weights(training, config):
         return 0
-    kept = 1 if config.checkpointing else activations.in_flight(config, stage.index)
+    again = config.checkpointing or config.selective
+    kept = 1 if again else activations.in_flight(config, stage.index)
     layers = stage.layers(model)
     return 2 * kept * sum(count * _matrices(layer, config.tensor) for count, layer in layers)
 
@@ -209,17 +248,20 @@ def _gathered(
 ) -> Iterator[tuple[str, int]]:
     """FSDP2's working set (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
 
-    With reshard_after_forward=False (ZeRO-2) every layer stays gathered. Otherwise the current
-    layer, the next one, and the flat buffer of its all-gather are allocated. The backward pass adds
-    the unsharded gradients of a layer and the flat buffer of their reduce-scatter. With several
-    micro-batches gradients are reduced only after the last one (set_requires_gradient_sync), and
-    until then every rank keeps them unsharded.
+    With reshard_after_forward=False (ZeRO-2, pipelines) every layer stays gathered. Otherwise the
+    current layer, the next one, and the flat buffer of its all-gather are allocated. The backward
+    pass adds the unsharded gradients of a layer and the flat buffer of their reduce-scatter. With
+    several micro-batches gradients are reduced only after the last one
+    (set_requires_gradient_sync), and until then every rank keeps them unsharded.
     """
     largest = max(layer.size(config.tensor) for _, layer in stage.layers(model))
     compute = COMPUTE_BYTES[training.precision]
     whole = stage.size(model, config.tensor, 1)
-    kept = whole + largest if config.strategy == "zero2" else min(3 * largest, whole + largest)
+    always = config.strategy in KEPT_GATHERED
+    kept = whole + largest if always else min(3 * largest, whole + largest)
     yield "gathered weights", kept * compute
+    if config.lora:
+        return
     yield "gradients being reduced", largest * (compute + _REDUCED_BYTES)
     if config.micro_batches > 1:
         yield "unsharded gradients between micro-batches", whole * _REDUCED_BYTES

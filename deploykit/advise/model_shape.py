@@ -1,13 +1,7 @@
-"""The shape of a model: its parameter tensors, in layers.
-
-The reference trainer's GPT is known exactly: an embedding of tokens and positions, equal blocks
-(LayerNorm, attention with four projections, LayerNorm, a two-layer MLP), and a head (LayerNorm and
-a Linear layer without bias, whose weights are not tied to the embedding).
-"""
+"""The shape of a model: its parameter tensors, in layers."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +10,6 @@ from typing import Literal
 Split = Literal["column", "row", "none"]
 """How tensor parallelism splits a tensor: along dimension 0, along dimension 1, or not at all
 (https://arxiv.org/abs/1909.08053, section 3)."""
-
-_ASPECT = 128
-"""Width per layer of a model given only by its size: 7B gives 32 layers of width 4096."""
-_HEAD_WIDTH = 128
-_LARGE_WIDTH = 1024
-_MANY_LAYERS = 10
-_MLP_RATIO = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +39,14 @@ class Tensor:
             columns = math.ceil(columns / tensor)
         return math.ceil(rows / shards) * columns
 
+    def edges(self, tensor: int = 1) -> float:
+        """Inputs plus outputs of a matrix on one of `tensor` ranks."""
+        rows, *rest = self.shape
+        columns = math.prod(rest)
+        split_rows = tensor if self.split == "column" else 1
+        split_columns = tensor if self.split == "row" else 1
+        return rows / split_rows + columns / split_columns
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -64,10 +59,38 @@ class Layer:
         """Elements on one rank, of `tensor` x `shards`."""
         return sum(each.local(tensor, shards) for each in self.tensors)
 
+    def matrices(self) -> int:
+        """Elements of all tensors with two dimensions or more."""
+        return sum(tensor.size for tensor in self.tensors if len(tensor.shape) > 1)
+
+    def edges(self, tensor: int = 1) -> float:
+        """Inputs and outputs of all matrices, of which each of `tensor` ranks has its split."""
+        return sum(each.edges(tensor) for each in self.tensors if len(each.shape) > 1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample's forward and backward pass, counted where no formula knows the model.
+
+    `flops`: floating point operations. `saved`: elements that the forward pass keeps for the
+    backward pass. `traffic`: elements that all operations read and write.
+    """
+
+    flops: float
+    saved: float
+    traffic: float
+
 
 @dataclass(frozen=True)
 class Model:
-    """An embedding, `layers` equal blocks and a head."""
+    """An embedding, `layers` equal blocks and a head.
+
+    `vocabulary`: the number of logits per token; 0 if the embedding is no vocabulary (a table of a
+    recommender, the input of a classifier). `kv_heads`: heads of keys and values, if fewer than
+    `heads`. `gated`: an MLP with two inner matrices, as in Llama. `tied`: the head's matrix is the
+    embedding's. `flash`: attention keeps no scores in memory. `task`: the trainer's name for it,
+    if it is a task of the user's, whose samples have `length` tokens.
+    """
 
     embedding: Layer
     block: Layer
@@ -77,6 +100,13 @@ class Model:
     heads: int
     vocabulary: int
     feedforward: int
+    kv_heads: int = 0
+    gated: bool = False
+    tied: bool = False
+    flash: bool = True
+    sample: Sample | None = None
+    task: str = ""
+    length: int = 0
     exact: bool = True
     """Whether the tensors are the model's own; False if they were derived from its size."""
 
@@ -107,108 +137,15 @@ class Model:
 
     def flops_per_token(self, blocks: int, sequence: int, *, head: bool) -> float:
         """The same per token, for a number of blocks with or without the head."""
-        matrices = blocks * _matrices(self.block) + head * _matrices(self.head)
+        matrices = blocks * self.block.matrices() + head * self.head_size
         return 6.0 * matrices + 12.0 * blocks * self.width * sequence
 
+    @property
+    def head_size(self) -> int:
+        """Weights that a token meets in the head, a tied embedding included."""
+        return self.vocabulary * self.width if self.tied else self.head.matrices()
 
-def _matrices(layer: Layer) -> int:
-    return sum(tensor.size for tensor in layer.tensors if len(tensor.shape) > 1)
-
-
-def gpt(  # noqa: PLR0913 - the options that size a GPT
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    vocabulary: int,
-    positions: int,
-    feedforward: int | None = None,
-) -> Model:
-    """The GPT of the reference trainer with these options."""
-    feedforward = feedforward or _MLP_RATIO * width
-    return Model(
-        Layer("embedding", (*_embedding(vocabulary, positions, width),)),
-        Layer("block", (*_block(width, feedforward),)),
-        layers,
-        Layer("head", (*_norm("norm", width), Tensor("out.weight", (vocabulary, width), "column"))),
-        width=width,
-        heads=heads,
-        vocabulary=vocabulary,
-        feedforward=feedforward,
-    )
-
-
-def _embedding(vocabulary: int, positions: int, width: int) -> Iterator[Tensor]:
-    yield Tensor("token.weight", (vocabulary, width), "column")
-    yield Tensor("position.weight", (positions, width))
-
-
-def _block(width: int, feedforward: int) -> Iterator[Tensor]:
-    yield from _norm("norm1", width)
-    for name in ("query", "key", "value"):
-        yield from _linear(name, width, width, "column")
-    yield from _linear("out", width, width, "row")
-    yield from _norm("norm2", width)
-    yield from _linear("up", feedforward, width, "column")
-    yield from _linear("down", width, feedforward, "row")
-
-
-def _norm(name: str, width: int) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (width,))
-    yield Tensor(f"{name}.bias", (width,))
-
-
-def _linear(name: str, outputs: int, inputs: int, split: Split) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (outputs, inputs), split)
-    yield Tensor(f"{name}.bias", (outputs,), "column" if split == "column" else "none")
-
-
-def gpt_of_size(  # noqa: PLR0913 - as gpt()
-    parameters: int,
-    *,
-    layers: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    vocabulary: int,
-    positions: int,
-) -> Model:
-    """A GPT with about `parameters` parameters; options that are None are derived.
-
-    A block has 12 x width x width weights (https://arxiv.org/abs/2104.04473, section 2.3); the
-    MLP's width is adjusted to match the count. Widths and layers are rounded to numbers with many
-    divisors.
-    """
-    if width is None:
-        depth = layers or (parameters / (12 * _ASPECT**2)) ** (1 / 3)
-        width = _rounded_width(math.sqrt(parameters / (12 * depth)))
-    outside_blocks = width * (2 * vocabulary + positions)
-    remaining = max(parameters - outside_blocks, parameters // 2)
-    layers = layers or _rounded_layers(remaining / (12 * width**2))
-    feedforward = _rounded_rows(remaining / layers - 4 * width**2, 2 * width)
-    model = gpt(
-        layers=layers,
-        width=width,
-        heads=heads
-        or max(1, width // (_HEAD_WIDTH if width >= _LARGE_WIDTH else _HEAD_WIDTH // 2)),
-        vocabulary=vocabulary,
-        positions=positions,
-        feedforward=feedforward,
-    )
-    return dataclasses.replace(model, exact=False)
-
-
-def _rounded_width(width: float) -> int:
-    """The nearest multiple of 64, 256 or 1024, depending on the width."""
-    unit = 1024 if width >= 4 * _LARGE_WIDTH else 256 if width >= _LARGE_WIDTH else 64
-    return max(1, round(width / unit)) * unit
-
-
-def _rounded_layers(layers: float) -> int:
-    """The nearest number of layers; a multiple of 4 from 10 layers on."""
-    return 4 * round(layers / 4) if layers >= _MANY_LAYERS else max(1, round(layers))
-
-
-def _rounded_rows(elements: float, columns: int) -> int:
-    """Rows of a matrix with this many elements; a multiple of 64 from 1024 rows on."""
-    rows = max(1, round(elements / columns))
-    return 64 * round(rows / 64) if rows >= _LARGE_WIDTH else rows
+    @property
+    def kv_share(self) -> float:
+        """Width of the keys as a share of the model's."""
+        return (self.kv_heads or self.heads) / self.heads

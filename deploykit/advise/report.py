@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from deploykit.advise import gpus
-from deploykit.advise.chooser import Advice, Candidate, layer_memory
+from deploykit.advise.chooser import WIDE_SHARDING, Advice, Candidate, layer_memory
 from deploykit.advise.configs import STRATEGIES
 from deploykit.advise.memory import Memory
 from deploykit.advise.model_shape import Model
-from deploykit.advise.traffic import UTILIZATION
+from deploykit.advise.speed import peak
 from deploykit.advise.workload import Cluster, Training
 
 _GIB = 1024**3
@@ -78,6 +78,11 @@ def case(advice: Advice) -> str:
     whole_model = ("single", "ddp")
     replicated = next(each for each in advice.candidates[::-1] if each.strategy in whole_model)
     need = gib(replicated.memory.total)
+    if replicated.config.lora:
+        return (
+            "Case 2: training all weights does not fit on one GPU; with adapters it takes "
+            f"{need} of {capacity}."
+        )
     if advice.case == "each":
         return f"Case 1: the whole model fits on each GPU ({need} of {capacity})."
     if advice.case == "layer":
@@ -116,6 +121,12 @@ def _degrees(each: Candidate) -> str:
         parts.append(f"{config.micro_batches} micro-batches")
     if config.checkpointing:
         parts.append("activations recomputed")
+    if config.selective:
+        parts.append("cheap activations recomputed (selective checkpointing)")
+    if config.compress:
+        parts.append(f"gradients sent in {config.compress}")
+    if config.lora:
+        parts.append("LoRA: the given weights stay as they are, adapters are trained")
     if config.offload:
         parts.append("states in host memory")
     return f"Configuration: {', '.join(parts)}. " if parts else ""
@@ -124,11 +135,26 @@ def _degrees(each: Candidate) -> str:
 def _cost(advice: Advice, best: Candidate) -> str:
     total, capacity = best.memory.total, advice.cluster.gpu.memory
     tight = ", which is tight" if best.tight else ""
-    speed = advice.training.tokens / best.step.seconds
+    count = advice.training.tokens
+    unit = "tokens" if advice.training.sequence > 1 else "samples"
+    speed = count / best.step.seconds
     return (
         f"It needs {gib(total)} of {gib(capacity)} per GPU{tight}, and takes about "
-        f"{time(best.step.seconds)} per step ({number(speed)} tokens/s)."
+        f"{time(best.step.seconds)} per step ({number(speed)} {unit}/s, "
+        f"MFU {mfu(advice, best):.0%})."
     )
+
+
+def mfu(advice: Advice, each: Candidate) -> float:
+    """Model FLOPs utilization: the model's own operations, without repetitions, as a share of what
+    the GPUs could do at their peak (https://arxiv.org/abs/2204.02311, appendix B).
+    """
+    training = advice.training
+    work = advice.model.flops(training.tokens, training.sequence)
+    if advice.model.sample is not None:
+        work = advice.model.sample.flops * training.batch
+    work *= 2 / 3 if each.config.lora else 1  # no gradients of the frozen weights
+    return work / (each.step.seconds * each.config.world * peak(training, advice.cluster.gpu))
 
 
 def _why(advice: Advice, best: Candidate) -> Iterator[str]:
@@ -137,6 +163,7 @@ def _why(advice: Advice, best: Candidate) -> Iterator[str]:
     too_large = [each for each in simpler if not each.fits]
     if too_large:
         yield f"Simpler strategies do not fit: {'; '.join(_need(each) for each in too_large)}."
+    yield from _because(advice, best)
     tight = [each for each in simpler if each.fits and each.tight and not best.tight]
     if tight:
         capacity = advice.cluster.gpu.memory
@@ -151,6 +178,32 @@ def _why(advice: Advice, best: Candidate) -> Iterator[str]:
             f"{_delay(last)}."
         )
     yield _breakdown(best)
+
+
+def _because(advice: Advice, best: Candidate) -> Iterator[str]:
+    """What decided for a choice that changes more than the layout."""
+    if best.config.lora:
+        yield (
+            "Training all weights fits only on more or larger GPUs, or with states in host memory "
+            "(--offload auto)."
+        )
+    if best.strategy == "sharded-table":
+        table, model = advice.model.embedding.size(), advice.model
+        yield (
+            f"{number(table)} of {number(model.parameters)} parameters are the table, of which a "
+            f"step looks up {number(advice.training.tokens)} rows: only those are sent."
+        )
+    wide = advice.of("fsdp-tp")
+    if best.strategy == "pp-fsdp-tp" and wide and wide.fits and wide.reach > WIDE_SHARDING:
+        yield (
+            f"fsdp-tp shards over {wide.reach} nodes, and each layer waits for the slowest of "
+            f"them; here over {best.reach}."
+        )
+    if best.config.compress:
+        yield (
+            f"TCP is slow: gradients in {best.config.compress} are half as large; powersgd sends "
+            "far less, but is lossy."
+        )
 
 
 def _simpler(advice: Advice, best: Candidate) -> list[Candidate]:
@@ -243,6 +296,8 @@ def _drawbacks(advice: Advice, best: Candidate, second: Candidate) -> Iterator[s
     elif second.splits and not best.splits:
         little = f"only {1 - ratio:.0%} faster" if gain else "no faster"
         yield f"it splits the model, which needs a plan for its layers, and is {little} by estimate"
+    elif second.reach > WIDE_SHARDING >= best.reach:
+        yield f"it shards over {second.reach} nodes{gain}"
     elif ratio > 1 / _SAME:
         yield f"it is {ratio - 1:.0%} slower by estimate"
     else:
@@ -275,6 +330,17 @@ def _changes(training: Training) -> Iterator[str]:
     yield "a shorter sequence"
 
 
+def not_yet(missing: list[str], runs: Advice) -> str:
+    """What the reference trainer cannot do of the recommendation, and what it can instead."""
+    instead = "nothing that it can do fits"
+    if runs.best is not None:
+        described = _degrees(runs.best).removeprefix("Configuration: ").rstrip(". ")
+        best = runs.best.strategy + (f" ({described})" if described else "")
+        seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
+        instead = f"the best that it can do, and what --write writes: {best}, {seconds}, {size}"
+    return f"The reference trainer cannot do {' and '.join(missing)} yet; {instead}."
+
+
 def notes(advice: Advice) -> Iterator[str]:
     """Yield assumptions and caveats."""
     cluster, training, model = advice.cluster, advice.training, advice.model
@@ -285,15 +351,20 @@ def notes(advice: Advice) -> Iterator[str]:
             f"A batch of {training.batch} cannot be split over {cluster.world} GPUs: strategies "
             "that require it are omitted."
         )
-    if not model.width:
-        yield "The model has no embedding: its activations are unknown and not included."
+    if model.sample is None and not (model.width and model.layers):
+        yield (
+            "The model is no transformer that is known here: its activations are not included; "
+            "give the shape of a sample, as in --input 3x224x224."
+        )
     if cluster.gpu.name not in gpus.known():
         yield f"{cluster.gpu.label} is unknown: the speed of an A100 is assumed."
     if training.precision in {"bf16", "pure-bf16"} and not cluster.gpu.flops["bf16"]:
         yield f"{cluster.gpu.label} does not support bf16: --precision fp16 is much faster."
     if cluster.nodes > 1:
         yield f"Between nodes: {_network(cluster)} per node (set it with --bandwidth)."
+    gpu = cluster.gpu
     yield (
-        f"Times are rough, at {UTILIZATION:.0%} of the GPU's peak. Memory includes a reserve for "
-        "the CUDA context and fragmentation."
+        f"Times: matrix products at {gpu.matmul:.0%} and attention at {gpu.attention:.0%} of the "
+        f"GPU's peak, all else at the speed of its memory. Memory includes a reserve for the CUDA "
+        "context and fragmentation."
     )

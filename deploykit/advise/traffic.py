@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from deploykit.advise import activations
 from deploykit.advise.memory import stages
 from deploykit.advise.model_shape import Model
-from deploykit.advise.workload import COMPUTE_BYTES, WEIGHT_BYTES, Cluster, ParallelConfig, Training
+from deploykit.advise.speed import work
+from deploykit.advise.workload import (
+    COMPUTE_BYTES,
+    FULLY_SHARDED,
+    KEPT_GATHERED,
+    WEIGHT_BYTES,
+    Cluster,
+    ParallelConfig,
+    Training,
+)
 
-UTILIZATION = 0.4
-"""Share of the peak that a good training loop reaches
-(https://arxiv.org/abs/2104.04473, table 1: 41% to 52% on A100)."""
 _ACHIEVED = {"nvlink": 0.8, "pcie": 0.4, "fabric": 0.8}
 """Share of a link's peak bandwidth that collectives reach. Estimates."""
 _LATENCY = {"nvlink": 20e-6, "pcie": 30e-6, "infiniband": 30e-6, "efa": 60e-6, "tcp": 200e-6}
@@ -28,6 +34,9 @@ _BUCKET = 25 * 1024**2
 (https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)."""
 _OVERLAP = 2 / 3
 """Share of the compute time that communication can overlap with: the backward pass."""
+_CONTENTION = 0.2
+"""Share of the time of overlapped communication that compute loses: a collective's kernels take
+some of the GPU's processors and memory bandwidth. An estimate."""
 _HOST_MEMORY = 20e9
 """Bytes per second at which one process updates weights in host memory. An estimate."""
 _LAUNCH = 500e-6
@@ -75,7 +84,8 @@ class Step:
         """Seconds of communication that do not overlap with compute."""
         overlapping = sum(each.seconds for each in self.transfers if each.overlap)
         window = max((each.overlap for each in self.transfers), default=0.0) * self.compute
-        return self.communication - overlapping + max(0.0, overlapping - window)
+        hidden = min(overlapping, window)
+        return self.communication - (1 - _CONTENTION) * hidden
 
     @property
     def seconds(self) -> float:
@@ -105,20 +115,9 @@ def _bubble(model: Model, training: Training, config: ParallelConfig) -> float:
 
 
 def _compute(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> float:
-    """Seconds of compute on each rank. Checkpointing repeats the forward pass, a third of the work
-    (https://arxiv.org/abs/2104.04473, section 3.5).
-    """
-    work = model.flops(training.tokens, training.sequence)
-    work *= 4 / 3 if config.checkpointing else 1
+    """Seconds of compute on each rank; at least the time to launch the kernels."""
     minimum = config.micro_batches * model.layers / config.pipeline * _LAUNCH
-    return max(work / (config.world * rate(training, cluster)), minimum)
-
-
-def rate(training: Training, cluster: Cluster) -> float:
-    """Operations per second that one GPU reaches; those of fp32 if it does not support bf16."""
-    name = "bf16" if training.precision == "pure-bf16" else training.precision
-    flops = cluster.gpu.flops
-    return UTILIZATION * (flops.get(name) or flops["fp32"])
+    return max(work(model, training, cluster.gpu, config), minimum)
 
 
 def _transfers(
@@ -130,7 +129,9 @@ def _transfers(
         yield _pipeline(model, training, cluster, config)
     if config.strategy == "dp":
         yield _broadcast(model, training, cluster, config)
-    elif config.strategy in {"zero2", "zero3", "hsdp", "fsdp-tp"}:
+    elif config.strategy == "sharded-table":
+        yield from _table(model, training, cluster, config)
+    elif config.strategy in FULLY_SHARDED:
         yield from _sharded(model, training, cluster, config)
     elif config.data > 1:
         yield from _replicated(model, training, cluster, config)
@@ -158,7 +159,9 @@ def _ring(  # noqa: PLR0913 - a collective and where it runs
     sent = rounds * size * (ranks - 1) / ranks
     across = ranks * stride > cluster.gpus_per_node and config.world > cluster.gpus_per_node
     if across:
-        speed = _ACHIEVED["fabric"] * cluster.bandwidth / min(stride, cluster.gpus_per_node)
+        network = _ACHIEVED["fabric"] * cluster.bandwidth / min(stride, cluster.gpus_per_node)
+        inside = min(ranks, cluster.gpus_per_node // stride) > 1
+        speed = min(network, _link(cluster)) if inside else network
         latency = _LATENCY[cluster.fabric]
     else:
         speed, latency = _link(cluster), _LATENCY[cluster.link]
@@ -179,8 +182,8 @@ def _replicated(
     (https://arxiv.org/abs/1910.02054, section 7). Only the last micro-batch averages gradients, so
     only its backward pass hides it.
     """
-    stage = next(stages(model, config.pipeline))
-    size = stage.size(model, config.tensor, 1) * WEIGHT_BYTES[training.precision]
+    size = _trained(model, config) * WEIGHT_BYTES[training.precision]
+    sent = size / (WEIGHT_BYTES[training.precision] / 2 if config.compress else 1)
     group = {"ranks": config.data, "stride": config.tensor}
     manual = config.strategy == "manual"
     calls = sum(1 for _ in model.tensors()) if manual else math.ceil(size / _BUCKET)
@@ -188,7 +191,7 @@ def _replicated(
         "gradients (all-reduce)",
         cluster,
         config,
-        size=size,
+        size=sent,
         calls=calls,
         rounds=2,
         overlap=0 if manual else _OVERLAP / config.micro_batches,
@@ -196,6 +199,36 @@ def _replicated(
     )
     if config.strategy == "zero1":
         yield _ring("weights (broadcast)", cluster, config, size=size, overlap=0, **group)
+
+
+def _trained(model: Model, config: ParallelConfig) -> int:
+    """Weights of a rank's first stage that have gradients."""
+    stage = next(stages(model, config.pipeline))
+    return stage.adapters(model, config) if config.lora else stage.size(model, config.tensor, 1)
+
+
+def _table(
+    model: Model, training: Training, cluster: Cluster, config: ParallelConfig
+) -> Iterator[Transfer]:
+    """Each rank sends the rows that others look up, and gets their gradients; the other weights
+    are replicated (https://arxiv.org/abs/1906.00091, section 4).
+    """
+    rows = training.tokens / config.data * model.width * WEIGHT_BYTES[training.precision]
+    for name in ("rows (all-to-all)", "gradients of rows (all-to-all)"):
+        yield _ring(name, cluster, config, size=rows, ranks=config.data, stride=1, overlap=0)
+    dense = model.parameters - model.embedding.size()
+    size = dense * WEIGHT_BYTES[training.precision]
+    calls = math.ceil(size / _BUCKET)
+    yield _ring(
+        "gradients (all-reduce)",
+        cluster,
+        config,
+        size=size,
+        calls=calls,
+        rounds=2,
+        ranks=config.data,
+        stride=1,
+    )
 
 
 def _sharded(
@@ -207,7 +240,8 @@ def _sharded(
     """
     size = next(stages(model, config.pipeline)).size(model, config.tensor, 1)
     group = {"ranks": config.shards, "stride": config.tensor}
-    gathers = config.micro_batches * (1 if config.strategy == "zero2" else 2)
+    kept = config.strategy in KEPT_GATHERED
+    gathers = (1 if config.pipeline > 1 else config.micro_batches) * (1 if kept else 2)
     calls = gathers * (model.layers + 2)
     if config.shards > 1:
         weights = size * COMPUTE_BYTES[training.precision]
@@ -224,7 +258,7 @@ def _sharded(
             "gradients (reduce-scatter)",
             cluster,
             config,
-            size=size * _REDUCED_BYTES,
+            size=_trained(model, config) * _REDUCED_BYTES,
             calls=model.layers + 2,
             **group,
         )
@@ -234,7 +268,7 @@ def _sharded(
             "gradients (all-reduce of shards)",
             cluster,
             config,
-            size=size * _REDUCED_BYTES / config.shards,
+            size=_trained(model, config) * _REDUCED_BYTES / config.shards,
             rounds=2,
             ranks=replicas,
             stride=config.tensor * config.shards,
@@ -244,10 +278,12 @@ def _sharded(
 
 def _tensor(model: Model, training: Training, cluster: Cluster, config: ParallelConfig) -> Transfer:
     """Two all-gathers and two reduce-scatters of a block's activations in each direction, and again
-    when they are recomputed (https://arxiv.org/abs/2205.05198, section 4.2).
+    when they are recomputed (https://arxiv.org/abs/2205.05198, section 4.2); selective
+    checkpointing repeats the all-gathers only.
     """
     blocks = next(stages(model, config.pipeline)).blocks
-    passes = (12 if config.checkpointing else 8) * config.micro_batches * blocks
+    each = 12 if config.checkpointing else 10 if config.selective else 8
+    passes = each * config.micro_batches * blocks
     tokens = activations.micro_tokens(training, config)
     return _ring(
         "activations (tensor parallel)",

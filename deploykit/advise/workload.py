@@ -14,13 +14,17 @@ Optimizer = Literal["adamw", "sgd", "sgd-momentum"]
 Fabric = Literal["tcp", "efa", "infiniband"]
 Strategy = Literal[
     "single", "dp", "manual", "ddp", "zero1", "zero2", "zero3", "hsdp", "tp", "pp", "tp-dp",
-    "pp-dp", "fsdp-tp",
+    "pp-dp", "fsdp-tp", "pp-fsdp-tp", "sharded-table",
 ]  # fmt: skip
 
 WEIGHT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 4, "fp16": 4, "pure-bf16": 2}
 COMPUTE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "pure-bf16": 2}
-FULLY_SHARDED = frozenset({"zero2", "zero3", "hsdp", "fsdp-tp"})
+FULLY_SHARDED = frozenset({"zero2", "zero3", "hsdp", "fsdp-tp", "pp-fsdp-tp"})
 """Strategies that use FSDP2's fully_shard."""
+KEPT_GATHERED = frozenset({"zero2", "pp-fsdp-tp"})
+"""Those whose weights stay gathered for a step. In a pipeline they would be gathered again for
+every micro-batch (so does torchtitan by default, `fsdp_reshard_after_forward` in
+https://github.com/pytorch/torchtitan/blob/main/torchtitan/config/configs.py)."""
 
 _GIGABIT = 10**9 / 8
 FABRICS: Mapping[str, float] = {
@@ -37,17 +41,25 @@ FABRICS: Mapping[str, float] = {
 class Training:
     """How to train. `batch`: samples of a step over all ranks. `sequence`: tokens of a sample.
 
-    `checkpointing`: whether blocks recompute their activations in the backward pass; None tries
-    both. `offload`: whether states are kept in host memory; None tries both.
+    `checkpointing`: whether blocks recompute their activations in the backward pass, or
+    "selective" for those operations that cost little; None tries all three. `offload`: whether
+    states are kept in host memory; None tries both. `lora`: whether a given model is fine-tuned
+    through adapters (https://arxiv.org/abs/2106.09685); None tries both. `compiled`: whether
+    torch.compile fuses operations. `loss_parallel`: whether tensor parallelism keeps the logits
+    split over the vocabulary
+    (https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html).
     """
 
     batch: int
     sequence: int
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
-    checkpointing: bool | None = None
+    checkpointing: bool | Literal["selective"] | None = None
     offload: bool | None = None
     on_cpu: bool = False
+    lora: bool | None = False
+    compiled: bool = False
+    loss_parallel: bool = True
 
     @property
     def tokens(self) -> int:
@@ -78,6 +90,8 @@ class ParallelConfig:
 
     `world` ranks = `data` x `tensor` x `pipeline`, where the states are sharded over `shards` of
     the `data` ranks. `micro_batches`: into how many a rank's share of the batch is split.
+    `checkpointing`: every operation of a block is recomputed; `selective`: only cheap ones.
+    `compress`: the type in which gradients are sent, if not their own.
     """
 
     strategy: Strategy
@@ -88,6 +102,9 @@ class ParallelConfig:
     micro_batches: int = 1
     checkpointing: bool = False
     offload: bool = False
+    selective: bool = False
+    compress: Literal["", "fp16", "bf16"] = ""
+    lora: bool = False
 
     @property
     def world(self) -> int:

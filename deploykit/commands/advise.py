@@ -58,13 +58,21 @@ def run(args: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(AdviseOptions)]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     advice = advise(*inputs.workload_of(inputs.read(given)))
+    runs = _for_the_trainer(advice)
     if args.write:
-        _write(args.write, advice)
+        _write(args.write, runs)
     if args.json:
-        output.emit(_data(advice))
+        output.emit(_data(advice, runs))
     else:
-        _print(advice, args.write)
+        _print(advice, runs, args.write)
     return 0
+
+
+def _for_the_trainer(advice: Advice) -> Advice:
+    """The same question, answered with what the reference trainer can do."""
+    if advice.best is None or job_file.can_run(advice.best.config):
+        return advice
+    return advise(advice.model, advice.training, advice.cluster, job_file.can_run)
 
 
 def _list(*, as_json: bool) -> None:
@@ -82,15 +90,18 @@ def _write(path: Path, advice: Advice) -> None:
     """Write the recommended job file; an existing file is kept."""
     if advice.best is None:
         raise UsageError(
-            "no strategy fits, so there is no job file to write", hint="run without --write"
+            "no strategy of the reference trainer fits, so there is no job file to write",
+            hint="run without --write",
         )
     text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
     paths.create(path, text)
 
 
-def _print(advice: Advice, written: Path | None) -> None:
+def _print(advice: Advice, runs: Advice, written: Path | None) -> None:
     for line in (*report.subject(advice), "", report.case(advice), *report.recommendation(advice)):
         output.say(line)
+    if runs is not advice and advice.best:
+        output.say(report.not_yet(job_file.lacking(advice.best.config), runs))
     output.say("")
     rows = [_row(each, advice) for each in advice.candidates]
     output.table(_COLUMNS, rows, headings_in_pipe=True)
@@ -122,24 +133,31 @@ def _degrees(each: Candidate) -> str:
     named["micro-batches"] = config.micro_batches
     parts = [f"{name} {value}" for name, value in named.items() if value > 1]
     parts += ["checkpointing"] if config.checkpointing else []
+    parts += ["selective checkpointing"] if config.selective else []
+    parts += [f"compress {config.compress}"] if config.compress else []
+    parts += ["LoRA"] if config.lora else []
     parts += ["offload"] if config.offload else []
     return ", ".join(parts)
 
 
-def _data(advice: Advice) -> dict[str, Any]:
+def _data(advice: Advice, runs: Advice) -> dict[str, Any]:
     return {
         "case": advice.case,
         "best": advice.best.strategy if advice.best else None,
         "second": advice.second.strategy if advice.second else None,
         "enough_nodes": advice.enough,
+        "trainer": {
+            "best": runs.best.strategy if runs.best else None,
+            "lacks": job_file.lacking(advice.best.config) if advice.best else [],
+        },
         "why": list(report.recommendation(advice)),
         "notes": list(report.notes(advice)),
         "parameters": advice.model.parameters,
-        "candidates": [_candidate(each) for each in advice.candidates],
+        "candidates": [_candidate(each, advice) for each in advice.candidates],
     }
 
 
-def _candidate(each: Candidate) -> dict[str, Any]:
+def _candidate(each: Candidate, advice: Advice) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
         "fits": each.fits,
@@ -153,5 +171,6 @@ def _candidate(each: Candidate) -> dict[str, Any]:
             "communication": each.step.communication,
             "exposed": each.step.exposed,
         },
+        "mfu": round(report.mfu(advice, each), 4),
         "sends": {transfer.name: transfer.sent for transfer in each.step.transfers},
     }

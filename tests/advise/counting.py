@@ -113,6 +113,7 @@ def predict(world, each):
         precision=each.get("precision", "fp32"),
         optimizer=each.get("optimizer", "adamw"),
         on_cpu=True,
+        loss_parallel=False,  # the counted program gathers the logits
     )
     tensor, pipeline = each.get("tensor", 1), each.get("pipeline", 1)
     data = world // (tensor * pipeline)

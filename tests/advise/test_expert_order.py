@@ -46,7 +46,7 @@ KNOWN = {
     # https://www.databricks.com/blog/mpt-7b: FSDP alone; a tight mix with tensor parallelism is no
     # better for being a little faster on paper
     "7B on 8 A100-40GB": Case(
-        7 * B, "a100-40gb", (8, 1), 64, 2048, {"zero3"}, "tp, 6.9 s per step with 33.3 GiB"
+        7 * B, "a100-40gb", (8, 1), 64, 2048, {"zero3"}, "fsdp-tp, 4.3 s per step with 31.9 GiB"
     ),
     "7B on 55 nodes of 8 A100-40GB": Case(
         7 * B, "a100-40gb", (8, 55), 1760, 2048, SHARDED, "Case 2", {}, INFINIBAND
@@ -69,9 +69,9 @@ KNOWN = {
     "13B on 2 nodes of 8 A100-80GB": Case(
         13 * B, "a100-80gb", (8, 2), 128, 2048, SHARDED, "Case 2", {}, INFINIBAND
     ),
-    # the same page: a slow network gets activations only, so a pipeline
+    # the same page: a slow network gets activations only, so a pipeline with a stage in each node
     "7B on 2 nodes of 8 A100-40GB over TCP": Case(
-        7 * B, "a100-40gb", (8, 2), 128, 2048, {"pp", "pp-dp"}, "between the nodes"
+        7 * B, "a100-40gb", (8, 2), 128, 2048, {"pp", "pp-dp", "pp-fsdp-tp"}, "between the nodes"
     ),
     # https://arxiv.org/abs/2104.04473, section 5: tensor parallelism only over NVLink
     "3B on 8 A10G without NVLink": Case(
@@ -84,22 +84,22 @@ KNOWN = {
     "7B on 8 A100-80GB with a batch of 4": Case(
         7 * B, "a100-80gb", (8, 1), 4, 4096, {"tp", "tp-dp", "fsdp-tp"}, "tensor parallelism over"
     ),
-    # https://arxiv.org/abs/2204.06745 (GPT-NeoX-20B): model parallelism inside the nodes
+    # https://arxiv.org/abs/2204.06745 (GPT-NeoX-20B): tensor parallelism over 2, 4 stages
     "20B on 12 nodes of 8 A100-40GB": Case(
-        20 * B, "a100-40gb", (8, 12), 1536, 2048, {"fsdp-tp", "tp-dp", "pp-dp"}, "do not fit: ",
+        20 * B, "a100-40gb", (8, 12), 1536, 2048, {"pp-fsdp-tp"}, "over 2 GPUs, 4 pipeline stages",
         {}, INFINIBAND,
     ),
     # https://arxiv.org/abs/2410.06511, Llama 3.1 70B on 256 H100: FSDP, then tensor parallelism
     "70B on 32 nodes of 8 H100": Case(
         70 * B, "h100", (8, 32), 512, 8192, {"zero3", "hsdp"}, "Next best: fsdp-tp", {}, EFA
     ),
-    # the same paper: 405B on 512 H100 needs tensor parallelism too
+    # the same paper: 405B on 512 H100 in three dimensions
     "405B on 64 nodes of 8 H100": Case(
-        405 * B, "h100", (8, 64), 512, 8192, {"fsdp-tp"}, "zero3 needs", {}, EFA
+        405 * B, "h100", (8, 64), 512, 8192, {"pp-fsdp-tp"}, "zero3 needs", {}, EFA
     ),
-    # https://arxiv.org/abs/2211.05100 (BLOOM): 2048 samples do not divide by 384 GPUs; pipelines do
+    # https://arxiv.org/abs/2211.05100 (BLOOM): tensor parallelism over 4, pipelines
     "176B on 48 nodes of 8 A100-80GB": Case(
-        176 * B, "a100-80gb", (8, 48), 2048, 2048, {"pp", "pp-dp"}, "pipeline stages",
+        176 * B, "a100-80gb", (8, 48), 2048, 2048, {"pp-fsdp-tp"}, "over 4 GPUs, ",
         {}, INFINIBAND,
     ),
     # https://arxiv.org/abs/2101.06840 (ZeRO-Offload): states in host memory
@@ -147,13 +147,13 @@ def test_the_next_best_has_its_drawback(name):
     *_, last = report.recommendation(advice)
     assert last.startswith(f"Next best: {advice.second.strategy}, ")
     reason = last.partition("It is only next because ")[2]
-    drawbacks = ("it fills ", "it splits the model", "it is more complex than ")
+    drawbacks = ("it fills ", "it splits the model", "it is more complex than ", "it shards over ")
     assert reason.startswith(drawbacks) or "slower by estimate" in reason
 
 
-def test_a_tight_mix_is_passed_over_for_what_leaves_memory_free():
-    """7B on 8 A100-40GB: tensor parallelism over 4 GPUs fits with 95% of the memory."""
+def test_a_mix_is_passed_over_for_what_leaves_layers_whole():
+    """7B on 8 A100-40GB: a mix with tensor parallelism is faster on paper."""
     advice = asked(KNOWN["7B on 8 A100-40GB"])
     assert not advice.best.tight
     assert not advice.best.splits
-    assert "only 11% faster by estimate" in list(report.recommendation(advice))[-1]
+    assert "only 9% faster by estimate" in list(report.recommendation(advice))[-1]

@@ -1,0 +1,157 @@
+"""Ten questions with the answer of an expert and the reason, which `deploykit advise` must give."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus, job_file, report
+from deploykit.advise.architectures import llama
+from deploykit.advise.measured_model import from_counts
+from tests.advise.test_own_models import COUNTED
+
+M, B = 10**6, 10**9
+GIGABIT = 10**9 / 8
+NOTHING = MappingProxyType({})
+
+
+class Scenario(NamedTuple):
+    """What is trained on what: GPUs per node x nodes, samples of a step, tokens of a sample.
+
+    `strategies` are those that an expert would take, `switches` what goes with them, `said` words
+    of the reason in the report, `lacking` what the reference trainer cannot do of it yet.
+    """
+
+    model: object
+    gpu: str
+    shape: tuple[int, int]
+    batch: int
+    sequence: int
+    strategies: set[str]
+    said: tuple[str, ...]
+    switches: dict[str, object] = NOTHING
+    training: dict[str, object] = NOTHING
+    network: dict[str, object] = NOTHING
+    lacking: tuple[str, ...] = ()
+
+
+def sized(parameters, sequence):
+    return gpt_of_size(parameters, vocabulary=32_000, positions=sequence)
+
+
+LLAMA_405B = llama(
+    layers=126, width=16384, heads=128, kv_heads=8, feedforward=53248, vocabulary=128_256
+)
+LLAMA_70B = llama(
+    layers=80, width=8192, heads=64, kv_heads=8, feedforward=28672, vocabulary=128_256
+)
+BERT_LARGE = gpt(layers=24, width=1024, heads=16, vocabulary=30_522, positions=512)
+
+SCENARIOS = {
+    # 112 GB of states fit on no GPU, 14 GB of them on each of eight with NVLink between them. What
+    # is left is too little for all activations of a batch of 64. MosaicML trained MPT-7B so:
+    # https://www.databricks.com/blog/mpt-7b
+    "7B on 8 A100-40": Scenario(
+        sized(7 * B, 2048), "a100-40gb", (8, 1), 64, 2048, {"zero3"},
+        ("Case 2", "ddp needs", "activations recomputed"), {"checkpointing": True},
+    ),
+    # 21 GB of states on GPUs of 16 GB: sharded, 2.6 GB on each. NVLink makes the gathers cheap
+    "1.3B on 8 V100": Scenario(
+        sized(1300 * M, 1024), "v100", (8, 1), 64, 1024, {"zero2", "zero3"},
+        ("Case 2", "ddp needs", "states sharded over 8 GPUs"), {}, {"precision": "fp16"},
+    ),
+    # 1.1 TB of states over 64 GPUs: 17 GB each; at 400 Gb/s for each GPU gathers hide behind the
+    # work, and no layer needs a plan. torchtitan ran Llama 70B on 64 GPUs so, a sample on each:
+    # https://github.com/pytorch/torchtitan/blob/157a12c5/docs/performance.md
+    "70B on 64 H100 with EFA": Scenario(
+        LLAMA_70B, "h100", (8, 8), 64, 8192, {"zero3"},
+        ("activations recomputed", "zero2 needs", "it splits the model"), {"checkpointing": True},
+        {}, {"fabric": "efa", "bandwidth": 3200 * GIGABIT},
+    ),
+    # a copy fits, 5 GB of 15; gradients over TCP are the limit: send half
+    "300M on 4 T4 over TCP": Scenario(
+        sized(300 * M, 1024), "t4", (1, 4), 32, 1024, {"ddp"},
+        ("Case 1", "gradients sent in fp16", "TCP is slow"), {"compress": "fp16"},
+        {"precision": "fp16"}, {"fabric": "tcp", "bandwidth": 25 * GIGABIT},
+    ),
+    # 5.4 GB of states, accumulated micro-batches: nothing is simpler than a copy on each
+    "BERT-large on 8 V100": Scenario(
+        BERT_LARGE, "v100", (8, 1), 256, 512, {"ddp"},
+        ("Case 1", "micro-batches"), {"compress": ""}, {"precision": "fp16"},
+    ),
+    # 26M parameters: 100 MB of gradients over NVLink while the backward pass runs
+    "ResNet-50 on 8 V100": Scenario(
+        from_counts(COUNTED["resnet_50"]), "v100", (8, 1), 512, 1, {"ddp"},
+        ("Case 1", "samples/s"), {"checkpointing": False, "selective": False},
+        {"precision": "fp16", "optimizer": "sgd-momentum"},
+    ),
+    # 26 GB of weights and 51 of states, of which a batch needs a few rows
+    "a recommender with a 6.4B table on 8 A100-40": Scenario(
+        from_counts(COUNTED["recommender"]), "a100-40gb", (8, 1), 65_536, 26, {"sharded-table"},
+        ("Case 3", "6.4B of 6.4B parameters are the table", "only those are sent"), {}, {}, {},
+        ("sharded tables",),
+    ),
+    # torchtitan's and Meta's own layout: layers split inside the nodes, stages between them, so
+    # that few nodes wait for each other in each layer
+    "405B on 512 H100": Scenario(
+        LLAMA_405B, "h100", (8, 64), 256, 8192, {"pp-fsdp-tp"},
+        ("tensor parallelism over 8 GPUs", "pipeline stages", "the slowest of them"), {}, {},
+        {"fabric": "infiniband", "bandwidth": 3200 * GIGABIT}, ("three-dimensional layouts",),
+    ),
+    # 208 GB of states on 160: adapters on 26 GB of frozen weights, or the host's memory
+    "13B fine-tuned on 2 A100-80": Scenario(
+        sized(13 * B, 2048), "a100-80gb", (2, 1), 16, 2048, {"ddp"},
+        ("LoRA", "states in host memory (--offload"), {"lora": True}, {"lora": None}, {},
+        ("LoRA",),
+    ),
+    # one process: 1.6 GB of states of 8 GB, and no second GPU
+    "100M on a laptop": Scenario(
+        sized(100 * M, 512), "cpu", (1, 1), 8, 512, {"single"},
+        ("Case 1", "one process"), {}, {"on_cpu": True, "precision": "fp32"},
+    ),
+}  # fmt: skip
+
+
+def asked(name, allowed=lambda _: True):
+    case = SCENARIOS[name]
+    gpu = gpus.find(case.gpu)
+    training = Training(case.batch, case.sequence, **{"offload": False, **case.training})
+    cluster = Cluster(gpu, *case.shape, gpu.link, **case.network)
+    return advise(case.model, training, cluster, allowed)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_first_recommendation_is_what_an_expert_takes_with_the_reason(name):
+    case, advice = SCENARIOS[name], asked(name)
+    said = " ".join([report.case(advice), *report.recommendation(advice)])
+    assert advice.best.strategy in case.strategies, said
+    config = advice.best.config
+    assert {key: getattr(config, key) for key in case.switches} == dict(case.switches), said
+    assert [words for words in case.said if words not in said] == [], said
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
+    case, advice = SCENARIOS[name], asked(name)
+    missing = job_file.lacking(advice.best.config)
+    assert set(case.lacking) <= set(missing)
+    runs = asked(name, job_file.can_run)
+    if not missing:
+        assert runs.best.config == advice.best.config
+        return
+    said = report.not_yet(missing, runs)
+    assert all(words in said for words in missing)
+    assert "nothing that it can do fits" in said or runs.best.strategy in said
+    assert runs.best is None or job_file.can_run(runs.best.config)
+
+
+def test_all_weights_of_the_13b_can_be_trained_with_the_hosts_memory():
+    case = SCENARIOS["13B fine-tuned on 2 A100-80"]
+    cluster = Cluster(gpus.find(case.gpu), *case.shape)
+    full = Training(case.batch, case.sequence, offload=False, lora=False)
+    assert advise(case.model, full, cluster).best is None
+    best = advise(case.model, dataclasses.replace(full, offload=None), cluster).best
+    assert best.config.offload
