@@ -1,4 +1,4 @@
-"""The page of other people's scripts says of each what is really run, and the commands are right."""
+"""The page of other people's scripts says of each what is run, and the commands are right."""
 
 from __future__ import annotations
 
