@@ -170,7 +170,8 @@ def row(person):
 
 def section(person):
     """A person's section of that page: the command for each backend."""
-    commands = [_folded(person.command(backend)) for backend in BACKENDS]
+    ignore = [f"echo {name} > .deploykitignore" for name in person.ignore]
+    commands = [*ignore, *(_folded(person.command(backend)) for backend in BACKENDS)]
     return "\n".join([f"### {person.what}", "", "```sh", *commands, "```", ""])
 
 

@@ -23,7 +23,7 @@ from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.torch,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.xdist_group("frameworks"),
 ]
 
@@ -84,5 +84,5 @@ def test_on_sagemaker(person, aws, tmp_path):
     image = {"PYTHONPATH": f"{WITHOUT_GPU}:{packages}" if person.without_gpu else packages}
     (tmp_path / "hosts").mkdir()
     hosts = on_loopback(tmp_path / "hosts", 1)
-    run_on_hosts(request, aws.endpoint, hosts, timeout=900, image=image)
+    run_on_hosts(request, aws.endpoint, hosts, timeout=1800, image=image)
     passed(person, "sagemaker", begun, (hosts[0].folder / "log.txt").read_text())
