@@ -20,9 +20,9 @@ rm -rf "$made"
 site='import sysconfig; print(sysconfig.get_path("purelib"))'
 own=$("$made/bin/python" -c "$site")
 "$lender" -c "$site" > "$own/borrowed.pth"
-install="$made/bin/pip install --quiet --disable-pip-version-check --no-deps"
-$install -r "$here/requirements.txt"
-$install --no-build-isolation -e "$root"  # so that its deploykit starts its Python
+install() { "$made/bin/pip" install --quiet --disable-pip-version-check --no-deps "$@"; }
+install -r "$here/requirements.txt"
+install --no-build-isolation -e "$root"  # so that its deploykit starts its Python
 
 # The usual torchvision is built for CUDA. Beside PyTorch's CPU build its library cannot be loaded,
 # and `import torchvision` fails on two operators that nobody here calls: name them.
