@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -287,7 +288,7 @@ def test_rm_removes_all_or_none_and_names_every_mistake(add, capsys):
 
 def test_rm_names_what_is_left_elsewhere(add, capsys):
     add("exp-alpha")
-    with sqlite3.connect(paths.state() / "runs.sqlite") as database:
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database, database:
         database.execute("UPDATE runs SET output = '/shared/results'")
     (one,) = json.loads(run(capsys, "rm", "exp-alpha", "--json")[1])
     assert one["run"] == "exp-alpha"
@@ -299,7 +300,7 @@ def test_rm_names_the_folder_on_a_login_node(add, capsys):
     folder = add("exp-alpha")
     there = "/home/me/my runs/exp-alpha"
     paths.write(folder / "remote.json", json.dumps({"host": "login", "folder": there}))
-    with sqlite3.connect(paths.state() / "runs.sqlite") as database:
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database, database:
         database.execute("UPDATE runs SET backend = 'slurm'")
     ((left,),) = (one["left"] for one in json.loads(run(capsys, "rm", "exp-alpha", "--json")[1]))
     assert left["location"] == f"login:{there}"

@@ -33,7 +33,7 @@ GOOD = LocalMachine(
     interfaces_up=("lo", "eth0"),
     host_address="10.0.0.2",
 )
-BARE = ["--set", f"local.python={Path(sys.base_prefix, 'bin/python3')}"]
+BARE = ["--set", f"local.python={Path(sys.executable).resolve()}"]
 """A Python without PyTorch, which takes seconds to import."""
 
 

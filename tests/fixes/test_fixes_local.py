@@ -6,6 +6,7 @@ Where a command only shows something, the test checks that it shows the fact tha
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -83,6 +84,26 @@ def test_a_package_that_is_missing(job, capsys, tmp_path):
     assert shell(look).returncode == 0
     code, log = ended("after")
     assert (code, "found ours" in log) == (0, True)
+
+
+CUDA_ONLY = """\
+import os, torch
+if hasattr(torch._C, "_cuda_setDevice"):
+    del torch._C._cuda_setDevice  # as in a build without CUDA
+if not os.environ.get("ON_CPU"):
+    torch.cuda.set_device(0)
+"""
+
+
+def test_a_pytorch_that_is_built_without_cuda(job, capsys):
+    job(CUDA_ONLY)
+    assert ended("before")[0] == 1
+    (look,) = commands(capsys, "before", "gpu_not_visible")
+    assert look.startswith(f"{sys.executable} -c ")
+    here = importlib.import_module("torch").version.cuda
+    assert shell(look).stdout.strip() == str(here)
+    job(CUDA_ONLY, env=", ON_CPU: 'yes'")
+    assert ended("after")[0] == 0
 
 
 def environment(folder):

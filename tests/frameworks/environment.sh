@@ -11,7 +11,7 @@ root=$(cd "$here/../.." && pwd)
 lender="$root/.venv/bin/python"
 made="${1:-$root/.venv-frameworks}"
 
-if cmp -s "$here/requirements.txt" "$made/requirements.txt"; then
+if cmp -s "$here/requirements.txt" "$made/requirements.txt" && [ -x "$made/bin/deploykit" ]; then
     exit 0
 fi
 
@@ -20,7 +20,9 @@ rm -rf "$made"
 site='import sysconfig; print(sysconfig.get_path("purelib"))'
 own=$("$made/bin/python" -c "$site")
 "$lender" -c "$site" > "$own/borrowed.pth"
-"$made/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$here/requirements.txt"
+install() { "$made/bin/pip" install --quiet --disable-pip-version-check --no-deps "$@"; }
+install -r "$here/requirements.txt"
+install --no-build-isolation -e "$root"  # so that its deploykit starts its Python
 
 # The usual torchvision is built for CUDA. Beside PyTorch's CPU build its library cannot be loaded,
 # and `import torchvision` fails on two operators that nobody here calls: name them.

@@ -1,12 +1,12 @@
-"""The scripts of people.toml: where they are, and the job of each.
+"""The scripts of people.toml: where they are, and what one types to run each.
 
 python -m tests.frameworks.people fetch    # those that no package on PyPI has, into build/people
+python -m tests.frameworks.people page     # what docs/how-to/scripts-of-others.md says of them
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 import shutil
@@ -23,6 +23,17 @@ PYTHON = ROOT / ".venv-frameworks/bin/python"
 FETCHED = ROOT / "build/people"
 BACKENDS = ("local", "slurm", "sagemaker")
 WITHOUT_GPU = HERE / "without_gpu"
+CONFIG = """\
+[sagemaker]
+role = "arn:aws:iam::123456789012:role/training"
+bucket = "my-bucket"
+region = "us-east-1"
+"""
+"""The config file of somebody who uses SageMaker."""
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training:latest"
+"""$IMAGE in the commands."""
+_MACHINE = '--set sagemaker.instance_type=ml.m5.xlarge --set sagemaker.image_uri="$IMAGE"'
+_WIDTH = 96
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Person:
     files: dict[str, str] = field(default_factory=dict)
     """Name of each file at `url`, or of some in an archive, to its SHA-256."""
     args: tuple[str, ...] = ()
+    one_node: tuple[str, ...] = ()
     two_nodes: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     data: str = ""
@@ -61,12 +73,28 @@ class Person:
             assert found == digest, self.fetched / file
         return True
 
-    def words(self, nodes):
-        """The script's arguments with one rank on each of two nodes, or with all on one."""
-        return [*self.args, *(self.two_nodes if nodes > 1 else ())]
+    def command(self, backend, *settings):
+        """What a shell gets, in the folder of the script; `settings` are for `--set`."""
+        start = ["-m", self.module] if self.module else [self.script]
+        environment = (f"env.{name}={value}" for name, value in self.env.items())
+        settings = [word for value in (*environment, *settings) for word in ("--set", value)]
+        args = [*self.args, *(self.two_nodes if backend == "slurm" else self.one_node)]
+        before = ["deploykit submit", shlex.join(start), self._options(backend)]
+        after = [f"-- {shlex.join(args)}"] if args else []
+        return " ".join(filter(None, [*before, shlex.join(settings), *after]))
 
-    def write_job(self, folder, nodes=1):
-        """Make `folder` what its owner would have: the files, some data, and a job file."""
+    def _options(self, backend):
+        """Two ranks: on Slurm one on each node, else both on one."""
+        two = self.ranks > 1
+        return {
+            "local": "--processes-per-node 2 --wait" if two else "--wait",
+            "slurm": f"--backend slurm{' --nodes 2' * two} --time-limit 1h --wait",
+            "sagemaker": f"--backend sagemaker{' --processes-per-node 2' * two} --time-limit 1h "
+            + _MACHINE,
+        }[backend]
+
+    def make(self, folder):
+        """Make `folder` what its owner would have: the files, and some data."""
         if self.url:
             shutil.copytree(self.fetched, folder)
         else:
@@ -76,29 +104,7 @@ class Person:
         if self.data:
             data = [PYTHON, "-W", "ignore", HERE / "people_data.py", self.data, folder]
             subprocess.run(data, check=True, capture_output=True)
-        entry = {"module": self.module} if self.module else {"script": self.script}
-        env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **self.env}
-        job = {
-            "name": self.name.replace("_", "-"),
-            "entrypoint": {**entry, "args": self.words(nodes)},
-            "resources": {
-                "nodes": nodes,
-                "processes_per_node": self.ranks // nodes,
-                "time_limit": "1h",
-            },
-            "env": env,
-            "local": {"python": str(PYTHON)},
-            "slurm": {"python": str(PYTHON)},
-            "sagemaker": {
-                "role": "arn:aws:iam::123456789012:role/training",
-                "bucket": "my-bucket",
-                "region": "us-east-1",
-                "instance_type": "ml.m5.xlarge",
-                "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/training:latest",
-            },
-        }
-        (folder / "job.yaml").write_text(json.dumps(job, indent=1))  # JSON is YAML
-        return folder / "job.yaml"
+        return folder
 
 
 def people():
@@ -147,13 +153,12 @@ def _version(package):
 
 
 def description(person):
-    """The first cells of a person's row: what, from where, and what is started."""
+    """The first cells of a person's row: what it is, and from where."""
     source = f"{person.package} {_version(person.package)}"
     if person.url:
         raw, page = "raw.githubusercontent.com/([^/]*/[^/]*)", r"github.com/\1/tree"
         source = f"[{source}]({re.sub(raw, page, person.url)})"
-    start = ["-m", person.module] if person.module else [person.script]
-    return f"| {person.what} | {source} | `{shlex.join([*start, *person.args])}` |"
+    return f"| {person.what} | {source} |"
 
 
 def row(person):
@@ -163,9 +168,27 @@ def row(person):
     return f"{description(person)} {' | '.join(cells)} |"
 
 
+def section(person):
+    """A person's section of that page: the command for each backend."""
+    ignore = [f"echo {name} > .deploykitignore" for name in person.ignore]
+    commands = [*ignore, *(_folded(person.command(backend)) for backend in BACKENDS)]
+    return "\n".join([f"### {person.what}", "", "```sh", *commands, "```", ""])
+
+
+def _folded(command):
+    """A command on as many lines as it needs, an option and its value on the same."""
+    lines = [""]
+    for words in re.findall(r"--?\w\S*(?: [^-\s]\S*)?|\S+", command):
+        if len(lines[-1]) + len(words) > _WIDTH:
+            lines.append("   ")
+        lines[-1] += f" {words}" if lines[-1] else words
+    return " \\\n".join(lines)
+
+
 if __name__ == "__main__":
-    for one in people():
-        if sys.argv[1:] == ["table"]:
-            print(row(one))
-        elif not one.is_here():
-            fetch(one)
+    if sys.argv[1:] == ["fetch"]:
+        for missing in people():
+            if not missing.is_here():
+                fetch(missing)
+    else:
+        print("\n".join([*map(row, people()), "", *map(section, people())]))

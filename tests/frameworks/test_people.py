@@ -1,26 +1,29 @@
-"""Ten third-party scripts (people.toml), unmodified, on all three backends.
+"""Ten third-party scripts (people.toml), unmodified, on all three backends, without a job file.
 
+The commands are those of docs/how-to/scripts-of-others.md, typed where the scripts are, in the
+environment that has their packages and deploykit.
 Two ranks: on one node of this machine, on two nodes of a real Slurm cluster, and on one host under
 SageMaker's real launcher.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
-from deploykit import cli
 from tests.aws_server import sent_requests
-from tests.frameworks.people import PYTHON, WITHOUT_GPU, people, record
+from tests.frameworks.people import CONFIG, IMAGE, PYTHON, WITHOUT_GPU, people, record
 from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.torch,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.xdist_group("frameworks"),
 ]
 
@@ -32,17 +35,23 @@ def person(request):
     return request.param
 
 
-def submitted(job, backend, capsys, *words):
+def submitted(person, backend, folder):
     """Everything that a successful submit printed."""
-    capsys.readouterr()
-    code = cli.main(["submit", str(job), "--backend", backend, *words])
-    shown = capsys.readouterr()
-    assert code == 0, (shown.out + shown.err)[-6000:]
-    return shown.out
-
-
-def without_gpu(person):
-    return ["--set", f"env.PYTHONPATH={WITHOUT_GPU}"] if person.without_gpu else []
+    home = Path(os.environ["HOME"])
+    (home / ".config/deploykit").mkdir(parents=True)
+    (home / ".config/deploykit/config.toml").write_text(CONFIG)
+    stand_in = [f"env.PYTHONPATH={WITHOUT_GPU}"] if person.without_gpu else []
+    done = subprocess.run(
+        ["sh", "-c", person.command(backend, *(stand_in if backend != "sagemaker" else ()))],
+        cwd=person.make(folder),
+        env={**os.environ, "PATH": f"{PYTHON.parent}:{os.environ['PATH']}", "IMAGE": IMAGE},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
 
 
 def passed(person, backend, begun, log):
@@ -52,28 +61,28 @@ def passed(person, backend, begun, log):
     record(person, backend, time.monotonic() - begun)
 
 
-def test_on_this_machine(person, tmp_path, capsys):
-    job, begun = person.write_job(tmp_path / "project"), time.monotonic()
-    log = submitted(job, "local", capsys, "--wait", *without_gpu(person))
+def test_on_this_machine(person, tmp_path):
+    begun = time.monotonic()
+    log = submitted(person, "local", tmp_path / "project")
     passed(person, "local", begun, log)
 
 
 @pytest.mark.slurm
-def test_on_two_nodes_of_slurm(person, cluster, tmp_path, capsys):
-    job, begun = person.write_job(tmp_path / "project", person.ranks), time.monotonic()
-    log = submitted(job, "slurm", capsys, "--wait", *without_gpu(person))
+def test_on_two_nodes_of_slurm(person, cluster, tmp_path):
+    begun = time.monotonic()
+    log = submitted(person, "slurm", tmp_path / "project")
     passed(person, "slurm", begun, log)
 
 
 @pytest.mark.aws
-def test_on_sagemaker(person, aws, tmp_path, capsys):
-    job, begun = person.write_job(tmp_path / "project"), time.monotonic()
-    submitted(job, "sagemaker", capsys, "--set", "sagemaker.sender=boto3")
+def test_on_sagemaker(person, aws, tmp_path):
+    begun = time.monotonic()
+    submitted(person, "sagemaker", tmp_path / "project")
     (request,) = sent_requests(aws)
     site = [PYTHON, "-c", 'import sysconfig; print(sysconfig.get_path("purelib"))']
     packages = subprocess.run(site, check=True, capture_output=True, text=True).stdout.strip()
     image = {"PYTHONPATH": f"{WITHOUT_GPU}:{packages}" if person.without_gpu else packages}
     (tmp_path / "hosts").mkdir()
     hosts = on_loopback(tmp_path / "hosts", 1)
-    run_on_hosts(request, aws.endpoint, hosts, timeout=900, image=image)
+    run_on_hosts(request, aws.endpoint, hosts, timeout=1800, image=image)
     passed(person, "sagemaker", begun, (hosts[0].folder / "log.txt").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import pickle
@@ -124,7 +125,7 @@ def test_a_row_of_the_registry_is_a_run(values, more):
     file = paths.state() / "runs.sqlite"
     file.unlink(missing_ok=True)
     registry.add(registry.Run(**{**ROW, "run": "first"}))
-    with sqlite3.connect(file) as database:
+    with contextlib.closing(sqlite3.connect(file)) as database:
         if more:
             database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
         names = ", ".join(values)
@@ -146,10 +147,9 @@ def test_a_row_of_the_registry_is_a_run(values, more):
 def test_list_and_status_go_on_with_a_row_of_another_version(capsys):
     """Before, one such row ended every verb with exit code 70."""
     registry.add(registry.Run(**{**ROW, "folder": "/nowhere"}))
-    with sqlite3.connect(paths.state() / "runs.sqlite") as database:
+    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database, database:
         database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
         database.execute("UPDATE runs SET state = 'dreaming', created = 'yesterday'")
-    database.close()
     importlib.import_module("deploykit.commands.list")
     cli = importlib.import_module("deploykit.cli")
     assert commands
