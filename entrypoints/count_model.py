@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,7 +59,12 @@ def _checked(name: str, model: object) -> nn.Module:
 
 
 class Given(SimpleNamespace):
-    """The options for a task: those that `deploykit advise` was given; any other is None."""
+    """The options for a task: those that `deploykit advise` was given; any other is None.
+
+    `task_options` are those of the trainer's ``--task-option KEY=VALUE``, which has no defaults.
+    """
+
+    task_options: Mapping[str, str] = MappingProxyType({})
 
     def __getattr__(self, name: str) -> None:
         """An option that was not given."""
@@ -163,9 +168,16 @@ def _inputs(description: str, size: int) -> torch.Tensor:
 
 
 def _differentiable(outputs: object) -> torch.Tensor:
-    """The first tensor of the model's outputs that has a gradient."""
+    """The first tensor of the model's outputs that has a gradient, or its `logits`.
+
+    Raises ValueError if there is none.
+    """
+    outputs = getattr(outputs, "logits", outputs)
     leaves = tree_leaves(dict(outputs) if isinstance(outputs, dict) else outputs)
-    return next(leaf for leaf in leaves if torch.is_tensor(leaf) and leaf.requires_grad)
+    for leaf in leaves:
+        if torch.is_tensor(leaf) and leaf.requires_grad:
+            return leaf
+    raise ValueError("its outputs hold no tensor with a gradient")
 
 
 class Saved:
