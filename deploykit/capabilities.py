@@ -110,9 +110,7 @@ class Remains(Protocol):
 
 
 REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch)
-"""Those that a user asks for, and that ``deploykit backends`` lists."""
-CAPABILITIES: tuple[type, ...] = (*REQUESTED, Ready, Unlimited, Remains)
-"""All of them."""
+"""Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
 
 def require(name: str, capability: type[T]) -> T:

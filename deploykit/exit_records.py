@@ -47,8 +47,8 @@ class Written:
 
     working_folder: Files
     output: Files
-    checkpoints: Files | None
-    """None in a record of an earlier version."""
+    checkpoints: Files
+    """Empty in a record of an earlier version."""
     collects: bool
     """Whether the job file has `outputs`."""
 
@@ -82,7 +82,7 @@ def written(folder: Path) -> Written | None:
     working, output = _files(record.get("working_folder")), _files(record.get("output"))
     if working is None or output is None:
         return None
-    checkpoints = _files(record.get("checkpoints"))
+    checkpoints = _files(record.get("checkpoints")) or Files("", 0, 0, ())
     return Written(working, output, checkpoints, bool(record.get("outputs")))
 
 

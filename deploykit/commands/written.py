@@ -20,9 +20,11 @@ def data(run: Run) -> dict[str, Any] | None:
     found = exit_records.written(Path(run.folder))
     if found is None:
         return None
-    folders = {"output": found.output, "checkpoints": found.checkpoints}
-    folders["working_folder"] = found.working_folder
-    return {name: None if files is None else _data(files) for name, files in folders.items()}
+    return {
+        "output": _data(found.output),
+        "checkpoints": _data(found.checkpoints),
+        "working_folder": _data(found.working_folder),
+    }
 
 
 def _data(files: exit_records.Files) -> dict[str, Any]:
@@ -40,12 +42,12 @@ def lines(run: Run) -> Iterator[str]:
     if found is None:
         return
     working, results, checkpoints = found.working_folder, found.output, found.checkpoints
-    saved = checkpoints is not None and checkpoints.count > 0
-    if not (working.count or results.count or saved) and run.state == State.FAILED.value:
+    written = working.count or results.count or checkpoints.count
+    if not written and run.state == State.FAILED.value:
         return
-    if results.count or not saved:
+    if results.count or not checkpoints.count:
         yield from _listed("in output", results)
-    if checkpoints is not None and saved:
+    if checkpoints.count:
         yield from _listed("in checkpoints", checkpoints)
     if working.count:
         yield from _listed(f"in the working folder, {working.folder}", working)
