@@ -153,7 +153,14 @@ def test_dropout_continues_where_it_stopped(tmp_path, monkeypatch):
 
 
 def test_dropout_differs_between_ranks_and_steps(tmp_path):
-    program = ("-m", "tests.trainer.dropout", "--steps", "3", "--no-tensorboard")
+    options = (
+        "--strategy",
+        "manual",
+        "--steps",
+        "3",
+        "--no-tensorboard",
+    )  # DDP tries a batch first
+    program = ("-m", "tests.trainer.dropout", *options)
     texts = outputs(start_ranks(tmp_path, 2, *program))
     kept = [re.findall(r"kept ([01]{32})", text) for text in texts]
 
@@ -181,8 +188,11 @@ def test_patience_stops_a_run_that_no_longer_improves(tmp_path, capsys):
 
 
 def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
+    def result(loss):
+        return {"targets": 1, "loss": loss, "accuracy": 0.5}
+
     losses = iter([0.9, 0.4, 0.6, 0.7, 0.7, 0.7])
-    monkeypatch.setattr(train.Trainer, "evaluate", lambda *_: (0.5, next(losses)))
+    monkeypatch.setattr(train.Trainer, "evaluate", lambda *_: result(next(losses)))
     train_alone(tmp_path, *FOUR_EPOCHS, "--keep", "1")
 
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
