@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import pickle
@@ -69,6 +70,26 @@ def test_each_rank_returns_a_value(project):
     assert not list(paths.bundles().glob("tmp*"))
     modes = {path.stat().st_mode & 0o077 for path in [run.folder, *run.folder.glob("results/*")]}
     assert modes == {0}
+
+
+def leaves_its_group(told):
+    """Note at the end of Python which threads of gloo there are."""
+    import torch
+    import torch.distributed as dist
+
+    def note():
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        Path(told, os.environ["RANK"]).write_text(",".join(n for n in names if "gloo" in n))
+
+    atexit.register(note)
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.torch
+def test_no_thread_of_a_group_that_the_function_leaves_outlives_it(project, tmp_path):
+    deploykit.launch(leaves_its_group, str(tmp_path), processes_per_node=2)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["", ""]
 
 
 @pytest.mark.torch
