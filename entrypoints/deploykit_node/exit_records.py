@@ -39,7 +39,7 @@ class NodeExit(NamedTuple):
     reason: str
     rank: int | None = None
     stopped: bool = False
-    """Whether that rank had received a signal to stop."""
+    """Whether that rank, or the node before it had ranks, had received a signal to stop."""
 
 
 def shell_code(returncode: int) -> int:

@@ -23,6 +23,7 @@ from deploykit_node import (
     outputs,
     records,
     relay,
+    signals,
     source_hash,
     supervisor,
 )
@@ -104,7 +105,7 @@ def _run_torchrun(
         )
         with outputs.around(env, here.node):
             code = supervisor.run(argv, env, ranks, options, meeting.held)
-        return _node_exit(code, env, ranks)
+        return _node_exit(code, env, ranks, attempt.stop_signal)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
 
@@ -114,8 +115,11 @@ def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:
     return [*torchrun, _LAUNCH, "--rank", "--", *words.program]
 
 
-def _node_exit(returncode: int, env: Environ, ranks: Path) -> NodeExit:
-    """How the node ended: as the rank that failed first, on this node or a visible other one."""
+def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> NodeExit:
+    """How the node ended: as the rank that failed first, on this node or a visible other one.
+
+    `stop` is the signal to stop that this node has received, if any.
+    """
     if returncode == 0 or exit_records.all_ended_well(ranks):  # torchrun may have been signalled
         rank = exit_records.first_stopped(ranks)
         if rank is None:
@@ -131,6 +135,9 @@ def _node_exit(returncode: int, env: Environ, ranks: Path) -> NodeExit:
     vanished = sorted(exit_records.living(ranks))
     if vanished and returncode > 0:
         return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
+    if stop is not None and not vanished:
+        reason = f"{signals.name(stop)} arrived before any rank had started"
+        return NodeExit(exit_records.shell_code(-stop), reason, stopped=True)
     code = exit_records.shell_code(returncode)
     return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
 

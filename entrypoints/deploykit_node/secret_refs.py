@@ -62,7 +62,7 @@ def _variable(name: str, env: Environ) -> str:
 
 def _file(name: str, _: Environ) -> str:
     """The file's text without the newline that editors append."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for an unknown user
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise Unresolved(

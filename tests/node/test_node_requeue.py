@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from deploykit_node.cluster import Cluster
+from deploykit_node.exit_records import NodeExit
 from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
+from deploykit_node.requeue.attempt import Attempt
 
 RUNNING = (
     "JobId=7 JobName=a-1 UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) "
@@ -128,6 +131,27 @@ STOPS = """\
     while True:
         time.sleep(0.1)
 """
+
+
+@pytest.mark.parametrize(
+    ("shown", "outcome"),
+    [
+        (GRACE, "SIGTERM arrived early; requeued: restart 3 (node failure 2, preemption 1)"),
+        (RUNNING, "SIGTERM arrived early"),
+    ],
+    ids=["preempted", "running"],
+)
+def test_a_preemption_before_any_rank_has_started_is_one(tmp_path, monkeypatch, shown, outcome):
+    """A person's signal, which leaves the job running, is none."""
+    (tmp_path / "exit_records").mkdir()
+    env = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    env["DEPLOYKIT_RESTARTS"] = '{"preemption": 5}'
+    monkeypatch.setattr(slurm_job, "query", lambda _: slurm_job.parse(shown))
+    monkeypatch.setattr(slurm_job, "requeue", lambda _: None)
+    attempt = Attempt(env, Cluster("slurm", 0, ("n3", "n4")))
+    attempt.on_signal(signal.SIGTERM, 0)
+    assert attempt.stop_signal == signal.SIGTERM
+    assert attempt.settle(NodeExit(143, "SIGTERM arrived early", stopped=True)).reason == outcome
 
 
 @pytest.mark.torch

@@ -191,6 +191,19 @@ def test_sigterm_lets_trainers_finish_with_0(bundle):
     assert done.said["node 0"] == ["SIGTERM received and forwarded to 2 ranks"]
 
 
+def test_a_signal_before_any_rank_has_started_is_the_reason(bundle, tmp_path):
+    """Slurm may preempt a job, or someone may cancel it, while torchrun is still loading."""
+    hold = "import sys, time\nif '--torchrun' in sys.argv: print('held'), time.sleep(900)\n"
+    (tmp_path / "sitecustomize.py").write_text(hold)
+    bundle.write("sleeper.py", SLEEPER)
+    env = {"PYTHONPATH": tmp_path, "PYTHONUNBUFFERED": 1}
+    started = bundle.start(*torchrun(), "sleeper.py", **env)
+    started.wait_for("held")
+    started.process.terminate()
+    assert started.finish().code == 143
+    assert bundle.end("node-0")["reason"] == "SIGTERM arrived before any rank had started"
+
+
 def test_sigterm_ends_trainers_without_a_handler(bundle):
     bundle.write("sleeper.py", SLEEPER)
     # the grace is longer than `finish` waits

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -269,6 +270,13 @@ def running(pid):
 
 def daemon(box, name):
     return json.loads((box / "cluster.json").read_text())["pids"][name][0]
+
+
+def daemon_lines(job):
+    """What the daemons of this cluster logged about a job."""
+    logs = (Path(os.environ["SLURM_CONF"]).parent / "log").glob("*.log")
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines(True)]
+    return "".join(sorted(line for line in lines if re.search(rf"\b{job.job}\b", line)))
 
 
 def signal_node(box, node, number):

@@ -185,7 +185,7 @@ def losses(tmp_path_factory):
 def assert_trained(job, losses, *, lost=0):
     """The job did all steps with the right losses, and repeated `lost` of them."""
     code, out = job.waited
-    assert code == 0, (out, job.log)
+    assert code == 0, f"{out}\n{job.log}\n{runs.daemon_lines(job)}"
     assert sorted({line["step"] for line in job.steps}) == list(losses), job.log
     assert job.losses == pytest.approx(losses, rel=0, abs=1e-6)
     assert job.lost == lost

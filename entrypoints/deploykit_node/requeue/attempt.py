@@ -107,6 +107,11 @@ class Attempt:
             if job is not None and job.restarts > self._number:
                 self._record_slurms_restart(job)
 
+    @property
+    def stop_signal(self) -> int | None:
+        """The first signal to stop that was received."""
+        return next((number for number in self._received if number in signals.STOPS), None)
+
     def settle(self, end: NodeExit) -> NodeExit:
         """Request another attempt if one is due. Returns the end with its full reason."""
         full = end._replace(reason=self._stop_reason(end)) if end.code == STOPPED else end
