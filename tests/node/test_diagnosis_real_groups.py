@@ -148,7 +148,7 @@ FAILURES = {
         env={"GLOO_SOCKET_IFNAME": "nosuch0"},
     ),
     "a GPU where there is none": Failure(
-        "lib_incompatible",
+        "gpu_not_visible",
         """
         torch.ones(1).cuda()
         """,
@@ -156,7 +156,7 @@ FAILURES = {
         ranks=1,
     ),
     "NCCL where there is none": Failure(
-        "lib_incompatible",
+        "gpu_not_visible",
         """
         distributed.init_process_group("nccl")
         """,
