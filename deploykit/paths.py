@@ -60,7 +60,7 @@ def config() -> Path:
 
 def expanded(path: str) -> str:
     """A path with the home folder for ``~``; that of an unknown user stays as it is."""
-    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser() raises on ~nobody
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
 def run_folder(run: str) -> Path:

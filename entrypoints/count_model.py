@@ -7,7 +7,8 @@ blocks, and whether a layer shares the embedding's weights. With a SAMPLE, ``3x2
 ``tokens:1024``, the model also takes a step on it, and the line has what one more sample costs.
 With ``task:{"sequence": 64}`` the function is one for the trainer's ``--task``: it gets these
 options, and the sample is the first of the task's training data. `deploykit advise --model`
-or ``--task`` runs this file, because deploykit itself does not use PyTorch.
+or ``--task`` runs this file, because deploykit itself does not use PyTorch. It imports nothing of
+the trainer: the user's folder may have a copy of that, with changes.
 """
 
 from __future__ import annotations

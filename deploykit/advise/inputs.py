@@ -47,6 +47,7 @@ def _rate(text: str) -> int:
 
 COUNT = Quantity("a number such as 7B, 350M or 124439808", _COUNT.pattern, _count)
 RATE = Quantity("a speed such as 25Gb/s (bits) or 12GB/s (bytes)", _RATE.pattern, _rate)
+_FUNCTION = Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function")
 _POSITIVE = Bounds(1, 1_000_000)
 
 
@@ -74,7 +75,7 @@ class AdviseOptions:
     model: Annotated[
         str | None,
         Help("module:function that builds a model; it is built on the meta device."),
-        Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function"),
+        _FUNCTION,
     ] = None
     precision: Annotated[
         workload.Precision,
@@ -84,7 +85,7 @@ class AdviseOptions:
     task: Annotated[
         str | None,
         Help("module:function of the trainer's --task: its model and a sample of its data."),
-        Pattern(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function"),
+        _FUNCTION,
     ] = None
     input: Annotated[
         str | None,

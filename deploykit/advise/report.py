@@ -101,14 +101,15 @@ def recommendation(advice: Advice) -> Iterator[str]:
         yield from _nothing_fits(advice)
         return
     yield f"Use {best.strategy}: {STRATEGIES[best.strategy]}."
-    yield f"{_degrees(best)}{_cost(advice, best)}"
+    degrees = _degrees(best)
+    yield f"{f'Configuration: {degrees}. ' if degrees else ''}{_cost(advice, best)}"
     yield from _why(advice, best)
     if advice.second is not None:
         yield _runner_up(advice, best, advice.second)
 
 
 def _degrees(each: Candidate) -> str:
-    """Degrees and switches of a configuration."""
+    """Degrees and switches of a configuration, or ''."""
     config = each.config
     parts = []
     if config.tensor > 1:
@@ -129,7 +130,7 @@ def _degrees(each: Candidate) -> str:
         parts.append("LoRA: the given weights stay as they are, adapters are trained")
     if config.offload:
         parts.append("states in host memory")
-    return f"Configuration: {', '.join(parts)}. " if parts else ""
+    return ", ".join(parts)
 
 
 def _cost(advice: Advice, best: Candidate) -> str:
@@ -334,8 +335,8 @@ def not_yet(missing: list[str], runs: Advice) -> str:
     """What the reference trainer cannot do of the recommendation, and what it can instead."""
     instead = "nothing that it can do fits"
     if runs.best is not None:
-        described = _degrees(runs.best).removeprefix("Configuration: ").rstrip(". ")
-        best = runs.best.strategy + (f" ({described})" if described else "")
+        degrees = _degrees(runs.best)
+        best = runs.best.strategy + (f" ({degrees})" if degrees else "")
         seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
         instead = f"the best that it can do, and what --write writes: {best}, {seconds}, {size}"
     return f"The reference trainer cannot do {' and '.join(missing)} yet; {instead}."

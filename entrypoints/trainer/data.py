@@ -116,10 +116,10 @@ class BatchLoader:
         if self._counts is not None:
             return self._in_memory(order, self._counts, first, workers)
         rows = list(order.split(self._batch_size))[first:]
-        shards = [(row[self._slice].tolist(), row.tolist()) for row in rows]
-        size = self._batch_size // self._shard.num_shards if self._shard.equal_sizes else None
-        source = Indexed(self._dataset, self._task.collate or default_collate, size)
-        return self._counted(loader(source, shards, workers, gpu=self._gpu))
+        collate = self._task.collate or default_collate
+        least = self._batch_size // self._shard.num_shards if self._shard.equal_sizes else 1
+        source = Indexed(self._dataset, collate, self._slice, least)
+        return self._counted(loader(source, rows, workers, gpu=self._gpu))
 
     def _in_memory(
         self, order: Tensor, counts: Tensor, first: int, workers: int

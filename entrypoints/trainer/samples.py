@@ -48,20 +48,24 @@ class InMemory(Dataset[tuple[Tensor, Tensor]]):
         return self._inputs[existing], targets
 
 
+@dataclass(frozen=True, eq=False)
 class Indexed(Dataset[Samples]):
-    """Any dataset with an index, by rows: this rank's indices, and the size of the global batch.
+    """Any dataset with an index, by the indices of a global batch, a tensor.
 
-    With `size`, a shard is filled with repetitions of its first sample up to that size.
+    A shard is filled with repetitions of one sample up to `least` samples.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate: Collate, size: int | None) -> None:
-        self._dataset, self._collate, self._size = dataset, collate, size
+    dataset: Any
+    collate: Collate
+    shard: slice
+    least: int = 1
 
-    def __getitem__(self, row: tuple[list[int], list[int]]) -> Samples:
-        mine, everyone = row
-        filler = [(mine or everyone)[0]] * ((self._size or 1) - len(mine))
-        samples = [self._dataset[index] for index in (*mine, *filler)]
-        return Samples(self._collate(samples), len(mine), len(everyone))
+    def __getitem__(self, row: Tensor) -> Samples:
+        indices: list[int] = row.tolist()
+        mine = indices[self.shard]
+        filler = (mine or indices)[:1] * (self.least - len(mine))
+        samples = [self.dataset[index] for index in (*mine, *filler)]
+        return Samples(self.collate(samples), len(mine), len(indices))
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ role = "arn:aws:iam::123456789012:role/training"
 bucket = "my-bucket"
 region = "us-east-1"
 """
-"""The config file of somebody who uses SageMaker."""
+"""The config file of a SageMaker user."""
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training:latest"
 """$IMAGE in the commands."""
 _MACHINE = '--set sagemaker.instance_type=ml.m5.xlarge --set sagemaker.image_uri="$IMAGE"'

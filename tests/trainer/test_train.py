@@ -60,6 +60,7 @@ def test_the_main_job_reaches_its_accuracy_on_two_processes(tmp_path):
     assert final["test_accuracy"] == pytest.approx(accuracy, abs=1e-4)
     assert final["val_accuracy"] >= 0.95
     assert text.count("test accuracy") == 1
+    assert "terminate called" not in text
 
     shown = scalars(tmp_path / "output")
     logged = {line["step"]: line["loss"] for line in lines(tmp_path) if "loss" in line}

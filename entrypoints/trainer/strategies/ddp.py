@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import comm_timing, optimizers, probe
+from trainer import comm_timing, probe
 from trainer.errors import ConfigError
 from trainer.process_group import sum_over_ranks
 from trainer.strategies.data_parallel import DataParallel
@@ -49,7 +49,7 @@ class DDP(DataParallel):
         self.replica.broadcast_buffers = False  # see `average_buffers`
         comm_timing.instrument_ddp(self.replica, self.timer)
         self._register_compression(self.options.compress)
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
 
     def _has_unused_parameters(self) -> bool:
         """Whether a parameter gets no gradient on any rank; DDP would wait for it. Collective."""

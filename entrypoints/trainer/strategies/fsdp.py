@@ -22,7 +22,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from trainer import optimizers
 from trainer.errors import ConfigError
 from trainer.process_group import divisors
 from trainer.strategies.data_parallel import DataParallel
@@ -46,7 +45,7 @@ class Zero3(DataParallel):
             self.options,
             reshard_after_forward=self.reshard_after_forward,
         )
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
 
     def mesh(self) -> DeviceMesh:
         """The mesh of ranks over which parameters are sharded."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainer import optimizers
 from trainer.process_group import DistributedContext
 from trainer.strategies.fsdp import set_requires_gradient_sync, shard
 from trainer.strategies.single import CreateOptimizer
@@ -27,7 +26,7 @@ class FSDPxTP(TPWithDataParallel):
     def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Apply tensor parallelism, then shard."""
         self.model = shard(self.parallelize(model), self.layers, self.mesh["dp"], self.options)
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
 
     def set_gradient_sync(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only."""

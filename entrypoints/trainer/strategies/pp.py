@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from trainer import bubble, optimizers, partition
+from trainer import bubble, partition
 from trainer.bubble import BubbleMeter, TimedStage
 from trainer.data import Batch, DataShard
 from trainer.errors import ConfigError
@@ -108,7 +108,7 @@ class PP(Single):
         self.model = nn.Sequential(OrderedDict(pair for part in parts for pair in part.items()))
         self.model.to(self.context.device)
         modules = [self.replicate(StageModule(part, self)) for part in parts]
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
         pipeline_stages = [
             self._stage(module, number, stages)
             for module, number in zip(modules, numbers, strict=True)

@@ -72,7 +72,11 @@ class Single:
     def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Take the model, which has the same weights on every rank, and parallelize it."""
         self.model = self.wrap_layers(model.to(self.context.device))
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
+
+    def make_optimizer(self, create: CreateOptimizer) -> Optimizer:
+        """The optimizer of the model's trainable parameters. Raises ConfigError if it has none."""
+        return create(optimizers.groups(self.model.parameters()))
 
     def wrap_layers(self, model: nn.Module) -> nn.Module:
         """Apply activation checkpointing and torch.compile to each layer, in place."""

@@ -26,7 +26,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer import optimizers
 from trainer.data import Batch, DataShard
 from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext, divisors
@@ -74,7 +73,7 @@ class TP(Single):
     def prepare(self, model: nn.Module, create_optimizer: CreateOptimizer) -> None:
         """Shard the layers according to the plan of the task."""
         self.model = self.parallelize(model)
-        self.optimizer = create_optimizer(optimizers.groups(self.model.parameters()))
+        self.optimizer = self.make_optimizer(create_optimizer)
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Apply the plan and wrap the layers, in place."""
