@@ -21,6 +21,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def main() -> None:
         server = create_server(options.model, options.host, options.port)
     except (OSError, ValueError) as error:
         sys.exit(f"serve.py: error: {error}")
-    print(f"serving {options.model} on {options.host}, port {server.server_port}", flush=True)
-    server.serve_forever()
+    line = f"serving {options.model} on {options.host}, port {server.server_port}"
+    server.serve_forever(started=partial(print, line, flush=True))
 
 
 def create_server(folder: Path, host: str, port: int) -> Server:

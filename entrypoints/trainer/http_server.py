@@ -55,12 +55,15 @@ class Server:
         self._stopped.set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def serve_forever(self) -> None:
-        """Serve until `shutdown` is called, or SIGTERM or SIGINT arrives in the main thread."""
+    def serve_forever(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until `shutdown` is called, or SIGTERM or SIGINT arrives in the main thread.
+
+        Calls `started` once these signals are handled.
+        """
         self._stopped.clear()
         try:
             with ThreadPoolExecutor(self._limits.threads) as self._pool:
-                asyncio.run(self._serve())
+                asyncio.run(self._serve(started))
         finally:
             self._stopped.set()
 
@@ -76,13 +79,14 @@ class Server:
         """Close the listening socket."""
         self._socket.close()
 
-    async def _serve(self) -> None:
+    async def _serve(self, started: Callable[[], None]) -> None:
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._stop.set)
         accepting = self._loop.create_task(self._accept(self._loop))
+        started()
         if not self._shutdown_requested:
             await self._stop.wait()
         accepting.cancel()
