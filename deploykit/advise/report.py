@@ -102,7 +102,8 @@ def recommendation(advice: Advice) -> Iterator[str]:
         return
     yield f"Use {best.strategy}: {STRATEGIES[best.strategy]}."
     degrees = _degrees(best)
-    yield f"{f'Configuration: {degrees}. ' if degrees else ''}{_cost(advice, best)}"
+    configuration = f"Configuration: {degrees}. " if degrees else ""
+    yield configuration + _cost(advice, best)
     yield from _why(advice, best)
     if advice.second is not None:
         yield _runner_up(advice, best, advice.second)

@@ -39,7 +39,7 @@ class NodeExit(NamedTuple):
     reason: str
     rank: int | None = None
     stopped: bool = False
-    """Whether that rank, or the node before it had ranks, had received a signal to stop."""
+    """Whether a signal to stop had arrived: at that rank, or before any rank had started."""
 
 
 def shell_code(returncode: int) -> int:

@@ -58,7 +58,7 @@ class Indexed(Dataset[Samples]):
     dataset: Any
     collate: Collate
     shard: slice
-    least: int = 1
+    least: int
 
     def __getitem__(self, row: Tensor) -> Samples:
         indices: list[int] = row.tolist()

@@ -141,8 +141,10 @@ STOPS = """\
     ],
     ids=["preempted", "running"],
 )
-def test_a_preemption_before_any_rank_has_started_is_one(tmp_path, monkeypatch, shown, outcome):
-    """A person's signal, which leaves the job running, is none."""
+def test_a_job_preempted_before_any_rank_has_started_is_requeued(
+    tmp_path, monkeypatch, shown, outcome
+):
+    """A signal that a user sends leaves the job running, and is no preemption."""
     (tmp_path / "exit_records").mkdir()
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     env["DEPLOYKIT_RESTARTS"] = '{"preemption": 5}'
