@@ -32,8 +32,9 @@ sys.path.insert(0, str(_ENTRYPOINTS))
 
 from trainer import arguments, bubble, models, optimizers, process_group  # noqa: E402
 from trainer.data import Batch  # noqa: E402
-from trainer.strategies import registry  # noqa: E402
-from trainer.strategies.pp import PP  # noqa: E402
+from trainer.layout import Layout  # noqa: E402
+from trainer.setup import Setup  # noqa: E402
+from trainer.strategy import Strategy  # noqa: E402
 from trainer.task import Task  # noqa: E402
 
 WIDTH = 8
@@ -181,7 +182,8 @@ class Trial:
 
     def result(self) -> Result:
         """The medians and minima of the steps so far."""
-        ranks = self.strategy.seconds_by_rank
+        pipeline: Any = self.strategy.pipeline
+        ranks = pipeline.seconds_by_rank
         seconds = bubble.step_seconds(ranks, self.case.micro_batches, self.case.stages_per_rank)
         return Result(
             self.case,
@@ -195,15 +197,13 @@ class Trial:
 
 def _strategy(
     case: Case, context: process_group.DistributedContext, batch: Batch, model: nn.Sequential
-) -> PP:
+) -> Strategy:
     words = f"--strategy pp --schedule {case.schedule} --micro-batches {case.micro_batches}"
     size = f"--batch-size {len(batch.inputs)} --balance {case.balance}"
     chosen = arguments.parse([*words.split(), *size.split()])
-    strategy = registry.create(chosen, context)
-    strategy.sample = batch
-    strategy.task = Task(lambda: model, TensorDataset(batch.inputs, batch.targets))
-    strategy.prepare(model, partial(optimizers.create, chosen))
-    return strategy
+    task = Task(lambda: model, TensorDataset(batch.inputs, batch.targets))
+    setup = Setup(Layout(chosen, context), task, batch)
+    return Strategy(model, setup, partial(optimizers.create, chosen))
 
 
 def work(cases: Sequence[Case], repeats: int, ms: float) -> None:

@@ -39,8 +39,9 @@ sys.path.insert(0, str(_ENTRYPOINTS))
 
 from trainer import arguments, optimizers, process_group, tasks  # noqa: E402
 from trainer.data import Batch, BatchLoader  # noqa: E402
-from trainer.strategies import registry  # noqa: E402
-from trainer.strategies.single import Single  # noqa: E402
+from trainer.layout import Layout  # noqa: E402
+from trainer.setup import Setup  # noqa: E402
+from trainer.strategy import Strategy  # noqa: E402
 
 RANKS, STEPS = 4, 4
 SIZE = {"Float": 4, "Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Byte": 1, "Int": 4}
@@ -112,13 +113,13 @@ def work(words: str) -> None:
     torch.set_num_threads(1)
     chosen = arguments.parse([*MODEL.split(), "--strategy", *words.split()])
     context = process_group.join()
-    task, strategy = tasks.load(chosen), registry.create(chosen, context)
+    task, layout = tasks.load(chosen), Layout(chosen, context)
     model = task.model()
     unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
-    data, shard = task.training, strategy.data_shard
+    data, shard = task.training, layout.data_shard
     batch = next(BatchLoader(task, data, chosen.batch_size, shard, context).in_order())
-    strategy.task, strategy.sample = task, batch
-    strategy.prepare(model, partial(optimizers.create, chosen))
+    setup = Setup(layout, task, batch)
+    strategy = Strategy(model, setup, partial(optimizers.create, chosen))
     step(strategy, batch)  # DDP rebuilds its buckets after the first
     distributed.barrier()
     before, carried = len([*recorded()]), crossed()
@@ -137,11 +138,11 @@ def work(words: str) -> None:
         if size > NOISE * unit
     ]
     context.log(json.dumps([made, carried / RANKS / unit]))
-    del strategy, model
+    del strategy, setup, model
     process_group.leave()
 
 
-def step(strategy: Single, batch: Batch) -> None:
+def step(strategy: Strategy, batch: Batch) -> None:
     """Train one step."""
     strategy.backward(batch)
     strategy.step()

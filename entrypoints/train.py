@@ -26,20 +26,22 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from trainer import gradients, optimizers, process_group, tasks
+from trainer import gradients, optimizers, process_group, shards, tasks
 from trainer.arguments import parse
 from trainer.checkpoint import CheckpointManager
 from trainer.data import Batch, BatchLoader
 from trainer.errors import ConfigError
 from trainer.integrity import Progress, VerifiedCheckpoint
+from trainer.layout import Layout
 from trainer.meter import Meter
 from trainer.metrics import MetricsWriter
 from trainer.precision import LossScaler
 from trainer.process_group import DistributedContext, sum_over_ranks
 from trainer.profiling import StepProfiler
 from trainer.progress_bar import ProgressBar
+from trainer.setup import Setup
 from trainer.stop_vote import StopVote
-from trainer.strategies import registry
+from trainer.strategy import Strategy
 from trainer.train_options import TrainOptions
 
 OUTPUT_DIR = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
@@ -79,15 +81,14 @@ class Trainer:
         self.context = context
         torch.use_deterministic_algorithms(options.deterministic)
         self.task = tasks.load(options)
-        self.strategy = registry.create(options, context)
-        self.strategy.task = self.task
+        self.layout = Layout(options, context)
         self.batches = self.loader(self.task.training)
-        self.strategy.sample = next(self.batches.in_order())
+        setup = Setup(self.layout, self.task, next(self.batches.in_order()))
         torch.manual_seed(options.seed)
-        self.strategy.prepare(self.task.model(), partial(optimizers.create, options))
+        self.strategy = Strategy(self.task.model(), setup, partial(optimizers.create, options))
         self.epoch_steps = self.steps_per_epoch()
         self.steps = min(options.epochs * self.epoch_steps, options.steps or sys.maxsize)
-        self.meter = Meter(options, context, self.task, self.strategy)
+        self.meter = Meter(setup)
         self.profiler = StepProfiler(options.profile, OUTPUT_DIR, context)
         self.stop_vote = StopVote(stop_signals)
         self.loss_scaler = LossScaler(enabled=options.precision == "fp16")
@@ -174,7 +175,7 @@ class Trainer:
             strategy.optimizer.zero_grad()
         self.lr_schedule.step()
         if logged:
-            metrics = self.meter.read(self.step, float(loss) * strategy.contributes_loss)
+            metrics = self.meter.read(self.step, float(loss) * self.layout.contributes_loss)
             metrics |= strategy.extra_metrics()
             self.metrics.write(self.step, epoch, **metrics, lr=lr, gradient_norm=norm)
 
@@ -237,10 +238,13 @@ class Trainer:
         self.strategy.model.eval()
         for batch in self.loader(dataset).in_order():
             outputs = self.strategy.forward(batch.inputs)
-            if outputs is not None and self.strategy.contributes_loss:
+            if outputs is None:
+                continue
+            outputs = shards.whole(outputs)
+            if self.layout.contributes_loss:
                 found = [function(outputs, batch.targets) for function in functions.values()]
                 found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
-                loss = self.strategy.loss(outputs, batch) * batch.total
+                loss = self.strategy.objective.loss(outputs, batch) * batch.total
                 sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
         self.strategy.model.train()
         targets, *means = sum_over_ranks(self.context, sums.tolist())
@@ -249,7 +253,7 @@ class Trainer:
 
     def loader(self, dataset: Dataset[Any]) -> BatchLoader:
         """A loader of this rank's shard of `dataset`."""
-        size, shard = self.options.batch_size, self.strategy.data_shard
+        size, shard = self.options.batch_size, self.layout.data_shard
         return BatchLoader(self.task, dataset, size, shard, self.context)
 
     def save(self) -> Path:

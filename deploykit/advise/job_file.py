@@ -22,9 +22,7 @@ _LINE_WIDTH = 96
 def lacking(config: ParallelConfig) -> list[str]:
     """What the reference trainer cannot do yet of this configuration, in words."""
     missing = {
-        "three-dimensional layouts": config.strategy == "pp-fsdp-tp",
         "sharded tables": config.strategy == "sharded-table",
-        "selective checkpointing": config.selective,
         "LoRA": config.lora,
     }
     return [name for name, wanted in missing.items() if wanted]
@@ -122,19 +120,26 @@ def options(model: Model, training: Training, config: ParallelConfig) -> Iterato
             yield from (f"--{name}", str(value))
     if config.pipeline > 1:
         yield from ("--schedule", "1f1b")
-    if config.tensor > 1:
-        yield "--sequence-parallel"
+    if config.tensor > 1 and not model.task:  # a task's own plan says how it is split
+        yield from ("--sequence-parallel", "--loss-parallel")
     yield from ("--precision", training.precision)
+    yield from _switches(training, config)
+    yield from ("--batch-size", str(training.batch))
+    if not model.task:
+        yield from ("--sequence", str(training.sequence), "--layers", str(model.layers))
+        yield from ("--width", str(model.width), "--heads", str(model.heads))
+    yield from ("--optimizer", _OPTIMIZERS[training.optimizer])
+
+
+def _switches(training: Training, config: ParallelConfig) -> Iterator[str]:
+    """Options that save memory, traffic or time."""
     if config.checkpointing:
         yield "--checkpoint-activations"
+    if config.selective:
+        yield from ("--checkpoint-activations", "selective")
     if config.offload:
         yield "--offload"
     if config.compress:
         yield from ("--compress", config.compress)
     if training.compiled:
         yield "--compile"
-    yield from ("--batch-size", str(training.batch))
-    if not model.task:
-        yield from ("--sequence", str(training.sequence), "--layers", str(model.layers))
-        yield from ("--width", str(model.width), "--heads", str(model.heads))
-    yield from ("--optimizer", _OPTIMIZERS[training.optimizer])

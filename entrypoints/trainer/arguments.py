@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer import tasks
+from trainer.presets import STRATEGIES
 from trainer.profiling import STEP_RANGE
-from trainer.strategies.registry import STRATEGIES
 from trainer.train_options import TrainOptions
 
 DEFAULTS = {
@@ -24,17 +24,19 @@ AT_LEAST_ONE = (
     *("shard_ranks", "tensor_parallel", "pipeline_parallel", "stages_per_rank"),
 )
 
-_SHARDED = ("zero2", "zero3", "fsdp", "hsdp", "fsdp-tp")
-_TENSOR = ("tp", "tp-dp", "fsdp-tp")
-_PIPELINE = ("pp", "pp-dp", "pp-fsdp")
+_SHARDED = tuple(name for name, each in STRATEGIES.items() if each.sharded)
+_TENSOR = tuple(name for name, each in STRATEGIES.items() if each.tensor)
+_PIPELINE = tuple(name for name, each in STRATEGIES.items() if each.pipeline)
 
 STRATEGIES_OF_OPTION = {
     "compress": ("ddp", "zero1"),
     "static_graph": ("ddp", "zero1"),
-    "shard_ranks": ("hsdp",),
+    "shard_ranks": tuple(name for name, each in STRATEGIES.items() if each.data == "hsdp"),
     "offload": _SHARDED,
+    "reduce_each": ("ddp", "zero1", *(name for name in _SHARDED if name not in _PIPELINE)),
     "tensor_parallel": _TENSOR,
     "sequence_parallel": _TENSOR,
+    "loss_parallel": _TENSOR,
     "pipeline_parallel": _PIPELINE,
     "schedule": _PIPELINE,
     "stages_per_rank": _PIPELINE,
@@ -125,7 +127,18 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add("--strategy", choices=STRATEGIES, default="ddp")
     add("--micro-batches", type=int, default=1, metavar="N", help="per rank and step")
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
-    add("--checkpoint-activations", action="store_true", help="recompute activations, save memory")
+    add(
+        "--checkpoint-activations",
+        nargs="?",
+        const="full",
+        choices=("full", "selective"),
+        help="recompute activations, save memory; selective keeps the most expensive ones",
+    )
+    add(
+        "--reduce-each",
+        action="store_true",
+        help="reduce gradients after each micro-batch: more traffic, less memory",
+    )
     add("--compile", action="store_true", help="compile each layer with torch.compile")
     add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
     add("--static-graph", action="store_true", help="ddp: every step uses the same parameters")
@@ -133,12 +146,16 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add("--shard-ranks", type=int, metavar="N", help="hsdp: ranks per shard group; default: a node")
     add("--offload", action="store_true", help="fsdp: keep parameters in CPU memory")
     add(
-        "--tensor-parallel", type=int, metavar="N", help="tensor parallel size; default for tp: all"
+        "--tensor-parallel",
+        type=int,
+        metavar="N",
+        help="ranks that share a layer; tp: all, tp-dp and fsdp-tp: a node's, else 2",
     )
     add(
         "--sequence-parallel", action="store_true", help="tp: also shard activations between layers"
     )
-    add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, pp-dp: 2")
+    add("--loss-parallel", action="store_true", help="tp: each rank has the scores of some classes")
+    add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, else 2")
     add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
     add("--stages-per-rank", type=int, metavar="N", help="pp: default 2 if interleaved, else 1")
     add("--balance", choices=("time", "layers"), help="pp: balance the stages by; time")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor, Replicate
+
+from trainer.shards import local
 
 
 def norm(
@@ -32,26 +34,23 @@ def norm(
 
 def scale(parameters: Iterable[nn.Parameter], factor: Tensor | float) -> None:
     """Multiply all gradients by `factor`, in place."""
-    gradients = [
-        _to_local(parameter.grad) for parameter in parameters if parameter.grad is not None
-    ]
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     torch._foreach_mul_(gradients, factor)
 
 
 def _local_shard(gradient: Tensor) -> tuple[Tensor, tuple[ProcessGroup, ...]]:
     """The local shard of a gradient, and the groups over which the other shards lie."""
-    if not isinstance(gradient, DTensor):
+    if not hasattr(gradient, "device_mesh"):
         return gradient, ()
-    mesh = gradient.device_mesh
-    if any(placement.is_partial() for placement in gradient.placements):
-        gradient = gradient.redistribute(mesh, [Replicate()] * mesh.ndim)
+    sharded: Any = gradient
+    mesh = sharded.device_mesh
+    if any(placement.is_partial() for placement in sharded.placements):
+        from torch.distributed.tensor import Replicate
+
+        sharded = sharded.redistribute(mesh, [Replicate()] * mesh.ndim)
     # not is_shard(): it is false for a tensor that TP and FSDP have both sharded (_StridedShard)
-    axes = [axis for axis, placed in enumerate(gradient.placements) if not placed.is_replicate()]
-    return gradient.to_local(), tuple(mesh.get_group(axis) for axis in axes)
-
-
-def _to_local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    axes = [axis for axis, placed in enumerate(sharded.placements) if not placed.is_replicate()]
+    return sharded.to_local(), tuple(mesh.get_group(axis) for axis in axes)
 
 
 def _square(gradients: list[Tensor]) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 Find = Callable[[nn.Module], Sequence[nn.Module]]
 
@@ -20,18 +19,6 @@ def names(model: nn.Module, find: Find | None = None) -> list[str]:
     chosen = {id(layer) for layer in (find or _obvious)(model)}
     named = [(name, layer) for name, layer in model.named_modules() if id(layer) in chosen]
     return [name for name, layer in named if name and _is_separate(layer, model)]
-
-
-def wrap(model: nn.Module, name: str, wrapper: Callable[[nn.Module], nn.Module]) -> None:
-    """Replace the layer `name` by what `wrapper` makes of it."""
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, wrapper(model.get_submodule(name)))
-
-
-def recompute(model: nn.Module, layers: Sequence[str]) -> None:
-    """Recompute the activations of these layers in the backward pass, in place."""
-    for name in layers:
-        wrap(model, name, checkpoint_wrapper)
 
 
 def compile_each(model: nn.Module, layers: Sequence[str]) -> None:

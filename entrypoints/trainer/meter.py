@@ -6,35 +6,31 @@ import time
 
 from trainer import comm_timing, flops
 from trainer import task as tasks
-from trainer.process_group import DistributedContext, sum_over_ranks
-from trainer.strategies.single import Single
-from trainer.task import Task
+from trainer.process_group import sum_over_ranks
+from trainer.setup import Setup
 from trainer.timing import find_straggler
-from trainer.train_options import TrainOptions
 
 
 class Meter:
     """Measures the steps between two logged ones."""
 
-    def __init__(
-        self, options: TrainOptions, context: DistributedContext, task: Task, strategy: Single
-    ) -> None:
-        self._context = context
-        self._strategy = strategy
-        targets = strategy.sample.targets
+    def __init__(self, setup: Setup) -> None:
+        self._context = setup.context
+        self._timer = setup.timer
+        targets = setup.sample.targets
         each = targets[0].numel() if tasks.is_integer(targets) else 1
-        self._units = options.batch_size * each
-        self._unit = task.unit
+        self._units = setup.options.batch_size * each
+        self._unit = setup.task.unit
         self._flops = 0.0
-        if context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
-            self._flops = options.batch_size * self._flops_per_sample(task)
-        self._peak_flops = flops.peak_flops(context.device)
+        if self._context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
+            self._flops = setup.options.batch_size * self._flops_per_sample(setup)
+        self._peak_flops = flops.peak_flops(self._context.device)
         self._step = 0
         self._started = time.perf_counter()
 
-    def _flops_per_sample(self, task: Task) -> float:
+    def _flops_per_sample(self, setup: Setup) -> float:
         try:
-            return flops.flops_per_sample(task.model, self._strategy.sample.inputs)
+            return flops.flops_per_sample(setup.task.model, setup.sample.inputs)
         except Exception as error:  # noqa: BLE001 - models do anything; only the metric is lost
             reason = str(error).partition("\n")[0]
             self._context.log(f"no metrics of floating-point operations: {reason}")
@@ -42,7 +38,7 @@ class Meter:
 
     def start(self, step: int) -> None:
         """Start measuring after `step` steps; discards the time since the last measurement."""
-        self._strategy.timer.lap()
+        self._timer.lap()
         self._step, self._started = step, time.perf_counter()
 
     def read(self, step: int, loss: float) -> dict[str, float]:
@@ -52,7 +48,7 @@ class Meter:
         seconds per step on rank 0; memory is in bytes, the maximum over the ranks.
         """
         steps = step - self._step
-        sections = {name: each / steps for name, each in self._strategy.timer.lap().items()}
+        sections = {name: each / steps for name, each in self._timer.lap().items()}
         elapsed = (time.perf_counter() - self._started) / steps
         own_seconds = sum(sections.values()) - sections.get(comm_timing.SECTION, 0.0)
         loss, *table = sum_over_ranks(self._context, [loss, *self._row(own_seconds)])

@@ -35,7 +35,8 @@ class TrainOptions(argparse.Namespace):
     strategy: str
     micro_batches: int
     precision: str
-    checkpoint_activations: bool
+    checkpoint_activations: str | None
+    reduce_each: bool
     compile: bool
     compress: str | None
     static_graph: bool
@@ -44,6 +45,7 @@ class TrainOptions(argparse.Namespace):
     offload: bool
     tensor_parallel: int | None
     sequence_parallel: bool
+    loss_parallel: bool
     pipeline_parallel: int | None
     schedule: str | None
     stages_per_rank: int | None

@@ -121,18 +121,6 @@ def test_the_job_file_has_what_the_trainer_can_do_of_the_recommendation(tmp_path
     assert "--compile" in words
 
 
-def test_another_job_file_is_written_where_the_trainer_cannot(tmp_path, capsys):
-    path = tmp_path / "job.yaml"
-    argv = ["--parameters", "7B", "--gpu", "a100-40gb", "--gpus-per-node", "8", "--nodes", "2"]
-    argv += ["--batch-size", "128", "--sequence", "2048", "--write", str(path)]
-    assert cli.main(["advise", *argv]) == 0
-    said = capsys.readouterr().out
-    assert "Use pp-fsdp-tp" in said
-    assert "cannot do three-dimensional layouts yet; the best that it can do, and what" in said
-    words = jobfile.parse(path)[0]["entrypoint"]["args"]
-    assert words[words.index("--strategy") + 1] in {"pp", "pp-dp"}
-
-
 def test_adapters_are_advised_and_not_written(tmp_path, capsys):
     path = tmp_path / "job.yaml"
     argv = ["--parameters", "13B", "--finetune", "auto", "--gpu", "a100-80gb"]

@@ -99,7 +99,7 @@ SCENARIOS = {
     "405B on 512 H100": Scenario(
         LLAMA_405B, "h100", (8, 64), 256, 8192, {"pp-fsdp-tp"},
         ("tensor parallelism over 8 GPUs", "pipeline stages", "the slowest of them"), {}, {},
-        {"fabric": "infiniband", "bandwidth": 3200 * GIGABIT}, ("three-dimensional layouts",),
+        {"fabric": "infiniband", "bandwidth": 3200 * GIGABIT},
     ),
     # 208 GB of states on 160: adapters on 26 GB of frozen weights, or the host's memory
     "13B fine-tuned on 2 A100-80": Scenario(

@@ -12,9 +12,9 @@ from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
 from tests.trainer.ranks import train
 from trainer import bubble, partition
+from trainer.layout import Layout
 from trainer.partition import MeasuredLayer
 from trainer.process_group import DistributedContext
-from trainer.strategies import registry
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("pipeline")]
 
@@ -148,9 +148,7 @@ def test_stages_and_bubble_are_logged(text, tmp_path, capsys):
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_invalid_combinations_are_refused(arguments):
     with pytest.raises(ValueError, match=re.escape(REFUSED[arguments])):
-        registry.create(
-            train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu"))
-        )
+        Layout(train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu")))
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(pools, text, tmp_path):
@@ -166,7 +164,9 @@ def test_pipeline_options_are_refused_by_other_strategies(capsys):
     with pytest.raises(SystemExit):
         train.parse(["--strategy", "ddp", "--schedule", "gpipe"])
 
-    assert "--schedule requires --strategy pp or pp-dp or pp-fsdp" in capsys.readouterr().err
+    assert (
+        "--schedule requires --strategy pp or pp-dp or pp-fsdp or pp-tp" in capsys.readouterr().err
+    )
 
 
 def test_partitions_are_optimal():

@@ -13,8 +13,8 @@ import torch
 from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
 from tests.trainer.ranks import train
+from trainer.layout import Layout
 from trainer.process_group import DistributedContext
-from trainer.strategies import registry
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -31,8 +31,16 @@ STRATEGIES = {
     "pp": ("--micro-batches", "4"),
     "pp-dp": ("--micro-batches", "2"),
     "pp-fsdp": ("--micro-batches", "2"),
+    "pp-tp": ("--micro-batches", "2"),
 }
 """Name to options, which spread a model over four ranks."""
+
+THREE = {
+    "hsdp-tp": ("--tensor-parallel", "2", "--shard-ranks", "2"),
+    "pp-fsdp-tp": (),
+    "pp-hsdp-tp": ("--shard-ranks", "1", "--sequence-parallel", "--loss-parallel"),
+}
+"""Three dimensions and more, on eight ranks."""
 
 ALSO = {
     "offload": ("zero3", "--offload"),
@@ -40,7 +48,17 @@ ALSO = {
     "sequence": ("tp", "--sequence-parallel"),
     "sequence-dp": ("tp-dp", "--tensor-parallel", "2", "--sequence-parallel"),
     "sequence-fsdp": ("fsdp-tp", "--tensor-parallel", "2", "--sequence-parallel"),
+    "sequence-pp": ("pp-tp", "--sequence-parallel"),
+    "loss-tp": ("tp", "--loss-parallel"),
+    "loss-fsdp": ("fsdp-tp", "--tensor-parallel", "2", "--sequence-parallel", "--loss-parallel"),
+    "loss-pp": ("pp-tp", "--sequence-parallel", "--loss-parallel"),
+    "selective": ("zero3", "--checkpoint-activations", "selective"),
+    "selective-tp": ("tp", "--checkpoint-activations", "selective"),
+    "each-ddp": ("ddp", "--reduce-each"),
+    "each-zero3": ("zero3", "--reduce-each"),
+    "each-hsdp": ("hsdp", "--shard-ranks", "2", "--reduce-each"),
     "static-graph": ("ddp", "--static-graph"),
+    "static-each": ("ddp", "--static-graph", "--reduce-each"),
     "buckets": ("ddp", "--bucket-mb", "1"),
 }
 """More ways to spread the model of the task "text"."""
@@ -55,15 +73,20 @@ REFUSED = {
     "--strategy tp --task text --sequence-parallel --sequence 30": "choose --sequence 32",
     "--strategy zero1 --static-graph --micro-batches 2": "use one of the two",
     "--strategy zero1 --compress bf16": "fp16 works with gloo",
+    "--strategy tp --loss-parallel": "choose --task text, or remove the option",
+    "--strategy pp-tp --pipeline-parallel 4": "sizes of at least 2 whose product is 4, or start 4",
+    "--strategy pp-fsdp-tp --pipeline-parallel 3": "product divides 4, or start 8 ranks",
+    "--strategy hsdp-tp --shard-ranks 3": "the 2 ranks outside of 2 for tp: use one of 1, 2",
 }
 """Options that do not fit four ranks on CPUs, and a part of the message."""
 
 MISPLACED = {
-    "--strategy ddp --offload": "zero2 or zero3 or fsdp or hsdp or fsdp-tp, not ddp",
+    "--strategy ddp --offload": "zero2 or zero3 or fsdp or hsdp or tp-dp or fsdp-tp or hsdp-tp",
     "--strategy zero3 --compress fp16": "--compress requires --strategy ddp or zero1, not",
-    "--strategy zero3 --shard-ranks 2": "--shard-ranks requires --strategy hsdp, not zero3",
+    "--strategy zero3 --shard-ranks 2": "requires --strategy hsdp or hsdp-tp or pp-hsdp-tp, not",
     "--strategy hsdp --shard-ranks 0": "--shard-ranks must be at least 1",
     "--strategy ddp --sequence-parallel": "requires --strategy tp or tp-dp or fsdp-tp",
+    "--strategy manual --reduce-each": "--reduce-each requires --strategy ddp or zero1 or zero2",
 }
 """Options of other strategies, and a part of the message."""
 
@@ -99,6 +122,11 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     yield from start_pool(4, tmp_path_factory)
+
+
+@pytest.fixture(scope="class")
+def eight(tmp_path_factory):
+    yield from start_pool(8, tmp_path_factory)
 
 
 def start_pool(world, tmp_path_factory):
@@ -140,9 +168,9 @@ def differences(four, alone, tasks, tmp_path):
     the largest difference of a loss, of a weight at the end, and of a gradient's norm (relative).
     """
 
-    def measure(task, strategy, ways, *options, double=False):
+    def measure(task, strategy, ways, *options, double=False, pool=four):
         given = (*tasks[task], "--strategy", strategy, *options, *ways)
-        four.train(tmp_path, *given, double=double)
+        pool.train(tmp_path, *given, double=double)
         reference = alone(task, *options, double=double)
         norms = logged(reference, "gradient_norm")
         found = (
@@ -194,6 +222,18 @@ def test_options_agree_to_the_last_digits_in_double_precision(name, differences)
     assert max(differences("text", strategy, ways, *options, *ADAMW, *FEW, double=True)) < EXACT
 
 
+class TestThreeDimensions:
+    """On eight ranks, which end with these tests: ranks that wait take time from others."""
+
+    @pytest.mark.parametrize("strategy", THREE)
+    def test_results_agree_to_the_last_digits(self, strategy, differences, eight):
+        """In double precision, as above."""
+        found = differences(
+            "text", strategy, THREE[strategy], *FEATURES, *ADAMW, *FEW, double=True, pool=eight
+        )
+        assert max(found) < EXACT
+
+
 @pytest.mark.parametrize("precision", HALVES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_half_precision_is_used_and_rounds_as_in_one_process(
@@ -220,9 +260,7 @@ def test_compressed_gradients_train(strategy, how, differences):
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_invalid_combinations_are_refused_with_a_valid_one(arguments):
     with pytest.raises(ValueError, match=re.escape(REFUSED[arguments])):
-        registry.create(
-            train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu"))
-        )
+        Layout(train.parse(arguments.split()), DistributedContext(0, 4, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("arguments", MISPLACED)

@@ -26,8 +26,9 @@ from tests.trainer.test_metrics import scalars
 from trainer import tasks
 from trainer.arguments import parse
 from trainer.data import BatchLoader, DataShard
+from trainer.layout import Layout
+from trainer.objective import Objective
 from trainer.process_group import DistributedContext
-from trainer.strategies import registry
 from trainer.task import IGNORE_INDEX, Task
 
 pytestmark = pytest.mark.torch
@@ -82,7 +83,7 @@ def test_without_variables_it_writes_to_the_working_folder(tmp_path, monkeypatch
 def test_a_batch_that_does_not_fit_the_ranks_is_refused():
     context = DistributedContext(0, 3, torch.device("cpu"))
     with pytest.raises(ValueError, match="--batch-size 64 must be a multiple of 3: 3 data shard"):
-        registry.create(parse([]), context)
+        Layout(parse([]), context)
 
 
 @pytest.mark.parametrize("size", ["0", "-3"])
@@ -190,10 +191,9 @@ def test_a_batch_without_targets_has_no_loss_and_no_error():
     context = DistributedContext(0, 1, torch.device("cpu"))
     dataset = TensorDataset(torch.zeros(4, 1), torch.full((4,), IGNORE_INDEX))
     (batch,) = batch_loader(dataset, 4, DataShard(0, 1), context).in_order()
-    strategy = registry.create(parse(["--strategy", "single"]), context)
-    strategy.task = Task(torch.nn.Module, dataset)
+    objective = Objective(parse([]), Task(torch.nn.Module, dataset), context.device)
 
-    assert strategy.loss(torch.ones(4, 3), batch) == 0
+    assert objective.loss(torch.ones(4, 3), batch) == 0
 
 
 def test_an_epoch_can_be_resumed_at_any_batch():

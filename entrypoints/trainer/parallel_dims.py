@@ -1,0 +1,66 @@
+"""The number of ranks along each dimension of parallelism, and the mesh that they form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer.process_group import DistributedContext
+
+
+class ParallelDims(NamedTuple):
+    """One number for each dimension: of all ranks, or of one rank's position.
+
+    The last dimension varies fastest, so that the ranks that communicate most are neighbors:
+    those of a tensor-parallel group, then those that share shards, then replicas, then the stages
+    of a pipeline.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """The number of ranks with different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks in all."""
+        return self.pp * self.dp * self.tp
+
+    def position(self, rank: int) -> ParallelDims:
+        """The coordinates of a rank, each from 0."""
+        coordinates = []
+        for size in reversed(self):
+            rank, coordinate = divmod(rank, size)
+            coordinates.append(coordinate)
+        return ParallelDims(*reversed(coordinates))
+
+
+class RankMesh:
+    """The mesh of all ranks, with an axis for each dimension that has more than one rank.
+
+    Its axis `dp_shard` always exists, because `fully_shard` requires one. Collective.
+    """
+
+    def __init__(self, dims: ParallelDims, context: DistributedContext) -> None:
+        sizes = dims._asdict().items()
+        used = {name: size for name, size in sizes if size > 1 or name == "dp_shard"}
+        self._mesh = context.mesh(**used)
+        self._axes = [*used]
+
+    def axes(self, *names: str) -> DeviceMesh:
+        """The part of the mesh with those of these axes that exist."""
+        return self._mesh[tuple(name for name in names if name in self._axes)]
+
+    def group(self, *names: str) -> ProcessGroup:
+        """The ranks that differ from this one along these axes only."""
+        mesh = self.axes(*names)
+        if mesh.ndim == 1:
+            return mesh.get_group()
+        return mesh._flatten("_".join(names)).get_group()  # noqa: SLF001 - torch has no other name

@@ -1,0 +1,41 @@
+"""Prepares a model, or a stage of a pipeline, for the ranks of its layout.
+
+In this order: the layers are told to recompute their activations and to compile, tensor
+parallelism shards the layers, and data parallelism shards or replicates what that leaves. Each step
+works on the result of the one before it, so any combination is allowed.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from trainer import layers
+from trainer.data_parallel import Replica, replicate
+from trainer.setup import Setup
+
+
+def parallelize(model: nn.Module, setup: Setup) -> Replica:
+    """Prepare `model`, which has the same weights on every rank, in place."""
+    prepare_layers(model, setup)
+    return distribute(model, layers.names(model, setup.task.layers), setup)
+
+
+def prepare_layers(model: nn.Module, setup: Setup) -> None:
+    """Apply activation checkpointing and torch.compile to each layer, in place."""
+    options, names = setup.options, layers.names(model, setup.task.layers)
+    if options.checkpoint_activations:
+        from trainer.recompute import recompute
+
+        recompute(model, names, options.checkpoint_activations)
+    if options.compile:
+        layers.compile_each(model, names)
+
+
+def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
+    """Share `part` of a model among the ranks that have it; `names` are its layers."""
+    if setup.preset.tensor:
+        from trainer import tensor_parallel
+
+        tensor_parallel.apply(part, setup)
+    part.to(setup.context.device)
+    return replicate(part, names, setup)

@@ -1,0 +1,43 @@
+"""What a model is prepared for: the options, the ranks and the task of a run."""
+
+from __future__ import annotations
+
+from trainer import comm_timing
+from trainer.data import Batch
+from trainer.layout import Layout
+from trainer.objective import Objective
+from trainer.presets import Preset
+from trainer.process_group import DistributedContext
+from trainer.task import Task
+from trainer.timing import StepTimer
+from trainer.train_options import TrainOptions
+
+
+class Setup:
+    """What every part of a strategy needs to know.
+
+    `sample` is a batch of this rank for measurements. `timer` times the sections of a step.
+    """
+
+    def __init__(self, layout: Layout, task: Task, sample: Batch) -> None:
+        self.layout = layout
+        self.task = task
+        self.sample = sample
+        self.timer = StepTimer(layout.context.device)
+        self.objective = Objective(layout.options, task, layout.context.device)
+        comm_timing.instrument(self.timer)
+
+    @property
+    def options(self) -> TrainOptions:
+        """The options of the run."""
+        return self.layout.options
+
+    @property
+    def context(self) -> DistributedContext:
+        """The ranks, and the device of this one."""
+        return self.layout.context
+
+    @property
+    def preset(self) -> Preset:
+        """The dimensions of parallelism that the strategy combines."""
+        return self.layout.preset

@@ -1,1 +1,0 @@
-"""Parallelism strategies, one per file; each is a variation of ``single.py``."""

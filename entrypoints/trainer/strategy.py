@@ -1,0 +1,194 @@
+"""A model in training on the ranks of its layout: what the training loop calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from trainer import data, gradients, optimizers
+from trainer.data import SEED_STEP, Batch
+from trainer.parallelize import parallelize
+from trainer.setup import Setup
+
+CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
+"""Makes an optimizer of parameters, or of groups of them."""
+
+
+class Strategy:
+    """Forward and backward passes, gradients, the optimizer's step, and the state to save.
+
+    `model` has the parameters of this rank. It is prepared in place, from the same weights on every
+    rank. Collective. Raises ConfigError if the model does not fit the strategy.
+    """
+
+    def __init__(self, model: nn.Module, setup: Setup, create_optimizer: CreateOptimizer) -> None:
+        self.setup = setup
+        self.objective = setup.objective
+        self.timer = setup.timer
+        self.pipeline = self.replica = None
+        if setup.preset.pipeline:
+            from trainer.pipeline import Pipeline
+
+            self.pipeline = Pipeline(model, setup)
+            self.model: nn.Module = self.pipeline.model
+        else:
+            self.replica = parallelize(model, setup)
+            self.model = self.replica.model
+        self.optimizer = self._make_optimizer(create_optimizer)
+
+    def _make_optimizer(self, create: CreateOptimizer) -> Optimizer:
+        """The optimizer of the trainable parameters; each rank updates some with ZeRO 1.
+
+        ZeRO 1 divides the optimizer state among the ranks by whole parameters. Each rank keeps the
+        state of some, updates those, and broadcasts them. With AdamW, whose state is twice the size
+        of the model, this saves most of the memory that DDP duplicates.
+        https://docs.pytorch.org/docs/stable/distributed.optim.html
+        """
+        if self.setup.preset.data == "zero1":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            optimizer_class: Any = create  # any callable of parameters works
+            create = partial(ZeroRedundancyOptimizer, optimizer_class=optimizer_class)
+        return create(optimizers.groups(self.model.parameters()))
+
+    def forward(self, inputs: Any) -> Any:
+        """The outputs of a batch in evaluation, or None if another rank has them."""
+        if self.pipeline is not None:
+            return self.pipeline.forward(inputs)
+        return self.objective.outputs(self.model, inputs)
+
+    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
+        """Compute the gradients of the mean loss over the global batch, times `loss_scale`.
+
+        Gradients are averaged over the ranks with other samples, and the loss is a mean over the
+        global batch already: it is multiplied by their number. Returns this rank's part of the mean
+        loss, unscaled, as a scalar tensor.
+        """
+        factor = self.setup.layout.dims.dp * loss_scale
+        with self.objective.sharded_scores():
+            if self.pipeline is not None:
+                loss = self.pipeline.backward(batch, factor)
+            else:
+                loss = self._accumulate(batch, factor)
+        if self.setup.preset.tensor:
+            from trainer import tensor_parallel
+
+            tensor_parallel.finish_gradients(self.model)
+        return loss
+
+    def _accumulate(self, batch: Batch, factor: float) -> Tensor:
+        """Add up the gradients of the micro-batches."""
+        assert self.replica is not None  # noqa: S101 - there is no pipeline
+        losses = []
+        options = self.setup.options
+        micro_batches = data.split(batch, options.micro_batches, self.setup.task)
+        for number, micro_batch in enumerate(micro_batches, 1):
+            last = number == len(micro_batches)
+            self.replica.set_gradient_sync(sync=last or options.reduce_each)
+            with self.timer("forward"):
+                outputs = self.objective.outputs(self.replica.module, micro_batch.inputs)
+                loss = self.objective.loss(outputs, micro_batch)
+            with self.timer("backward"):
+                torch.autograd.backward(loss * factor)
+            losses.append(loss.detach())
+        self.replica.finish_gradients()
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+
+    def seed_step(self, step: int) -> None:
+        """Seed the random numbers of a step, such as those of dropout.
+
+        They follow from seed, step and data shard alone: a resumed run draws the same ones, and
+        ranks with different samples draw different ones. torch's generator on the CPU takes 32 bits
+        of a seed, so each part is spread over them.
+        """
+        seed = self.setup.options.seed * SEED_STEP + step
+        torch.manual_seed(seed * SEED_STEP + self.setup.layout.random_stream)
+
+    def gradient_norm(self) -> Tensor:
+        """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
+        return gradients.norm(self.model.parameters(), self._stage_groups)
+
+    @property
+    def _stage_groups(self) -> Sequence[ProcessGroup]:
+        """Groups whose ranks hold different parameters: those of a pipeline."""
+        return () if self.pipeline is None else (self.pipeline.group,)
+
+    @torch.no_grad()
+    def average_buffers(self) -> None:
+        """Average buffers, such as the statistics of batch normalization, over the data shards.
+
+        Each shard has its own while training; evaluation and checkpoints have the mean. Collective.
+        """
+        shard = self.setup.layout.data_shard
+        for buffer in self.model.buffers() if shard.num_shards > 1 else ():
+            if buffer.is_floating_point() and not hasattr(buffer, "to_local"):
+                distributed.all_reduce(buffer, group=shard.group)
+                buffer.div_(shard.num_shards)
+
+    def step(self) -> None:
+        """Update the parameters and clear the gradients."""
+        with self.timer("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of model and optimizer, under names that all strategies share.
+
+        Sharded tensors are DTensors, so DCP can load them with another number of ranks.
+        """
+        if self.replica is not None:
+            self.replica.reshard()
+        optimizers.complete_state(self._local_optimizer)
+        model, optimizer = self._state_dicts()
+        tensors = {f"model.{name}": value for name, value in model.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Load what `state` returned after a checkpoint has been read into it."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        model, optimizer = self._state_dicts()
+        model |= _with_prefix(state, "model.")
+        optimizer |= _with_prefix(state, "optimizer.")
+        set_state_dict(
+            self.model,
+            self._local_optimizer,
+            model_state_dict=model,
+            optim_state_dict=optimizer,
+            options=StateDictOptions(flatten_optimizer_state_dict=True),
+        )
+
+    def _state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)
+        model, optimizer = get_state_dict(self.model, self._local_optimizer, options=flat)
+        return model, dict(optimizer)
+
+    @property
+    def _local_optimizer(self) -> Optimizer:
+        """The optimizer of the parameters whose state this rank saves."""
+        local: Optimizer = getattr(self.optimizer, "optim", self.optimizer)  # of ZeRO 1
+        return local
+
+    def extra_metrics(self) -> dict[str, float]:
+        """Metrics of a logged step that other strategies do not have. Collective."""
+        return {} if self.pipeline is None else self.pipeline.metrics()
+
+    def summary(self) -> str:
+        """A line to log at the end of a run, or ''. Collective."""
+        return "" if self.pipeline is None else self.pipeline.summary()
+
+
+def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names start with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }

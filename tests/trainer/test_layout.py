@@ -1,0 +1,71 @@
+"""How many ranks each dimension gets, and where each rank is. Needs no other rank."""
+
+import pytest
+import torch
+
+from deploykit import cli, jobfile
+from tests.trainer.ranks import train
+from trainer.layout import Layout
+from trainer.parallel_dims import ParallelDims
+from trainer.process_group import DistributedContext
+
+pytestmark = pytest.mark.torch
+
+DEFAULTS = {
+    "ddp": (1, 16, 1, 1),
+    "zero3": (1, 1, 16, 1),
+    "hsdp": (1, 2, 8, 1),
+    "tp": (1, 1, 1, 16),
+    "tp-dp": (1, 2, 1, 8),
+    "fsdp-tp": (1, 1, 2, 8),
+    "hsdp-tp": (1, 2, 4, 2),
+    "pp": (16, 1, 1, 1),
+    "pp-dp": (2, 8, 1, 1),
+    "pp-fsdp": (2, 1, 8, 1),
+    "pp-tp": (2, 1, 1, 8),
+    "pp-fsdp-tp": (2, 1, 4, 2),
+    "pp-hsdp-tp": (2, 1, 4, 2),
+}
+"""Stages, replicas, shards and tensor-parallel ranks of two nodes with eight ranks each."""
+
+
+def layout(words, rank=0, world=16):
+    return Layout(train.parse(words), DistributedContext(rank, world, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("strategy", DEFAULTS)
+def test_defaults_use_all_ranks_and_keep_what_communicates_most_in_a_node(strategy, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    heads = ("--task", "text", "--width", "64", "--heads", "16")
+    words = ["--strategy", strategy, *heads, "--micro-batches", "16", "--batch-size", "256"]
+    assert layout(words).dims == DEFAULTS[strategy]
+
+
+def test_each_rank_has_a_place_of_its_own_and_tensor_parallel_ranks_are_neighbors():
+    dims = ParallelDims(pp=2, dp_replicate=3, dp_shard=2, tp=2)
+    places = [dims.position(rank) for rank in range(dims.ranks)]
+
+    assert len(set(places)) == dims.ranks == 24
+    assert places[0] == (0, 0, 0, 0)
+    assert places[1] == (0, 0, 0, 1)
+    assert places[-1] == (1, 2, 1, 1)
+
+
+def test_each_sample_belongs_to_one_data_shard_and_one_rank_of_it_has_the_loss():
+    words = ["--strategy", "pp-fsdp-tp", "--micro-batches", "2"]
+    ranks = [layout(words, rank, 8) for rank in range(8)]
+    shards = [place.position.dp_shard for place in ranks if place.contributes_loss]
+
+    assert sorted(shards) == [0, 1]
+
+
+def test_the_trainer_accepts_three_dimensions_that_are_advised(tmp_path, capsys):
+    path = tmp_path / "job.yaml"
+    argv = ["--parameters", "7B", "--gpu", "a100-40gb", "--gpus-per-node", "8", "--nodes", "2"]
+    argv += ["--batch-size", "128", "--sequence", "2048", "--write", str(path)]
+    assert cli.main(["advise", *argv]) == 0
+    assert "Use pp-fsdp-tp" in capsys.readouterr().out
+
+    dims = layout(jobfile.parse(path)[0]["entrypoint"]["args"]).dims
+    assert dims.ranks == 16
+    assert min(dims.pp, dims.dp_shard, dims.tp) > 1
