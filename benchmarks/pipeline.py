@@ -203,7 +203,7 @@ def _strategy(
     chosen = arguments.parse([*words.split(), *size.split()])
     task = Task(lambda: model, TensorDataset(batch.inputs, batch.targets))
     setup = Setup(Layout(chosen, context), task, batch)
-    return Strategy(model, setup, partial(optimizers.create, chosen))
+    return Strategy(setup, partial(optimizers.create, chosen))
 
 
 def work(cases: Sequence[Case], repeats: int, ms: float) -> None:

@@ -114,12 +114,11 @@ def work(words: str) -> None:
     chosen = arguments.parse([*MODEL.split(), "--strategy", *words.split()])
     context = process_group.join()
     task, layout = tasks.load(chosen), Layout(chosen, context)
-    model = task.model()
-    unit = 4 * STEPS * sum(each.numel() for each in model.parameters())
+    unit = 4 * STEPS * sum(each.numel() for each in task.model().parameters())
     data, shard = task.training, layout.data_shard
     batch = next(BatchLoader(task, data, chosen.batch_size, shard, context).in_order())
     setup = Setup(layout, task, batch)
-    strategy = Strategy(model, setup, partial(optimizers.create, chosen))
+    strategy = Strategy(setup, partial(optimizers.create, chosen))
     step(strategy, batch)  # DDP rebuilds its buckets after the first
     distributed.barrier()
     before, carried = len([*recorded()]), crossed()
@@ -138,7 +137,7 @@ def work(words: str) -> None:
         if size > NOISE * unit
     ]
     context.log(json.dumps([made, carried / RANKS / unit]))
-    del strategy, setup, model
+    del strategy, setup
     process_group.leave()
 
 

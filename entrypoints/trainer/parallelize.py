@@ -2,7 +2,8 @@
 
 In this order: the layers are told to recompute their activations and to compile, tensor
 parallelism shards the layers, and data parallelism shards or replicates what that leaves. Each step
-works on the result of the one before it, so any combination is allowed.
+works on the result of the one before it, so any combination is allowed. First weights that are
+deferred are made once the shards exist, or before the model is replicated.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from trainer.data_parallel import Replica, replicate
 from trainer.setup import Setup
 
 
-def parallelize(model: nn.Module, setup: Setup) -> Replica:
-    """Prepare `model`, which has the same weights on every rank, in place."""
+def parallelize(setup: Setup) -> Replica:
+    """Build the model, with the same weights on every rank, and prepare it."""
+    model = setup.weights.build()
     prepare_layers(model, setup)
     return distribute(model, layers.names(model, setup.task.layers), setup)
 
@@ -37,5 +39,11 @@ def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
         from trainer import tensor_parallel
 
         tensor_parallel.apply(part, setup)
-    part.to(setup.context.device)
-    return replicate(part, names, setup)
+    device, weights = setup.context.device, setup.weights
+    if not setup.preset.sharded or setup.options.offload:
+        weights.fill(part, device)
+    if not weights.pending_in(part):
+        part.to(device)
+    replica = replicate(part, names, setup)
+    weights.fill(part, device)
+    return replica

@@ -39,12 +39,12 @@ class Pipeline:
     model cannot be cut.
     """
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._objective = setup.objective
         self.group: ProcessGroup = setup.layout.mesh.group("pp") if self._size > 1 else _alone()
         self._bubble = BubbleMeter(setup.context.device, self.group)
-        whole = _sequential(model, setup)
+        whole = _sequential(setup)
         parallelize.prepare_layers(whole, setup)
         cut = self._cut(whole)
         setup.context.log(self._description(cut))
@@ -193,9 +193,11 @@ class StageModule(nn.Sequential):
         return outputs
 
 
-def _sequential(model: nn.Module, setup: Setup) -> nn.Sequential:
-    """`model` itself. Raises ConfigError if it cannot be cut."""
+def _sequential(setup: Setup) -> nn.Sequential:
+    """The whole model, with weights, in CPU memory. Raises ConfigError if it cannot be cut."""
+    model = setup.weights.build()
     if isinstance(model, nn.Sequential):
+        setup.weights.fill(model, torch.device("cpu"))
         return model
     raise ConfigError(
         f"--strategy {setup.options.strategy} cuts an nn.Sequential between its layers, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer import comm_timing
 from trainer.data import Batch
+from trainer.deferred import FirstWeights
 from trainer.layout import Layout
 from trainer.objective import Objective
 from trainer.presets import Preset
@@ -24,6 +25,7 @@ class Setup:
         self.task = task
         self.sample = sample
         self.timer = StepTimer(layout.context.device)
+        self.weights = FirstWeights(task, layout.options.seed)
         self.objective = Objective(layout.options, task, layout.context.device)
         comm_timing.instrument(self.timer)
 

@@ -23,11 +23,11 @@ CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
 class Strategy:
     """Forward and backward passes, gradients, the optimizer's step, and the state to save.
 
-    `model` has the parameters of this rank. It is prepared in place, from the same weights on every
-    rank. Collective. Raises ConfigError if the model does not fit the strategy.
+    `model` has the parameters of this rank; the first weights are the same on every rank.
+    Collective. Raises ConfigError if the model does not fit the strategy.
     """
 
-    def __init__(self, model: nn.Module, setup: Setup, create_optimizer: CreateOptimizer) -> None:
+    def __init__(self, setup: Setup, create_optimizer: CreateOptimizer) -> None:
         self.setup = setup
         self.objective = setup.objective
         self.timer = setup.timer
@@ -35,10 +35,10 @@ class Strategy:
         if setup.preset.pipeline:
             from trainer.pipeline import Pipeline
 
-            self.pipeline = Pipeline(model, setup)
+            self.pipeline = Pipeline(setup)
             self.model: nn.Module = self.pipeline.model
         else:
-            self.replica = parallelize(model, setup)
+            self.replica = parallelize(setup)
             self.model = self.replica.model
         self.optimizer = self._make_optimizer(create_optimizer)
 

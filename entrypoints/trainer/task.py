@@ -20,6 +20,8 @@ from torch.utils.data import Dataset, IterableDataset
 IGNORE_INDEX = -100
 """A target that does not count; the default `ignore_index` of `cross_entropy`."""
 
+Init = Callable[[nn.Module], object]
+
 Function = Callable[[Any, Any], Tensor]
 """Of the model's outputs and the targets of a batch."""
 
@@ -53,6 +55,13 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
+def reset_parameters(module: nn.Module) -> None:
+    """Set the tensors of one module of PyTorch's to its usual first values; see `Task.init`."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is not None:
+        reset()
+
+
 @dataclass(frozen=True)
 class Task:
     """What to train, and on what. A model and training data are enough.
@@ -84,6 +93,11 @@ class Task:
     """The layers to shard, to recompute and to compile one by one. None: found in the model."""
     tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
+    init: Init | None = None
+    """Sets the parameters and buffers of one module, without those of its children. With it the
+    whole model is never in the memory of one rank: it is built on the meta device, and this is
+    called for each module that has tensors, in full. `reset_parameters` does it for PyTorch's own.
+    None: `model` makes the weights."""
 
     @property
     def metric_functions(self) -> Mapping[str, Function]:

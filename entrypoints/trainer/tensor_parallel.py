@@ -9,7 +9,6 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -27,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from trainer import shards
 from trainer.errors import ConfigError
 from trainer.process_group import divisors
 from trainer.setup import Setup
@@ -38,12 +38,11 @@ def apply(part: nn.Module, setup: Setup) -> None:
 
     Raises ConfigError if there is no plan, or if it does not fit the model.
     """
-    tied = _tied(part)
+    tied = shards.tied(part)
     plan = {name: style for name, style in _plan(part, setup).items() if _names_in(part, name)}
-    part.to(setup.context.device)
     parallelize_module(part, setup.layout.mesh.axes("tp"), plan)
     for names in tied:
-        _tie(part, names)
+        shards.tie(part, names)
 
 
 def finish_gradients(model: nn.Module) -> None:
@@ -73,31 +72,6 @@ def _names_in(model: nn.Module, pattern: str) -> bool:
         if len(names) == len(parts) and all(map(fnmatch, names, parts)):
             return True
     return False
-
-
-def _tied(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several."""
-    names = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter].append(name)
-    return [each for each in names.values() if len(each) > 1]
-
-
-def _tie(model: nn.Module, names: list[str]) -> None:
-    """Give parameters that were one before they were sharded the same tensor again."""
-    first, *others = (model.get_parameter(name) for name in names)
-    for name, other in zip(names[1:], others, strict=True):
-        if _placed(first) != _placed(other):
-            raise ConfigError(
-                f"{names[0]} and {name} are one tensor, which the plan for tensor parallelism "
-                "shards in two ways: shard both by their first dimension, or untie them"
-            )
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, first)
-
-
-def _placed(parameter: nn.Parameter) -> object:
-    return parameter.placements if isinstance(parameter, DTensor) else None
 
 
 class ReplicatedLayer(ParallelStyle):

@@ -1,15 +1,16 @@
 """Tasks as users write them, with models that the trainer has never seen."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from trainer.task import IGNORE_INDEX, Task
+from trainer.task import IGNORE_INDEX, Task, reset_parameters
 
 
 class Net(nn.Module):
@@ -149,9 +150,10 @@ def layers():
     )
 
 
-def sequence(_options):
+def sequence(options):
     """A model that a pipeline can cut; the last batch has 3 samples."""
-    return Task(layers, Classes(99), Classes(21))
+    init = reset_parameters if "deferred" in options.task_options else None
+    return Task(layers, Classes(99), Classes(21), init=init)
 
 
 def planned(_options):
@@ -166,3 +168,80 @@ def broken(_options):
 
 def nothing(_options):
     return nn.Linear(1, 1)
+
+
+class Decoder(nn.Module):
+    """A transformer by parts called by name, with tied weights and a buffer that no file has."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 32)
+        self.blocks = nn.ModuleList(DecoderBlock() for _ in range(4))
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 12, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((1,), 2.0), persistent=False)
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens) * self.scale
+        for block in self.blocks:
+            hidden = block(hidden)
+        return Output(self.head(self.norm(hidden)))
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, hidden):
+        return hidden + self.down(torch.tanh(self.up(self.norm(hidden))))
+
+
+def first_values(module):
+    if isinstance(module, Decoder):
+        module.scale.fill_(2.0)
+    else:
+        reset_parameters(module)
+
+
+def decoder(options):
+    """Its weights are made in place, but with `deferred=no`."""
+    chosen = options.task_options.get("deferred")
+    init = {None: first_values, "incomplete": reset_parameters, "no": None}[chosen]
+
+    def plan(_model):
+        return {
+            "embed": RowwiseParallel(input_layouts=Replicate()),
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+            "head": ColwiseParallel(output_layouts=Replicate()),
+        }
+
+    return Task(
+        Decoder, Tokens(), Tokens(), collate=pad, unit="tokens", init=init, tensor_parallel=plan
+    )
+
+
+class Deep(nn.Module):
+    """24 layers."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(24))
+
+    def forward(self, hidden):
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def deep(options):
+    """With a width of 1448, 24 layers of 8 MiB each."""
+    chosen = options.task_options
+    width = int(chosen["width"])
+    init = reset_parameters if chosen["deferred"] == "yes" else None
+    data = TensorDataset(torch.zeros(8, width), torch.zeros(8, width))
+    return Task(partial(Deep, width), data, loss=functional.mse_loss, init=init)

@@ -1,0 +1,110 @@
+"""First weights that are made in place: no rank ever holds more than its shards and one module.
+
+The model is built on the meta device, which has shapes but no data, and parallelized there. Then
+each module is initialized alone and in full, and each rank keeps its part. The random numbers of a
+module follow from the seed and its name, so the weights do not depend on the layout, to the last
+bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from trainer import shards
+from trainer.errors import ConfigError
+from trainer.task import Init, Task
+
+
+class FirstWeights:
+    """Builds the model of a task, and gives it its first weights once it is parallelized."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._init = task.init
+        self._build = task.model
+        self._seed = seed
+        self._twins: dict[str, nn.Module] = {}
+        """Each module alone, whole and on the meta device, by its name in the model."""
+
+    def build(self) -> nn.Module:
+        """The model; with weights only if the task does not say how to make them."""
+        torch.manual_seed(self._seed)
+        if self._init is None:
+            return self._build()
+        with torch.device("meta"):
+            model = self._build()
+        self._twins = {name: _twin(module) for name, module in model.named_modules()}
+        return model
+
+    def pending_in(self, part: nn.Module) -> bool:
+        """Whether `part` of the model has no data yet."""
+        tensors = (*part.parameters(), *part.buffers())
+        return bool(self._twins) and any(tensor.is_meta for tensor in tensors)
+
+    def fill(self, part: nn.Module, device: torch.device) -> None:
+        """Allocate the tensors of `part` of the model and initialize them, unless that is done.
+
+        Raises ConfigError with the names of the tensors that the task leaves without a value.
+        """
+        if self._init is None or not self.pending_in(part):
+            return
+        tied = shards.tied(part)
+        part.to_empty(device=device)
+        for names in tied:
+            shards.tie(part, names)
+        done: set[Tensor] = set()
+        empty: list[str] = []
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for name, module in part.named_modules():
+                empty += self._fill_module(name, module, self._init, done)
+        if empty:
+            raise ConfigError(
+                f"Task.init leaves {', '.join(empty[:5])}{' and others' * (len(empty) > 5)} "  # noqa: PLR2004
+                "without a value: it is called for each module, and sets its own tensors"
+            )
+
+    def _fill_module(
+        self, name: str, module: nn.Module, init: Init, done: set[Tensor]
+    ) -> Iterator[str]:
+        """Set the tensors of one module that are not `done`; yields those that have no value."""
+        kept = {n: t for n, t in shards.own_tensors(module) if t not in done}
+        if not kept:
+            return
+        done.update(kept.values())
+        whole = _with_data(self._twins[name], next(iter(kept.values())).device)
+        torch.manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        with torch.no_grad():
+            init(whole)
+            values = dict(shards.own_tensors(whole))
+            for own, tensor in kept.items():
+                shards.copy_part(tensor, values[own])
+                if values[own].isnan().any():
+                    yield f"{name}.{own}".lstrip(".")
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """The same module, with tables of its own: parallelizing the other leaves it as it is."""
+    twin = copy.copy(module)
+    twin._parameters = dict(module._parameters)  # noqa: SLF001 - what else a module is, they share
+    twin._buffers = dict(module._buffers)  # noqa: SLF001
+    return twin
+
+
+def _with_data(twin: nn.Module, device: torch.device) -> nn.Module:
+    """The module with tensors that have memory, and no value yet: not a number."""
+    whole = _twin(twin)
+    for name, parameter in whole.named_parameters(recurse=False):
+        data = _unset(parameter, device)
+        whole._parameters[name] = nn.Parameter(data, requires_grad=parameter.requires_grad)  # noqa: SLF001
+    for name, buffer in whole.named_buffers(recurse=False):
+        whole._buffers[name] = _unset(buffer, device)  # noqa: SLF001
+    return whole
+
+
+def _unset(tensor: Tensor, device: torch.device) -> Tensor:
+    value = float("nan") if tensor.is_floating_point() else 0
+    return torch.full(tensor.shape, value, dtype=tensor.dtype, device=device)

@@ -1,0 +1,125 @@
+"""First weights that are made in place: the same bits in any layout, and little memory."""
+
+import sys
+
+import pytest
+
+from tests.trainer import ranks
+from tests.trainer.rank_pool import RankPool
+from trainer import checkpoint
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
+
+TASKS = "tests.trainer.own_tasks"
+STEP = ("--steps", "1", "--batch-size", "16", "--log-every", "1", "--no-tensorboard", "--lr", "0")
+LAYOUTS = {
+    "ddp": (),
+    "zero2": (),
+    "zero3": (),
+    "hsdp": ("--shard-ranks", "2"),
+    "tp": (),
+    "tp-dp": ("--tensor-parallel", "2"),
+    "fsdp-tp": ("--tensor-parallel", "2"),
+    "zero3-offload": ("--offload",),
+}
+PEAK = """
+import sys, train
+from pathlib import Path
+from trainer import process_group, tasks
+from trainer.arguments import parse
+from trainer.layout import Layout
+from trainer.parallelize import parallelize
+from trainer.setup import Setup
+
+def kibibytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+context = process_group.join()
+for width in (8, 1448):  # the first one imports what is needed
+    options = parse([*sys.argv[1:], "--task-option", f"width={width}"])
+    setup = Setup(Layout(options, context), tasks.load(options), sample=None)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    before = kibibytes("VmRSS")
+    replica = parallelize(setup)
+    context.log(kibibytes("VmHWM") - before)
+    del replica, setup
+process_group.leave()
+"""
+"""Prints how much the memory of rank 0 grew at most, in KiB, while its weights were made."""
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
+
+
+def words(task, strategy, *more):
+    return ("--task", f"{TASKS}:{task}", "--strategy", strategy, *STEP, *more)
+
+
+def weights(folder):
+    """The weights of a run whose learning rate is 0."""
+    state = checkpoint.read(ranks.latest(folder))
+    return {name: value for name, value in state.items() if name.startswith("model.")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    ranks.train_alone(folder, *words("decoder", "single"))
+    return weights(folder), ranks.losses(folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_are_the_same_bits_in_every_layout(layout, four, alone, tmp_path):
+    four.train(tmp_path, *words("decoder", layout.removesuffix("-offload"), *LAYOUTS[layout]))
+    expected, losses = alone
+
+    made = weights(tmp_path)
+    assert made.keys() == expected.keys()
+    assert [name for name in made if not made[name].equal(expected[name])] == []
+    assert ranks.losses(tmp_path) == pytest.approx(losses, rel=1e-6)
+
+
+def test_weights_depend_on_the_seed(four, alone, tmp_path):
+    four.train(tmp_path, *words("decoder", "zero3", "--seed", "1"))
+    made, (expected, _) = weights(tmp_path), alone
+
+    assert not made["model.embed.weight"].equal(expected["model.embed.weight"])
+    assert not made["model.blocks.0.up.weight"].equal(made["model.blocks.1.up.weight"])
+
+
+def test_weights_of_a_pipeline_are_the_same_bits(four, tmp_path):
+    options = ("--micro-batches", "2", "--balance", "layers")
+    four.train(tmp_path / "pp", *words("sequence", "pp-fsdp", *options), *deferred())
+    ranks.train_alone(tmp_path / "one", *words("sequence", "single"), *deferred())
+    made, expected = weights(tmp_path / "pp"), weights(tmp_path / "one")
+
+    assert made.keys() == expected.keys()
+    assert all(made[name].equal(expected[name]) for name in made)
+
+
+def deferred():
+    return ("--task-option", "deferred=yes")
+
+
+def test_a_tensor_that_is_left_without_a_value_is_named(four, tmp_path):
+    incomplete = ("--task-option", "deferred=incomplete")
+    errors = four.try_to_train(tmp_path, *words("decoder", "zero3", *incomplete))
+
+    assert all("ConfigError: Task.init leaves scale without a value" in error for error in errors)
+
+
+@pytest.mark.parametrize("deferring", ["yes", "no"])
+def test_a_rank_needs_memory_for_its_shard_and_one_layer(deferring, tmp_path, monkeypatch):
+    """A model of 192 MiB on 4 ranks, in layers of 8. What is freed goes back to the system."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    given = words("deep", "zero3", "--task-option", f"deferred={deferring}")
+    output = ranks.outputs(ranks.start_ranks(tmp_path, 4, "-c", PEAK, *given))[0]
+    peak = int(output.splitlines()[-1]) / 1024
+
+    sys.stdout.write(f"MEASURED {deferring}: {peak:.1f} MiB\n")
+    assert 48 < peak < 48 + 2 * 8 if deferring == "yes" else peak > 190
