@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from trainer.restore import from_command_line
+from trainer import restore
 from trainer.text_generation import generate
 
 PROMPTS = ("The ", "A function ", "If ")
@@ -29,7 +29,8 @@ BATCH_SIZE = 256
 
 def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
-    output, restored = from_command_line("Evaluate a trained model.", "report")
+    parser = restore.command_line("Evaluate a trained model.", "report")
+    output, restored = restore.read(parser, restore.restore)
     task, model, progress = restored
     scores = predict(model, task.test)
     evaluate = REPORTS[progress["settings"]["task"]]

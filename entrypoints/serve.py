@@ -74,7 +74,7 @@ def load(folder: Path) -> Predict:
     Reads the weights and the description, which are plain data, so nothing in the folder can run.
     Raises OSError and InvalidFile.
     """
-    weights = safetensors_io.read(folder / "model.safetensors")
+    weights = safetensors_io.read(folder / safetensors_io.SINGLE)
     try:
         with open_regular_file(folder / "model.json") as file:
             description = json.loads(file.read(MAX_DESCRIPTION))

@@ -108,6 +108,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
+    add("--init-from", metavar="PATH", help="first weights: a safetensors file or a model's folder")
     add("--epochs", type=int, help="total, including resumed ones; digits: 15, text: 1")
     add("--steps", type=int, metavar="N", help="stop after step N if that comes first")
     add("--batch-size", type=int, help="global, split over the ranks; digits: 64, text: 32")

@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, distributed
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from trainer import comm_timing, integrity, tensor_reader
 from trainer.errors import ConfigError
@@ -95,12 +92,9 @@ class CheckpointManager:
 
         Raises FileNotFoundError or InvalidFile if the checkpoint is not valid.
         """
-        dcp.load(  # type: ignore[attr-defined]
-            state,
-            storage_reader=tensor_reader.CheckpointReader(path, integrity.read_metadata(path)),
-            planner=tensor_reader.TensorOnlyPlanner(),
-            process_group=self._group,
-        )
+        from trainer import dcp_files
+
+        dcp_files.load(state, path, self._group)
 
     @comm_timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
@@ -109,12 +103,9 @@ class CheckpointManager:
             shutil.rmtree(saving, ignore_errors=True)
         distributed.barrier(group=self._group)
         saving.mkdir(parents=True, exist_ok=True)
-        dcp.save(  # type: ignore[attr-defined]
-            state,
-            storage_writer=FileSystemWriter(saving),
-            planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
-            process_group=self._group,
-        )
+        from trainer import dcp_files
+
+        dcp_files.save(state, saving, self._group)
         self._finish(saving, path, progress)
 
     def _finish(self, saving: Path, path: Path, progress: Progress) -> None:

@@ -11,34 +11,48 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from trainer import shards
 from trainer.errors import ConfigError
+from trainer.pretrained import Pretrained
 from trainer.task import Init, Task
+from trainer.train_options import TrainOptions
 
 
 class FirstWeights:
     """Builds the model of a task, and gives it its first weights once it is parallelized."""
 
-    def __init__(self, task: Task, seed: int) -> None:
+    def __init__(self, task: Task, options: TrainOptions) -> None:
         self._init = task.init
         self._build = task.model
-        self._seed = seed
+        self._seed = options.seed
+        self._pretrained = Pretrained(Path(options.init_from)) if options.init_from else None
         self._twins: dict[str, nn.Module] = {}
         """Each module alone, whole and on the meta device, by its name in the model."""
 
     def build(self) -> nn.Module:
-        """The model; with weights only if the task does not say how to make them."""
+        """The model; with weights only if the task does not say how to make them.
+
+        Raises ConfigError if those of ``--init-from`` are not weights of this model.
+        """
         torch.manual_seed(self._seed)
-        if self._init is None:
-            return self._build()
-        with torch.device("meta"):
+        with torch.device("meta") if self._init else nullcontext():
             model = self._build()
-        self._twins = {name: _twin(module) for name, module in model.named_modules()}
+        if self._init:
+            self._twins = {name: _twin(module) for name, module in model.named_modules()}
+        if self._pretrained:
+            self._pretrained.check(model)
         return model
+
+    def load(self, part: nn.Module) -> None:
+        """Replace the weights of `part` of the model by those of ``--init-from``, if it is set."""
+        if self._pretrained:
+            self._pretrained.load(part)
 
     def pending_in(self, part: nn.Module) -> bool:
         """Whether `part` of the model has no data yet."""

@@ -14,13 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from trainer import safe_pickle
 from trainer.safe_pickle import InvalidFile, PickledObject
@@ -87,20 +80,6 @@ class CheckpointMetadata:
     tensors: dict[str, tuple[torch.dtype, Shape]]
     chunks: dict[tuple[str, Shape], Chunk]
     """By tensor name and offsets."""
-
-    def to_torch(self) -> Metadata:
-        """The same as an object of torch.distributed.checkpoint, built from scratch."""
-        kinds = {
-            name: TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [])
-            for name, (dtype, shape) in self.tensors.items()
-        }
-        for (name, offsets), chunk in self.chunks.items():
-            sizes = torch.Size(chunk.sizes)
-            kinds[name].chunks.append(ChunkStorageMetadata(torch.Size(offsets), sizes))
-        stored = {
-            MetadataIndex(name, offsets): chunk for (name, offsets), chunk in self.chunks.items()
-        }
-        return Metadata(dict(kinds), storage_data=stored)
 
     def mismatch(self, state: Mapping[str, Tensor]) -> str:
         """Why the checkpoint cannot fill the tensors of `state`, or ''."""

@@ -46,4 +46,5 @@ def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
         part.to(device)
     replica = replicate(part, names, setup)
     weights.fill(part, device)
+    weights.load(part)
     return replica

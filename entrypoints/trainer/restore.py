@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer import checkpoint, tasks
 from trainer.integrity import Progress, VerifiedCheckpoint
@@ -22,6 +22,7 @@ from trainer.safe_pickle import InvalidFile
 from trainer.task import Task
 from trainer.train_options import TrainOptions
 
+Loaded = TypeVar("Loaded")
 MODEL_SETTINGS = ("layers", "width", "heads", "sequence")
 MAX_SETTING = 2**20
 """Maximum value of each model setting."""
@@ -65,7 +66,7 @@ def build_on_meta(settings: Mapping[str, Any], max_layers: int) -> nn.Module:
         return tasks.build_model(options)
 
 
-def materialize(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+def materialize(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Move a model from the meta device to the CPU, with these weights, in evaluation mode."""
     model.to_empty(device="cpu").load_state_dict(weights)
     return model.eval()
@@ -84,19 +85,35 @@ def _problem(candidate: VerifiedCheckpoint) -> str:
     return candidate.metadata.mismatch(state)
 
 
-def from_command_line(description: str, output: str) -> tuple[Path, RestoredModel]:
-    """Parse the command line of a program that reads a checkpoint, and load the model.
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of the latest valid checkpoint in `folder`, of any task, by name.
 
-    Returns the output folder, by default `output`, which exists afterwards. Exits with code 1 if
-    there is no usable checkpoint.
+    Raises FileNotFoundError or ValueError if there is none.
     """
+    state = checkpoint.read(checkpoint.find_latest(folder).path)
+    prefix = "model."
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+
+
+def command_line(description: str, output: str) -> argparse.ArgumentParser:
+    """The options of a program that reads a checkpoint; `output` is its default folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("checkpoints", type=Path, help="checkpoint folder of train.py")
     parser.add_argument("--output", type=Path, default=Path(output), help="default: %(default)s")
+    return parser
+
+
+def read(parser: argparse.ArgumentParser, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
+    """Parse the command line, load from the checkpoints, and make the output folder.
+
+    Exits with code 1 if there is no usable checkpoint.
+    """
     arguments = parser.parse_args()
     try:
-        restored = restore(arguments.checkpoints)
+        loaded = load(arguments.checkpoints)
     except (OSError, ValueError) as error:
         sys.exit(f"{parser.prog}: error: {error}")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    return arguments.output, restored
+    return arguments.output, loaded

@@ -25,7 +25,7 @@ class Setup:
         self.task = task
         self.sample = sample
         self.timer = StepTimer(layout.context.device)
-        self.weights = FirstWeights(task, layout.options.seed)
+        self.weights = FirstWeights(task, layout.options)
         self.objective = Objective(layout.options, task, layout.context.device)
         comm_timing.instrument(self.timer)
 

@@ -19,11 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.futures import Future
 
 from trainer import safe_pickle
 from trainer.metadata import DTYPES, CheckpointMetadata, Chunk, Shape
@@ -93,7 +88,7 @@ def open_regular_file(path: Path) -> io.BufferedReader:
 
 def validate(folder: Path, chunks: Iterable[Chunk]) -> None:
     """Raise InvalidFile if a stored chunk does not match the metadata."""
-    _for_each(folder, chunks, _layout)
+    for_each(folder, chunks, _layout)
 
 
 def read_tensors(folder: Path, metadata: CheckpointMetadata) -> dict[str, Tensor]:
@@ -103,56 +98,14 @@ def read_tensors(folder: Path, metadata: CheckpointMetadata) -> dict[str, Tensor
     }
 
     def copy(file: io.BufferedReader, chunk: Chunk) -> None:
-        target = _narrow(state[chunk.tensor], chunk.offsets, chunk.sizes)
-        target.copy_(_read(file, chunk))
+        target = narrow(state[chunk.tensor], chunk.offsets, chunk.sizes)
+        target.copy_(read(file, chunk))
 
-    _for_each(folder, metadata.chunks.values(), copy)
+    for_each(folder, metadata.chunks.values(), copy)
     return state
 
 
-class CheckpointReader(FileSystemReader):
-    """A storage reader for ``dcp.load`` with parsed metadata and without unpickling."""
-
-    def __init__(self, folder: Path, metadata: CheckpointMetadata) -> None:
-        super().__init__(folder)
-        self._folder, self._metadata = folder, metadata
-
-    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
-        """The metadata, as parsed by this trainer."""
-        return self._metadata.to_torch()
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read each planned slice into its target tensor. Raises InvalidFile for an object."""
-        items: dict[Chunk, list[ReadItem]] = {}
-        for item in plan.items:
-            if item.type != LoadItemType.TENSOR:
-                raise InvalidFile("it has an object; only tensors are loaded")
-            index = item.storage_index
-            chunk = self._metadata.chunks[index.fqn, tuple(index.offset or ())]
-            items.setdefault(chunk, []).append(item)
-
-        def fill(file: io.BufferedReader, chunk: Chunk) -> None:
-            tensor = _read(file, chunk)
-            for item in items[chunk]:
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(_narrow(tensor, item.storage_offsets, item.lengths))
-                planner.commit_tensor(item, target)
-
-        _for_each(self._folder, items, fill)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-class TensorOnlyPlanner(DefaultLoadPlanner):
-    """torch's load planner, which would unpickle objects; this one refuses them."""
-
-    def load_bytes(self, *_item_and_bytes: Any) -> None:
-        """Raise InvalidFile: the checkpoint has an object."""
-        raise InvalidFile("it has an object; only tensors are loaded")
-
-
-def _for_each(
+def for_each(
     folder: Path, chunks: Iterable[Chunk], action: Callable[[io.BufferedReader, Chunk], Any]
 ) -> None:
     """Call `action` with each chunk and its open file, one file at a time."""
@@ -165,13 +118,14 @@ def _for_each(
                 action(file, chunk)
 
 
-def _narrow(tensor: Tensor, offsets: Iterable[int], sizes: Iterable[int]) -> Tensor:
+def narrow(tensor: Tensor, offsets: Iterable[int], sizes: Iterable[int]) -> Tensor:
+    """The part of `tensor` at these offsets."""
     for axis, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         tensor = tensor.narrow(axis, offset, size)
     return tensor
 
 
-def _read(file: io.BufferedReader, chunk: Chunk) -> Tensor:
+def read(file: io.BufferedReader, chunk: Chunk) -> Tensor:
     """The tensor of a chunk, of shape `chunk.sizes`."""
     layout = _layout(file, chunk)
     content = bytearray(layout.length)

@@ -19,6 +19,7 @@ class TrainOptions(argparse.Namespace):
     width: int
     heads: int
 
+    init_from: str | None
     epochs: int
     steps: int | None
     batch_size: int

@@ -108,6 +108,22 @@ def test_all_problems_of_the_options_are_reported_at_once(capsys):
         assert part in message
 
 
+def test_importing_the_trainer_imports_no_part_of_torch_that_only_some_strategies_need():
+    """DTensor and DCP take a rank 0.7 s."""
+    program = "import sys, train; print(*sorted(sys.modules))"
+    imported = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ENTRYPOINTS,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+
+    assert "torch.distributed" in imported
+    for name in ("tensor", "checkpoint", "fsdp", "pipelining"):
+        assert f"torch.distributed.{name}" not in imported
+
+
 def test_single_refuses_several_ranks(tmp_path):
     text = outputs(start_ranks(tmp_path, 2, TRAIN, "--strategy", "single"), code=1)[0]
 
