@@ -141,6 +141,11 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
         help="reduce gradients after each micro-batch: more traffic, less memory",
     )
     add("--compile", action="store_true", help="compile each layer with torch.compile")
+    add(
+        "--sync-batchnorm",
+        action="store_true",
+        help="batch normalization over the samples of all ranks",
+    )
     add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
     add("--static-graph", action="store_true", help="ddp: every step uses the same parameters")
     add("--bucket-mb", type=int, default=25, metavar="MIB", help="ddp: size of gradient buckets")

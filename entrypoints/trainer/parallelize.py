@@ -39,6 +39,10 @@ def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
         from trainer import tensor_parallel
 
         tensor_parallel.apply(part, setup)
+    if setup.options.sync_batchnorm:
+        from trainer import batch_norm
+
+        batch_norm.synchronize(part, setup.layout.data_shard)
     device, weights = setup.context.device, setup.weights
     if not setup.preset.sharded or setup.options.offload:
         weights.fill(part, device)

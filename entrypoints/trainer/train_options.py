@@ -38,6 +38,7 @@ class TrainOptions(argparse.Namespace):
     precision: str
     checkpoint_activations: str | None
     reduce_each: bool
+    sync_batchnorm: bool
     compile: bool
     compress: str | None
     static_graph: bool
