@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,13 +103,20 @@ class TimedStage(PipelineStage):
 
     timer: StepTimer
     bubble: BubbleMeter
+    inputs: Sequence[Any] = ()
+    """Inputs of the model for each micro-batch, if every stage needs them."""
 
-    def forward_one_chunk(self, *arguments: Any, **options: Any) -> Any:
+    def forward_one_chunk(
+        self, number: int, args: Any, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
         """The forward pass of one micro-batch; not timed in evaluation."""
+        if self.inputs:
+            kwargs = {"inputs": self.inputs[number]}
+        run = partial(super().forward_one_chunk, number, args, kwargs, *more, **options)
         if not self.has_backward:
-            return super().forward_one_chunk(*arguments, **options)
+            return run()
         with self.timer("forward"), self.bubble.busy():
-            return super().forward_one_chunk(*arguments, **options)
+            return run()
 
     def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
         """The backward pass of one micro-batch; nothing to do in evaluation."""

@@ -35,6 +35,10 @@ class Batch(NamedTuple):
     count: int | Tensor
     total: int | Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), tuple(self)))
+
 
 @dataclass(frozen=True)
 class DataShard:
@@ -60,6 +64,11 @@ def split(batch: Batch, parts: int, task: Task) -> list[Batch]:
     size = samples_in(batch.inputs)
     bounds = [size * part // parts for part in range(parts + 1)]
     return [_part(batch, begin, end, task) for begin, end in pairwise(bounds)]
+
+
+def piece(tree: Any, number: int, parts: int) -> Any:
+    """Part `number` of a structure of tensors, whose first sizes are multiples of `parts`."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.chunk(parts)[number], tree)
 
 
 def _part(batch: Batch, begin: int, end: int, task: Task) -> Batch:

@@ -6,21 +6,21 @@ computes the loss. Within a stage, ranks share or replicate the layers as `paral
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.utils import _pytree as pytree
 
-from trainer import bubble, data, layers, parallelize, partition
+from trainer import bubble, data, layers, parallelize, partition, shards
 from trainer.bubble import BubbleMeter, TimedStage
+from trainer.cut import cut
 from trainer.data import Batch
-from trainer.errors import ConfigError
 from trainer.layout import schedule, stages_per_rank
-from trainer.objective import Objective
 from trainer.partition import MeasuredLayer, Stages
 from trainer.process_group import broadcast_from_rank_zero
 from trainer.setup import Setup
@@ -44,16 +44,20 @@ class Pipeline:
         self._objective = setup.objective
         self.group: ProcessGroup = setup.layout.mesh.group("pp") if self._size > 1 else _alone()
         self._bubble = BubbleMeter(setup.context.device, self.group)
-        whole = _sequential(setup)
-        parallelize.prepare_layers(whole, setup)
-        cut = self._cut(whole)
-        setup.context.log(self._description(cut))
-        parts = {number: self._part(whole, cut[number]) for number in self._numbers(cut)}
-        self.model = nn.Sequential(OrderedDict(_children(parts.values())))
-        stages = [self._stage(part, number, cut) for number, part in parts.items()]
+        self._cut = cut(setup, self._micro_batch)
+        stages = self._partition()
+        setup.context.log(self._description(stages))
+        numbers = _layer_numbers(stages)
+        self._cut.check_tied(numbers)
+        own = range(setup.layout.position.pp, len(stages), self._size)
+        parts = [(numbers[stage], self._cut.part(numbers[stage])) for stage in own]
+        self._stages = [
+            self._stage(part, number, stages) for number, (_, part) in zip(own, parts, strict=True)
+        ]
+        self.model = self._cut.whole(parts)
         name = schedule(setup.options)
         self._schedule: Any = SCHEDULES[name](
-            stages if name == "interleaved" else stages[0],  # type: ignore[arg-type]
+            self._stages if name == "interleaved" else self._stages[0],  # type: ignore[arg-type]
             n_microbatches=setup.options.micro_batches,
             loss_fn=self._micro_batch_loss,
             scale_grads=False,  # the loss is a part of the global mean already
@@ -63,23 +67,13 @@ class Pipeline:
     def _size(self) -> int:
         return self._setup.layout.dims.pp
 
-    def _numbers(self, cut: Stages) -> range:
-        """The stages of this rank."""
-        return range(self._setup.layout.position.pp, len(cut), self._size)
-
-    def _cut(self, model: nn.Sequential) -> Stages:
+    def _partition(self) -> Stages:
         """The layers of each stage, as measured on rank 0."""
         setup = self._setup
-        measured = self._measure_layers(model) if setup.context.is_rank_zero else None
+        measured = self._cut.measure() if setup.context.is_rank_zero else None
         measured = broadcast_from_rank_zero(setup.context, measured)
         by = partition.by_layers if setup.options.balance == "layers" else partition.by_time
         return by(measured, self._size * stages_per_rank(setup.options))
-
-    def _measure_layers(self, model: nn.Sequential) -> list[MeasuredLayer]:
-        batch, objective = self._micro_batch, self._objective
-        return partition.measure_layers(
-            model, batch.inputs, objective.outputs, lambda scores: objective.loss(scores, batch)
-        )
 
     @property
     def _micro_batch(self) -> Batch:
@@ -87,44 +81,43 @@ class Pipeline:
         setup = self._setup
         return data.split(setup.sample, setup.options.micro_batches, setup.task)[0]
 
-    def _description(self, cut: Stages) -> str:
+    def _description(self, stages: Stages) -> str:
         """The stages with their times, and the predicted bubble."""
-        seconds = [sum(layer.seconds for layer in stage) for stage in cut]
+        seconds = [sum(layer.seconds for layer in stage) for stage in stages]
         size, options = self._size, self._setup.options
         self.seconds_by_rank = [sum(seconds[rank::size]) for rank in range(size)]
         described = ", ".join(
             f"[{' '.join(layer.name for layer in stage)}] {each * 1000:.2f} ms"
-            for stage, each in zip(cut, seconds, strict=True)
+            for stage, each in zip(stages, seconds, strict=True)
         )
         balance, micro_batches = options.balance or "time", options.micro_batches
         per_rank = stages_per_rank(options)
         predicted = bubble.predicted(self.seconds_by_rank, micro_batches, per_rank)
         ideal = bubble.ideal(size, micro_batches, per_rank)
         return (
-            f"pipeline: {schedule(options)}, {micro_batches} micro-batches, {len(cut)} stages "
+            f"pipeline: {schedule(options)}, {micro_batches} micro-batches, {len(stages)} stages "
             f"by {balance}: {described}; bubble {predicted:.1%} predicted, {ideal:.1%} ideal"
         )
 
-    def _part(self, model: nn.Sequential, stage: list[MeasuredLayer]) -> StageModule:
-        children = dict(model.named_children())
-        named = OrderedDict((layer.name, children[layer.name]) for layer in stage)
-        return StageModule(named, self._objective)
-
-    def _stage(self, part: StageModule, number: int, cut: Stages) -> TimedStage:
+    def _stage(self, part: nn.Module, number: int, stages: Stages) -> TimedStage:
         """A stage that is told its input and output shapes, so that torch need not trace it.
 
         Tracing would run DDP's hooks, after which the first backward pass of GPipe fails.
         """
-        setup, last = self._setup, number == len(cut) - 1
-        replica = parallelize.distribute(part, layers.names(part), setup)
-        outputs = cut[number][-1].output.requires_grad_()
+        setup, last = self._setup, number == len(stages) - 1
+        own = [layer.name for layer in stages[number]]
+        if self._cut.needs_inputs:
+            parallelize.prepare_layers(part, setup)
+        found = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
+        replica = parallelize.distribute(part, found, setup)
+        outputs = stages[number][-1].output.requires_grad_()
         stage = TimedStage(
             replica.module,
             number,
-            len(cut),
+            len(stages),
             setup.context.device,
-            input_args=self._passed_on(cut[number - 1]) if number else self._micro_batch.inputs,
-            output_args=outputs if last else self._passed_on(cut[number]),
+            input_args=self._passed_on(stages[number - 1]) if number else torch.empty(0),
+            output_args=outputs if last else self._passed_on(stages[number]),
             group=self.group,
         )
         stage.timer, stage.bubble = setup.timer, self._bubble
@@ -137,11 +130,26 @@ class Pipeline:
             hidden = hidden[:, : hidden.shape[1] // self._setup.layout.dims.tp]
         return torch.empty_like(hidden).requires_grad_()
 
-    def forward(self, inputs: Tensor) -> Tensor | None:
+    def forward(self, inputs: Any) -> Any:
         """The scores (batch, ..., classes) on the last stage, None on the others."""
+        first = next(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor))
         # eval requires a target and does not use it
-        scores: Tensor | None = self._schedule.eval(inputs, target=inputs)
-        return scores
+        scores: Tensor | None = self._schedule.eval(*self._fed(inputs), target=first)
+        return None if scores is None else self._as_returned(shards.whole(scores))
+
+    def _as_returned(self, scores: Tensor) -> Any:
+        """Scores as the model itself returns them."""
+        return SimpleNamespace(logits=scores) if self._cut.boxed else scores
+
+    def _fed(self, inputs: Any) -> tuple[Any, ...]:
+        """What the schedule splits into micro-batches, or nothing if each stage is told here."""
+        if not self._cut.needs_inputs:
+            return (inputs,)
+        parts = self._setup.options.micro_batches
+        pieces = [data.piece(inputs, number, parts) for number in range(parts)]
+        for stage in self._stages:
+            stage.inputs = pieces
+        return ()
 
     def backward(self, batch: Batch, factor: float) -> Tensor:
         """Run the schedule on a batch, with the loss times `factor`; see `Strategy.backward`.
@@ -151,7 +159,8 @@ class Pipeline:
         self._factor, self._batch = factor, batch
         self._loss = torch.zeros((), dtype=torch.float64, device=self._setup.context.device)
         with self._bubble.step():
-            self._schedule.step(batch.inputs, target=batch.targets, return_outputs=False)
+            fed = self._fed(batch.inputs)
+            self._schedule.step(*fed, target=batch.targets, return_outputs=False)
         return self._loss
 
     def _micro_batch_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -160,7 +169,8 @@ class Pipeline:
             return torch.zeros((), device=self._setup.context.device)
         with self._setup.timer("forward"), self._bubble.busy():
             count = self._setup.task.targets_in(targets)
-            loss = self._objective.loss(scores, Batch(scores, targets, count, self._batch.total))
+            batch = Batch(scores, targets, count, self._batch.total)
+            loss = self._objective.loss(self._as_returned(scores), batch)
             self._loss += loss.detach()
             return loss * self._factor
 
@@ -179,35 +189,10 @@ class Pipeline:
         return f"pipeline: bubble {mean:.1%} measured (by rank: {by_rank})"
 
 
-class StageModule(nn.Sequential):
-    """Consecutive layers, run in the precision of the run."""
-
-    def __init__(self, named: OrderedDict[str, nn.Module], objective: Objective) -> None:
-        super().__init__(named)
-        self._autocast = objective.autocast
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Hidden states of the previous stage to those of the next."""
-        with self._autocast():
-            outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
-        return outputs
-
-
-def _sequential(setup: Setup) -> nn.Sequential:
-    """The whole model, with weights, in CPU memory. Raises ConfigError if it cannot be cut."""
-    model = setup.weights.build()
-    if isinstance(model, nn.Sequential):
-        setup.weights.fill(model, torch.device("cpu"))
-        return model
-    raise ConfigError(
-        f"--strategy {setup.options.strategy} cuts an nn.Sequential between its layers, and "
-        f"{type(model).__name__} is none: make it one, or choose another strategy, such as fsdp"
-    )
-
-
-def _children(parts: Any) -> Iterator[tuple[str, nn.Module]]:
-    for part in parts:
-        yield from part.named_children()
+def _layer_numbers(stages: Stages) -> list[range]:
+    """The numbers of the layers of each stage."""
+    ends = list(accumulate(map(len, stages), initial=0))
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def _alone() -> ProcessGroup:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional  # before init_process_group: see `join`
 from torch import distributed
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -54,6 +55,9 @@ def join() -> DistributedContext:
     """Join the group that torchrun's variables describe, or a group of one without them.
 
     Uses NCCL with one GPU per rank where the node has enough GPUs, otherwise gloo on the CPU.
+
+    `torch.distributed.nn.functional`, which DDP imports, keeps the group that exists when it is
+    first imported (2.13): threads of gloo would then outlive the run, and may abort it at its end.
     """
     device, backend = _device()
     single = {"store": HashStore(), "rank": 0, "world_size": 1}

@@ -9,7 +9,7 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
@@ -39,8 +39,9 @@ def apply(part: nn.Module, setup: Setup) -> None:
     Raises ConfigError if there is no plan, or if it does not fit the model.
     """
     tied = shards.tied(part)
-    plan = {name: style for name, style in _plan(part, setup).items() if _names_in(part, name)}
-    parallelize_module(part, setup.layout.mesh.axes("tp"), plan)
+    plan = _plan(part, setup)
+    styles = {name: style for words, style in plan.items() for name in _modules(part, words)}
+    parallelize_module(part, setup.layout.mesh.axes("tp"), styles)
     for names in tied:
         shards.tie(part, names)
 
@@ -64,14 +65,17 @@ def _plan(model: nn.Module, setup: Setup) -> Mapping[str, ParallelStyle]:
     return _plan_of_hugging_face(model, setup.layout.dims.tp, setup.options)
 
 
-def _names_in(model: nn.Module, pattern: str) -> bool:
-    """Whether a module has a name like `pattern`, whose parts may have asterisks."""
+def _modules(model: nn.Module, pattern: str) -> Iterator[str]:
+    """The names of modules like `pattern`, whose parts may have asterisks.
+
+    Those of other stages of a pipeline, which are hollow here, are left out.
+    """
     parts = pattern.split(".")
-    for name, _ in model.named_modules():
+    for name, module in model.named_modules():
         names = name.split(".")
-        if len(names) == len(parts) and all(map(fnmatch, names, parts)):
-            return True
-    return False
+        alike = len(names) == len(parts) and all(map(fnmatch, names, parts))
+        if alike and not getattr(module, "hollow", False):
+            yield name
 
 
 class ReplicatedLayer(ParallelStyle):

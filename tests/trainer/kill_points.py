@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, integrity, process_group
+from trainer import checkpoint, dcp_files, integrity, process_group
 from trainer.checkpoint import CheckpointManager
 
 POINTS = {
-    "before the tensors": (checkpoint.dcp, "save", "before"),
-    "after the tensors": (checkpoint.dcp, "save", "after"),
+    "before the tensors": (dcp_files.dcp, "save", "before"),
+    "after the tensors": (dcp_files.dcp, "save", "after"),
     "before the manifest": (integrity, "write_manifest", "before"),
     "after the manifest": (integrity, "write_manifest", "after"),
     "before the rename": (checkpoint, "_rename", "before"),

@@ -245,3 +245,62 @@ def deep(options):
     init = reset_parameters if chosen["deferred"] == "yes" else None
     data = TensorDataset(torch.zeros(8, width), torch.zeros(8, width))
     return Task(partial(Deep, width), data, loss=functional.mse_loss, init=init)
+
+
+class Untied(Decoder):
+    """Without what a pipeline cannot cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.head.weight = nn.Parameter(self.head.weight.detach().clone())
+
+
+class SkipsAhead(Untied):
+    """What comes before the layers is used after them too."""
+
+    def forward(self, tokens):
+        first = hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return Output(self.head(self.norm(hidden + first)))
+
+
+class Own(Untied):
+    """A parameter that belongs to no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(32))
+
+
+class Twice(Untied):
+    """The layers are called twice."""
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for block in (*self.blocks, *self.blocks):
+            hidden = block(hidden)
+        return Output(self.head(self.norm(hidden)))
+
+
+class Wide(Dataset):
+    """Sequences of equal length."""
+
+    def __len__(self):
+        return 51
+
+    def __getitem__(self, index):
+        return torch.arange(index, index + 9) % 11
+
+
+CUT = {"untied": Untied, "tied": Decoder, "ahead": SkipsAhead, "own": Own, "twice": Twice}
+
+
+def cut(options):
+    """A model that is no sequence of layers."""
+    model = CUT[options.task_options.get("model", "untied")]
+
+    def plan(_model):
+        return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+
+    return Task(model, Wide(), Wide(), collate=pad, unit="tokens", tensor_parallel=plan)

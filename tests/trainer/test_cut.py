@@ -1,0 +1,87 @@
+"""Pipelines of models that are no `nn.Sequential`."""
+
+import pytest
+
+from tests.trainer.rank_pool import RankPool
+from tests.trainer.ranks import all_lines, losses, train_alone
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
+
+ROUNDING = 1e-6
+PIPELINES = {
+    "pp": ("--micro-batches", "4"),
+    "pp --schedule gpipe": ("--micro-batches", "2"),
+    "pp-dp": ("--micro-batches", "2"),
+    "pp-dp --schedule interleaved": ("--micro-batches", "2"),
+    "pp-fsdp": ("--micro-batches", "2", "--checkpoint-activations"),
+    "pp-fsdp --schedule interleaved": ("--micro-batches", "2"),
+    "pp-tp": ("--micro-batches", "2"),
+}
+
+
+def words(strategy, *more):
+    task = ("--task", "tests.trainer.own_tasks:cut", "--no-tensorboard", "--epochs", "9")
+    steps = ("--steps", "8", "--batch-size", "16", "--log-every", "1", "--clip", "0.5")
+    return (*task, *steps, "--strategy", *strategy.split(), "--balance", "layers", *more)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    train_alone(folder, *[word for word in words("single") if word not in ("--balance", "layers")])
+    return folder
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_pipeline_trains_like_one_process(pipeline, four, alone, tmp_path):
+    four.train(tmp_path, *words(pipeline, *PIPELINES[pipeline]))
+
+    assert len(losses(tmp_path)) == 8
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
+    assert last(tmp_path, "val_loss") == pytest.approx(last(alone, "val_loss"), rel=ROUNDING)
+    assert last(tmp_path, "val_accuracy") == last(alone, "val_accuracy")
+
+
+def last(folder, name):
+    return [line[name] for line in all_lines(folder) if name in line][-1]
+
+
+def test_another_strategy_resumes_a_pipeline_and_the_other_way_round(four, alone, tmp_path):
+    four.train(tmp_path, *words("pp-fsdp", "--micro-batches", "2", "--steps", "3"))
+    four.train(tmp_path, *[w for w in words("zero3", "--steps", "5") if w not in BALANCE])
+    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--steps", "8"))
+
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
+
+
+BALANCE = ("--balance", "layers")
+
+
+def test_stages_are_balanced_by_measured_time(tmp_path, capsys):
+    words_of_one = [word for word in words("pp", "--steps", "1") if word not in BALANCE]
+    train_alone(tmp_path, *words_of_one)
+
+    assert "1 stages by time: [blocks.0 blocks.1 blocks.2 blocks.3]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tied", "head.weight are one tensor, in several stages of the pipeline: untie them"),
+        ("ahead", "what comes before its layers is used after them too"),
+        ("own", "the model has parameters that are not used by a part of it"),
+        ("twice", "its layers are not called once each, in their order"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(four, model, message, tmp_path):
+    chosen = ("--micro-batches", "4", "--task-option", f"model={model}")
+    errors = four.try_to_train(tmp_path, *words("pp", *chosen))
+
+    assert all(error.startswith("ConfigError: ") and message in error for error in errors), errors
