@@ -231,21 +231,16 @@ class Trainer:
         """
         if dataset is None:
             return {}
-        self.strategy.average_buffers()
         functions = self.task.metric_functions
         sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
-        self.strategy.model.eval()
-        for batch in self.loader(dataset).in_order():
-            outputs = self.strategy.forward(batch.inputs)
-            if outputs is None:
-                continue
-            outputs = shards.whole(outputs)
-            if self.layout.contributes_loss:
-                found = [function(outputs, batch.targets) for function in functions.values()]
-                found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
-                loss = self.strategy.objective.loss(outputs, batch) * batch.total
-                sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
-        self.strategy.model.train()
+        with self.strategy.evaluating():
+            for batch in self.loader(dataset).in_order():
+                outputs = shards.whole(self.strategy.forward(batch.inputs))
+                if outputs is not None and self.layout.contributes_loss:
+                    found = [function(outputs, batch.targets) for function in functions.values()]
+                    found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
+                    loss = self.strategy.objective.loss(outputs, batch) * batch.total
+                    sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
         targets, *means = sum_over_ranks(self.context, sums.tolist())
         means = [value / max(targets, 1) for value in means]
         return {"targets": targets} | dict(zip(("loss", *functions), means, strict=True))
@@ -304,7 +299,16 @@ class Trainer:
     def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""
         model = ("task", "task_options", "text", "sequence", "layers", "width", "heads")
-        steps = ("batch_size", "optimizer", "lr", "lr_schedule", "warmup", "weight_decay", "clip")
+        steps = (
+            "batch_size",
+            "optimizer",
+            "lr",
+            "lr_schedule",
+            "warmup",
+            "weight_decay",
+            "clip",
+            "ema",
+        )
         names = (*model, *steps, "precision", "seed")
         return {name: getattr(self.options, name) for name in names}
 

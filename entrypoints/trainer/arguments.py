@@ -118,6 +118,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=int, default=0, metavar="STEPS", help="linear learning-rate warmup")
     add("--weight-decay", type=float, default=0.0)
     add("--clip", type=float, metavar="NORM", help="maximum gradient norm")
+    add(
+        "--ema", type=float, metavar="DECAY", help="evaluate an average of the weights, as of 0.999"
+    )
     add("--seed", type=int, default=0, help="for the initial weights and the sample order")
     add("--patience", type=int, metavar="EPOCHS", help="stop after N epochs without improvement")
     add("--deterministic", action="store_true", help="use deterministic algorithms (slower)")
@@ -192,6 +195,8 @@ def _problems(options: TrainOptions) -> Iterator[str]:
             yield (
                 f"{_flag(name)} requires --strategy {' or '.join(allowed)}, not {options.strategy}"
             )
+    if options.ema is not None and not 0 < options.ema < 1:
+        yield f"--ema {options.ema:g} must be between 0 and 1, such as 0.999"
     if options.heads < 1 or options.width % options.heads:
         yield f"--width {options.width} must be a multiple of --heads {options.heads}"
     if problem := tasks.problem(options):

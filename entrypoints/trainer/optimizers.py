@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from trainer.errors import ConfigError
+from trainer.task import Settings
 from trainer.train_options import TrainOptions
 
 
@@ -24,20 +25,23 @@ def create(options: TrainOptions, parameters: Iterable[nn.Parameter]) -> Optimiz
     return AdamW(parameters, lr=options.lr, weight_decay=decay)
 
 
-def groups(parameters: Iterable[nn.Parameter]) -> list[Any]:
-    """The trainable parameters; in groups where they lie on different meshes of ranks.
+def groups(model: nn.Module, settings: Settings | None = None) -> list[Any]:
+    """The trainable parameters; in groups where their settings or their meshes of ranks differ.
 
-    An optimizer updates a group at once, and torch refuses to mix meshes there. Raises ConfigError
-    if none is trainable.
+    `settings` gives those of a parameter by its name, such as a weight decay of its own. An
+    optimizer updates a group at once, and torch refuses to mix meshes there. Raises ConfigError if
+    no parameter is trainable.
     """
-    by_mesh: dict[Any, list[nn.Parameter]] = {}
-    for each in parameters:
+    by_kind: dict[Any, list[nn.Parameter]] = {}
+    for name, each in model.named_parameters():
         if each.requires_grad:
-            by_mesh.setdefault(getattr(each, "device_mesh", None), []).append(each)
-    if not by_mesh:
+            own = tuple(sorted(settings(name).items())) if settings else ()
+            by_kind.setdefault((own, getattr(each, "device_mesh", None)), []).append(each)
+    if not by_kind:
         raise ConfigError("no parameter of the model is trainable: requires_grad is False for all")
-    first, *others = by_mesh.values()
-    return [{"params": each} for each in (first, *others)] if others else first
+    if len(by_kind) == 1 and not settings:
+        return next(iter(by_kind.values()))
+    return [{"params": each, **dict(own)} for (own, _), each in by_kind.items()]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer import checkpoint, tasks
+from trainer import checkpoint, tasks, weight_average
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.safe_pickle import InvalidFile
 from trainer.task import Task
@@ -43,9 +43,9 @@ def restore(folder: Path) -> RestoredModel:
     """
     latest = checkpoint.find_latest(folder, _problem)
     options = TrainOptions(**latest.progress["settings"])
-    state = checkpoint.read(latest.path)
-    model = build_on_meta(vars(options), max_layers=len(state))
-    materialize(model, {name: state[f"model.{name}"] for name in model.state_dict()})
+    trained = _trained(checkpoint.read(latest.path))
+    model = build_on_meta(vars(options), max_layers=len(trained))
+    materialize(model, {name: trained[name] for name in model.state_dict()})
     return RestoredModel(tasks.load(options), model, latest.progress)
 
 
@@ -90,10 +90,16 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
     Raises FileNotFoundError or ValueError if there is none.
     """
-    state = checkpoint.read(checkpoint.find_latest(folder).path)
-    prefix = "model."
+    return _trained(checkpoint.read(checkpoint.find_latest(folder).path))
+
+
+def _trained(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a checkpoint by name: their averages, where it has them."""
     return {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+        name.removeprefix(prefix): value
+        for prefix in ("model.", weight_average.PREFIX)
+        for name, value in state.items()
+        if name.startswith(prefix)
     }
 
 

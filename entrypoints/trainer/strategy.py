@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer import data, gradients, optimizers
 from trainer.data import SEED_STEP, Batch
 from trainer.parallelize import parallelize
 from trainer.setup import Setup
+from trainer.weight_average import WeightAverage
 
 CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer of parameters, or of groups of them."""
@@ -41,6 +43,8 @@ class Strategy:
             self.replica = parallelize(setup)
             self.model = self.replica.model
         self.optimizer = self._make_optimizer(create_optimizer)
+        decay = setup.options.ema
+        self._average = WeightAverage(self.model, decay) if decay else None
 
     def _make_optimizer(self, create: CreateOptimizer) -> Optimizer:
         """The optimizer of the trainable parameters; each rank updates some with ZeRO 1.
@@ -55,7 +59,7 @@ class Strategy:
 
             optimizer_class: Any = create  # any callable of parameters works
             create = partial(ZeroRedundancyOptimizer, optimizer_class=optimizer_class)
-        return create(optimizers.groups(self.model.parameters()))
+        return create(optimizers.groups(self.model, self.setup.task.optimizer_settings))
 
     def forward(self, inputs: Any) -> Any:
         """The outputs of a batch in evaluation, or None if another rank has them."""
@@ -136,18 +140,36 @@ class Strategy:
         with self.timer("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if self._average:
+                self._average.update()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate in the block: with averaged buffers, and weights if they are. Collective."""
+        self.average_buffers()
+        self.model.eval()
+        self._reshard()
+        with self._average.swapped() if self._average else nullcontext():
+            yield
+            self._reshard()
+        self.model.train()
+
+    def _reshard(self) -> None:
+        """Free parameters that an evaluation has left gathered."""
+        if self.replica is not None:
+            self.replica.reshard()
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of model and optimizer, under names that all strategies share.
 
         Sharded tensors are DTensors, so DCP can load them with another number of ranks.
         """
-        if self.replica is not None:
-            self.replica.reshard()
+        self._reshard()
         optimizers.complete_state(self._local_optimizer)
         model, optimizer = self._state_dicts()
         tensors = {f"model.{name}": value for name, value in model.items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        tensors |= self._average.state() if self._average else {}
         return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
     def load(self, state: dict[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ IGNORE_INDEX = -100
 """A target that does not count; the default `ignore_index` of `cross_entropy`."""
 
 Init = Callable[[nn.Module], object]
+Settings = Callable[[str], Mapping[str, Any]]
 
 Function = Callable[[Any, Any], Tensor]
 """Of the model's outputs and the targets of a batch."""
@@ -93,6 +94,9 @@ class Task:
     """The layers to shard, to recompute and to compile one by one. None: found in the model."""
     tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
+    optimizer_settings: Settings | None = None
+    """Settings of the optimizer for a parameter, by its name: `{"weight_decay": 0.0}`, or a rate of
+    its own, `{"lr": 1e-4}`. None: those of the command line, for all."""
     init: Init | None = None
     """Sets the parameters and buffers of one module, without those of its children. With it the
     whole model is never in the memory of one rank: it is built on the meta device, and this is

@@ -29,6 +29,7 @@ class TrainOptions(argparse.Namespace):
     warmup: int
     weight_decay: float
     clip: float | None
+    ema: float | None
     seed: int
     patience: int | None
     deterministic: bool

@@ -220,8 +220,16 @@ def decoder(options):
             "head": ColwiseParallel(output_layouts=Replicate()),
         }
 
+    still = options.task_options.get("still", "none of them")
     return Task(
-        Decoder, Tokens(), Tokens(), collate=pad, unit="tokens", init=init, tensor_parallel=plan
+        Decoder,
+        Tokens(),
+        Tokens(),
+        collate=pad,
+        unit="tokens",
+        init=init,
+        tensor_parallel=plan,
+        optimizer_settings=lambda name: {"lr": 0.0} if still in name else {},
     )
 
 
