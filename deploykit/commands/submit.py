@@ -108,7 +108,10 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
     """Note what a job may cost, where something is billed; and return that."""
     estimate = lifecycle.billed(prepared.plan)
     if estimate is not None:
-        output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
+        from deploykit.cost import cap  # the module that made the estimate has imported it
+
+        lines = [estimate.summary(), cap.told(prepared.plan.job, estimate)]
+        output.note(*(f"warning: {text}" for text in estimate.warnings), *filter(None, lines))
     return estimate
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from decimal import ROUND_FLOOR, Decimal
 
 from deploykit.cost import money
-from deploykit.cost.estimate import Estimate
+from deploykit.cost.estimate import Estimate, span
 from deploykit.cost.money import Money
 from deploykit.model import JobSpec, Problem
 
@@ -75,6 +75,15 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
     left = cap.amount - estimate.afterwards
     seconds = left * money.HOUR / estimate.hourly
     return int(seconds.to_integral_value(ROUND_FLOOR))
+
+
+def told(job: JobSpec, estimate: Estimate) -> str:
+    """A line about a job that is to be stopped at its cap; empty for any other."""
+    values = variables(job, estimate).get(VARIABLE)
+    if values is None or job.max_cost is None:
+        return ""
+    limit, seconds = money.parse(job.max_cost), json.loads(values)["seconds"]
+    return f"it is stopped before it costs more than {limit}: after {span(seconds)}"
 
 
 def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
