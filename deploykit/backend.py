@@ -35,6 +35,9 @@ FILES = f"{FOLDER}/files.json"
 FOLDERS = ("logs", "output", "checkpoints", "exit_records")
 """Subfolders of a run folder."""
 
+PRICE = "price.json"
+"""In a run folder: what an hour of the job costs, where something is billed."""
+
 JOB = "job.json"
 """In a run folder: the job with all overrides and arguments, as a job file for `rerun`."""
 

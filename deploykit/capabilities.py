@@ -5,18 +5,30 @@ A command asks for a capability with `require`, or uses it where a backend has i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from deploykit import backend
 from deploykit.errors import UsageError
-from deploykit.model import Handle, JobSpec, Problem, Profile
+from deploykit.model import Handle, JobSpec, Problem
 
 if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
 T = TypeVar("T")
+
+
+class Profile(NamedTuple):
+    """What a target has and allows, as `probe` recorded it."""
+
+    path: Path
+    """The file that keeps it."""
+    facts: Mapping[str, Any]
+    """The same as plain data."""
+    summary: tuple[str, ...]
+    """The same as lines for a person."""
 
 
 @runtime_checkable
@@ -109,7 +121,29 @@ class Remains(Protocol):
         """
 
 
-REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch)
+@runtime_checkable
+class Cost(Protocol):
+    """A backend that can say what a job may cost."""
+
+    def bills(self, options: Any) -> bool:
+        """Whether anything is billed. Imports nothing: every dry run asks it."""
+
+    def cost(self, job: JobSpec, options: Any) -> Estimate:
+        """What a job that has passed `check` may cost. Pure: reads at most files with prices."""
+
+
+@runtime_checkable
+class Prices(Protocol):
+    """A backend whose prices can be asked for, and are then kept in a file."""
+
+    def refresh_prices(self, job: JobSpec, options: Any) -> str:
+        """Ask for the prices of the job's region and store them. Returns a line for people.
+
+        Raises BackendUnavailable, NotPermitted or TryAgain.
+        """
+
+
+REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost)
 """Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
 

@@ -25,6 +25,7 @@ VERBS = {
     "config": "show your defaults, and where each value comes from",
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
+    "cost": "show what a job may cost: low, likely and worst",
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",

@@ -30,10 +30,13 @@ from deploykit.spelling import did_you_mean
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "backend": ("DEPLOYKIT_BACKEND",),
+    "max_cost": (),
+    "local.price": (),
     "slurm.account": (),
     "slurm.partition": (),
     "slurm.host": (),
     "slurm.folder": (),
+    "slurm.price": (),
     "sagemaker.role": (),
     "sagemaker.bucket": (),
     "sagemaker.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),

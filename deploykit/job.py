@@ -73,6 +73,8 @@ class Job(Mapping[str, Any]):
         outputs: Sequence[str] | None = None,
         retries: int | None = None,
         preflight: bool | None = None,
+        max_cost: str | None = None,
+        stop_at_cap: bool | None = None,
         debug: bool | None = None,
         max_bundle: str | None = None,
         **sections: Mapping[str, Any],

@@ -5,30 +5,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import math
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from deploykit import backend, bundle, jobfile, paths, registry, revision, secret_scan
+from deploykit import backend, bundle, jobfile, paths, registry, run_record, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import as_data, encodable
+from deploykit.decode import encodable
 from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
-from deploykit.model import Bundle, Plan, Problem, State, Status
+from deploykit.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.registry import Run
 
-_NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
-"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+if TYPE_CHECKING:
+    from deploykit.capabilities import Cost
+    from deploykit.cost.estimate import Estimate
 
-https://yaml.org/spec/1.2.2/#51-character-set
-"""
 _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
 LAST_KNOWN = "last known;"
@@ -137,6 +134,24 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     yield from engine.check(job, file.sections[name])
     if job.preflight and not _offers(engine, "Preflight"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+    if job.max_cost is not None or job.stop_at_cap:
+        from deploykit.cost import cap  # few jobs have one
+
+        yield from cap.problems(job, estimate(engine, job, file.sections[name]))
+
+
+def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
+    """What a job may cost; None where the backend does not say."""
+    if not _offers(engine, "Cost"):
+        return None
+    return cast("Cost", engine).cost(job, options)
+
+
+def billed(plan: Plan) -> Estimate | None:
+    """What a plan may cost; None where nothing is billed, or the backend does not say."""
+    engine = backend.find(plan.backend)
+    bills = getattr(engine, "bills", None)  # without importing all capabilities
+    return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
 
 
 def _offers(engine: Backend, capability: str) -> bool:
@@ -195,7 +210,7 @@ def submit(plan: Plan) -> Run:
     with submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
-            _record_source(plan, folder)
+            run_record.write(plan, folder)
             _send(plan, folder)
     return registry.known(plan.run)
 
@@ -253,25 +268,6 @@ def _send(plan: Plan, folder: Path) -> None:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
     registry.confirm(plan.run, handle.id, handle.status)
-
-
-def _record_source(plan: Plan, folder: Path) -> None:
-    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
-    paths.write(folder / f"plan.{plan.language}", plan.text)
-    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
-    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
-    paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
-    archive = bundle.store(plan.bundle)
-    record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
-    if plan.bundle.commit is not None:
-        try:
-            patch = revision.patch(plan.bundle, archive)
-        except DeploykitError as error:
-            record["uncommitted"] = f"not recorded: {error}"
-        else:
-            paths.write(folder / "uncommitted.diff", patch.text)
-            record["left_out"] = patch.left_out
-    paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
 
 
 @contextlib.contextmanager

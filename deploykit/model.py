@@ -31,6 +31,7 @@ OUTPUT = Pattern(
     r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
     "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
 )
+MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
 PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
@@ -219,6 +220,14 @@ class JobSpec:
             "process where possible. Also `deploykit submit --debug`."
         ),
     ] = False
+    max_cost: Annotated[
+        str | None,
+        Help("Refuse a job that may cost more. Also `deploykit submit --max-cost`.", "50 USD"),
+        MONEY,
+    ] = None
+    stop_at_cap: Annotated[
+        bool, Help("Accept it, and stop it in time. Also `deploykit submit --stop-at-cap`.")
+    ] = False
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
@@ -287,6 +296,8 @@ class Status:
     started: datetime | None = None
     finished: datetime | None = None
     output: str = ""
+    billed: float | None = None
+    """Seconds that are billed, those of all attempts; None where the target does not tell."""
 
 
 @dataclass(frozen=True)
@@ -355,17 +366,6 @@ class Plan:
     """The location of the results, as the user can reach it."""
     summary: str = ""
     """What will be used and who pays, in a line that `submit` prints first; empty where free."""
-
-
-class Profile(NamedTuple):
-    """What a target has and allows, as `probe` recorded it."""
-
-    path: Path
-    """The file that keeps it."""
-    facts: Mapping[str, Any]
-    """The same as plain data."""
-    summary: tuple[str, ...]
-    """The same as lines for a person."""
 
 
 @dataclass(frozen=True)

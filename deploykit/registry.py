@@ -46,10 +46,11 @@ CREATE TABLE runs (
     reason    TEXT NOT NULL DEFAULT '',
     exit_code INTEGER,
     started   REAL,           -- seconds since the epoch, as the target told
-    finished  REAL
+    finished  REAL,
+    billed    REAL            -- seconds
 )
 """
-_ADDED = {"started": "REAL", "finished": "REAL"}
+_ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL"}
 """Columns that a table of an older deploykit lacks until this one writes to it."""
 _EITHER = ("revision", "id")
 """Texts that may be NULL."""
@@ -90,6 +91,7 @@ class Run:
     exit_code: int | None = None
     started: float | None = None
     finished: float | None = None
+    billed: float | None = None
 
     @property
     def handle(self) -> Handle | None:
@@ -103,7 +105,8 @@ class Run:
         """The last known status."""
         started, finished = _moment(self.started), _moment(self.finished)
         state = State(self.state)
-        return Status(state, self.native, self.reason, self.exit_code, started, finished)
+        end = (self.exit_code, started, finished)
+        return Status(state, self.native, self.reason, *end, billed=self.billed)
 
     def seconds(self, at: float) -> float | None:
         """Seconds from the start to the end, or to `at`; None where the start is not known."""
@@ -156,9 +159,11 @@ def confirm(run: str, identity: str, status: Status | None = None) -> None:
 def update(run: str, status: Status) -> None:
     """Record the current status of a run. A time that is not told any more stays."""
     times = [time and time.timestamp() for time in (status.started, status.finished)]
+    times.append(status.billed)
     _write(
         "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
         "started = coalesce(?, started), finished = coalesce(?, finished), "
+        "billed = coalesce(?, billed), "
         "output = coalesce(nullif(?, ''), output) WHERE run = ?",
         *(status.state.value, status.native, status.reason, status.exit_code),
         *(*times, status.output, run),

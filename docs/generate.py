@@ -47,6 +47,7 @@ from deploykit_node import cluster, exit_records, nccl_env, records, supervisor 
 JSON_TYPES = {
     bool: "true or false",
     int: "whole number",
+    float: "number",
     str: "text",
     type(None): "null",
     dict[str, int]: "object",

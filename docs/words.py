@@ -239,6 +239,8 @@ INTERNAL = {
     "complete, while the program runs. Default: 30",
     "DEPLOYKIT_PREFLIGHT": "seconds for the preflight test; no test if it is not set",
     "DEPLOYKIT_DEBUG": "1 for debugging output of NCCL and PyTorch",
+    "DEPLOYKIT_CAP": "JSON: the seconds that `max_cost` pays for, with the cap and the price of an "
+    "hour; only with `stop_at_cap`",
     "DEPLOYKIT_NOTICE": "on Slurm: seconds between SIGUSR2 and the time limit",
     "DEPLOYKIT_RESTARTS": "JSON, on Slurm: how often the job may be restarted, by reason",
 }
@@ -301,6 +303,8 @@ EXIT_RECORD_FILES = {
     "rank-N.json": "how the program of rank N ended",
     "restart-N.json": "on Slurm: why restart N happened",
     "attempt.json": "on Slurm: the latest attempt",
+    "billed-N.json": "of a job that is stopped at its cap: when attempt N began to be billed; its "
+    "time of change is kept up to date",
     "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
     "launcher lives",
     "written.json": "what the program wrote, as node 0 found it at the end",
@@ -308,6 +312,7 @@ EXIT_RECORD_FILES = {
 
 EXIT_RECORD_FIELDS = {
     "attempt": "restarts of the job before this attempt",
+    "began": "seconds since 1970",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
     "host": "address of the node",

@@ -128,10 +128,13 @@ def test_where_each_value_comes_from(project, capsys):
     assert cli.main(argv) == 0
     assert capsys.readouterr().out.splitlines() == [
         "backend\tlocal\tflag: backend=local",
+        "max_cost\t-\tdefault",
+        "local.price\t-\tdefault",
         f"slurm.account\tphysics\tconfig file: {path}, line 4",
         "slurm.partition\tcpu\tjob file: job.yaml, line 8",
         "slurm.host\t-\tdefault",
         "slurm.folder\t-\tdefault",
+        "slurm.price\t-\tdefault",
         f"sagemaker.role\t{ARN}\tconfig file: {path}, line 8",
         "sagemaker.bucket\tother\tflag: sagemaker.bucket=other",
         f"sagemaker.region\teu-west-1\tconfig file: {path}, line 10",
@@ -163,7 +166,7 @@ BROKEN = {
     'backend = "slrum"': (1, "backend", "unknown backend 'slrum'", "did you mean 'slurm'?"),
     'role = "x"': (1, "role", "unknown key", "did you mean 'sagemaker.role'?"),
     '[slurm]\nacount = "x"': (2, "slurm.acount", "unknown key", "did you mean 'slurm.account'?"),
-    '[slrum]\nqqq = "x"': (2, "slrum.qqq", "unknown key", "known keys: backend, slurm.account"),
+    '[slrum]\nqqq = "x"': (2, "slrum.qqq", "unknown key", "known keys: backend, max_cost"),
     "[slurm]\n\npartition = 3": (3, "slurm.partition", "expected text", 'partition = "..."'),
     'slurm.account = ""': (1, "slurm.account", "expected text", 'account = "..."'),
     'slurm = "x"': (1, "slurm", "unknown key", "did you mean"),

@@ -86,6 +86,7 @@ LACKING = {
     "attach": (["attach", "two", "--backend", "print"], "sagemaker"),
     "probe": (["backends", "print", "--probe"], "slurm"),
     "tasks": (["logs", "one", "--task", "0"], "slurm"),
+    "cost": (["cost", "--backend", "print"], "local, slurm, sagemaker"),
 }
 
 
@@ -105,11 +106,18 @@ def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
     assert "preflight: backend print does not offer `preflight`" in shown.err
 
 
+def test_a_cap_that_cannot_be_kept_is_refused(project, capsys):
+    code, shown = run(capsys, "submit", "--backend", "print", "--max-cost", "5 USD", "--dry-run")
+    assert code == 65
+    assert "max_cost: this backend does not say what a job costs" in shown.err
+
+
 def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
     tried |= {
         "check",
         "config",
+        "cost",
         "doctor",
         "guide",
         "init",

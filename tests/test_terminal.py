@@ -93,6 +93,9 @@ def place(project, tmp_path):
     )
     registry.add(row)
     registry.update("one", Status(State.FAILED, words, words, 1))
+    price = {"hourly": "2", "currency": words, "source": words}
+    (folder / "price.json").write_text(json.dumps(price))
+    registry.update("one", Status(State.FAILED, words, words, 1, billed=1800))
     (project / f"{HOSTILE}.yaml".replace("/", "_")).write_text("a: [")
     (project / "bad.yaml").write_text(json.dumps({words: words, "name": words}))
     machine = dict.fromkeys(("python", "torch", "cuda", "import_error", "host_address"), words)
@@ -140,6 +143,8 @@ VERBS = {
     "advise": ["advise", "--gpu", HOSTILE, "--batch-size", "1", "--sequence", "8"],
     "infra": ["infra", "check", HOSTILE],
     "init": ["init", f"{HOSTILE}/{FORGED}"],
+    "cost": ["cost", "--backend", "local", "--set", f"local.price={HOSTILE}"],
+    "cost-cap": ["cost", "--backend", "local", "--max-cost", HOSTILE],
     "config": ["config", f"{HOSTILE}.yaml".replace("/", "_")],
     "config-set": ["config", "--set", f"slurm.account={HOSTILE}"],
     "attach": ["attach", HOSTILE, "--backend", "sagemaker", "--target", "us-east-1"],

@@ -25,9 +25,10 @@ from deploykit import backend, environments, exit_records, logfiles, machine, pa
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
-from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.model import MONEY, Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 
 if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
@@ -50,6 +51,11 @@ class Options:
         str | None,
         Help("Python that runs the trainer. Default: the one that runs deploykit."),
         NOT_EMPTY,
+    ] = None
+    price: Annotated[
+        str | None,
+        Help("What an hour of this machine costs, if it is rented. Default: nothing.", "2.50 USD"),
+        MONEY,
     ] = None
 
 
@@ -132,6 +138,10 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
 def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The shell text ``templates/local.sh`` between what differs, with every value quoted."""
     environment = backend.in_folder(job, "local", run, folder)
+    if job.stop_at_cap:
+        from deploykit.cost import cap  # few jobs are stopped at a cap
+
+        environment |= cap.variables(job, cost(job, options))
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.nodes, job.resources.time_limit
     launcher = [backend.LAUNCH, "--emulated-nodes"]
@@ -245,6 +255,18 @@ def examine(
     yield from local.findings(job, facts)
 
 
+def bills(options: Options) -> bool:
+    """Whether this machine has a price."""
+    return options.price is not None
+
+
+def cost(job: JobSpec, options: Options) -> Estimate:
+    """What the job may cost on a rented machine: its time, whether or not the ranks use all."""
+    from deploykit.cost.estimate import for_machine
+
+    return for_machine("this machine", options.price, "local.price", job.resources.time_limit)
+
+
 def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract
     """Every function's results come back: the run folder is on this machine."""
     yield from ()
@@ -258,7 +280,8 @@ def _with_times(handle: Handle, status: Status) -> Status:
         started = datetime.fromtimestamp((folder / "claim").stat().st_mtime, UTC)
     records = exit_records.read(folder) if status.state.final else []
     last = max((record.finished for record in records), default=None)
-    return replace(status, started=started, finished=last)
+    billed = max(0.0, (last - started).total_seconds()) if last and started else None
+    return replace(status, started=started, finished=last, billed=billed)
 
 
 def _status(handle: Handle) -> Status:

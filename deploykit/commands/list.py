@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at most N (default: 20)",
     )
+    parser.add_argument("--cost", action="store_true", help="also show what each run has cost")
     parser.add_argument(
         "--state",
         action="append",
@@ -51,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     elif rows:
+        cost = ["cost"] if args.cost else []
         output.table(
-            ["run", "backend", "state", "started (UTC)", "duration", "age", "reason"],
-            [_cells(row) for row in rows],
+            ["run", "backend", "state", "started (UTC)", "duration", "age", *cost, "reason"],
+            [_cells(row, cost=args.cost) for row in rows],
         )
     elif every:
         output.note(f"none of {len(every)} runs matches")
@@ -95,8 +97,9 @@ def _has_name(row: Run, name: str) -> bool:
     return fnmatch.fnmatchcase(row.run, name) if wild else name in row.run
 
 
-def _cells(row: Run) -> list[str]:
+def _cells(row: Run, *, cost: bool) -> list[str]:
     at = registry.now()
     started = "-" if row.started is None else output.when(row.started)[:16].replace("T", " ")
     duration, age = output.span(row.seconds(at)), output.span(at - row.created)
-    return [row.run, row.backend, row.state, started, duration, age, row.reason]
+    paid = [output.cost(row, brief=True) or "-"] if cost else []
+    return [row.run, row.backend, row.state, started, duration, age, *paid, row.reason]

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from deploykit import shell, terminal
+from deploykit import backend, shell, terminal
 from deploykit.decode import encodable
 from deploykit.errors import DeploykitError, OutputLost
 from deploykit.folding import Folding
@@ -25,6 +25,7 @@ from deploykit.registry import Run, now
 
 if TYPE_CHECKING:
     from deploykit.commands.last_line import LastLine
+    from deploykit.cost.spent import Spent
 
 _STATE_COLORS = {
     State.SUCCEEDED.value: "green",
@@ -232,6 +233,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "output": run.output,
         "bundle": run.bundle,
         "commit": run.revision,
+        "cost": _cost_data(run),
         "written": _written(run) if _is_over(run) else None,
     }
 
@@ -244,6 +246,7 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
         ("reason", run.reason),
         ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
         *_times(run),
+        ("cost", cost(run, brief=False)),
         ("folder", run.folder),
         ("output", run.output),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
@@ -262,6 +265,31 @@ def _written(run: Run) -> dict[str, Any] | None:
     from deploykit.commands import written  # not needed for a submit
 
     return written.data(run)
+
+
+def cost(run: Run, *, brief: bool) -> str:
+    """What a run has cost, so far or in all; empty where nothing is billed or known."""
+    found = _spent(run)
+    if found is None:
+        return ""
+    text = found.total if brief else str(found)
+    return text if State(run.state).final else f"{text} so far"
+
+
+def _cost_data(run: Run) -> dict[str, Any] | None:
+    found = _spent(run)
+    return None if found is None else found.data()
+
+
+def _spent(run: Run) -> Spent | None:
+    """What a run has cost by the price in its folder."""
+    path = Path(run.folder, backend.PRICE)
+    if not path.exists():
+        return None
+    from deploykit.cost import spent  # few runs cost something
+
+    final = State(run.state).final
+    return spent.read(path, run.billed if final else run.seconds(now()))
 
 
 def _is_over(run: Run) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deploykit import lifecycle
 from deploykit.bundle import readable
@@ -19,9 +20,14 @@ from deploykit.commands import output
 from deploykit.lifecycle import Prepared
 from deploykit.model import Entry
 
+if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
+
 _LARGE = 10_000_000
 """Bytes of a source above which its largest files are named."""
 _SHOWN = 3
+_SWITCHES = ("preflight", "debug", "stop_at_cap")
+"""Options that are keys of a job."""
 SHARED = ("job", "backend", "strict")
 
 
@@ -39,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
     )
+    parser.add_argument(
+        "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
+    )
+    parser.add_argument(
+        "--stop-at-cap", action="store_true", help="accept it, and stop it before it costs more"
+    )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="also write this job to a new job file"
@@ -47,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
-    switches = [f"{name}=true" for name in ("preflight", "debug") if getattr(args, name)]
-    overrides = [*args.set, *switches]
+    overrides = [*args.set, *_switches(args)]
     prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run, args.arguments)
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
@@ -64,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if prepared.plan.summary:
         output.note(prepared.plan.summary)
+    _note_cost(prepared)
     if output.on_terminal():
         from deploykit.commands.progress_bar import watching
 
@@ -83,6 +95,24 @@ def run(args: argparse.Namespace) -> int:
     from deploykit.commands import wait  # not needed for a dry run
 
     return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _switches(args: argparse.Namespace) -> list[str]:
+    """The overrides that options of a submit are."""
+    names = [name for name in _SWITCHES if getattr(args, name)]
+    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
+    return [*own, *(f"{name}=true" for name in names)]
+
+
+def _note_cost(prepared: Prepared) -> Estimate | None:
+    """Note what a job may cost, where something is billed; and return that."""
+    estimate = lifecycle.billed(prepared.plan)
+    if estimate is not None:
+        from deploykit.cost import cap  # the module that made the estimate has imported it
+
+        lines = [estimate.summary(), cap.told(prepared.plan.job, estimate)]
+        output.note(*(f"warning: {text}" for text in estimate.warnings), *filter(None, lines))
+    return estimate
 
 
 def _files(prepared: Prepared) -> str:
@@ -120,8 +150,8 @@ def _save(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def show(prepared: Prepared, *, as_json: bool) -> None:
-    """Print the text of a plan, or all of it as JSON."""
-    plan = prepared.plan
+    """Print the text of a plan, or all of it as JSON; what it may cost, as a remark."""
+    plan, estimate = prepared.plan, _note_cost(prepared)
     if not as_json:
         output.block(plan.text)
         return
@@ -139,6 +169,7 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
                 "files": [entry.path for entry in plan.bundle.entries],
                 "kept_back": list(plan.bundle.kept_back),
             },
+            "cost": estimate and estimate.data(),
             "warnings": [vars(problem) for problem in prepared.warnings],
         }
     )

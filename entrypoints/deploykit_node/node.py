@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit_node import (
+    cap,
     cluster,
     command,
     environment,
@@ -53,7 +54,8 @@ def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
     """Run the program once, without a rank, in an instance group that does not train."""
     environment.prepare(env)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    return relay.run(relay.command(words.program), env, f"[group {group}]")
+    program = relay.command(words.program)
+    return relay.run(program, env, f"[group {group}]", cap.begin(env, 0))
 
 
 def _run_node(argv: Sequence[str], env: Environ) -> int:
@@ -101,7 +103,8 @@ def _run_torchrun(
     argv = _torchrun_argv(words, meeting)
     try:
         options = supervisor.Options(
-            _grace(env), lambda text: log.say(here.node, text), attempt.on_signal
+            *(_grace(env), lambda text: log.say(here.node, text), attempt.on_signal),
+            *(attempt.cap, attempt.on_cap),
         )
         with outputs.around(env, here.node):
             code = supervisor.run(argv, env, ranks, options, meeting.held)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit_node import (
+    cap,
     cluster,
     command,
     environment,
@@ -53,7 +54,7 @@ def run_below_launcher(argv: Sequence[str], env: Environ) -> None:
         _preflight(env, this_rank, key)
     machine = this_rank.rank // this_rank.local_world_size
     with outputs.around(env, machine, this_rank.local_rank):
-        child = _run_program(words, env, this_rank)
+        child = _run_program(words, env, this_rank, cap.begin(env, this_rank.rank))
     exit_records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
     relay.exit_like(child)
 
@@ -65,11 +66,13 @@ def _rank(env: Environ) -> cluster.Rank:
     return this_rank
 
 
-def _run_program(words: command.Command, env: Environ, this_rank: cluster.Rank) -> relay.ChildExit:
+def _run_program(
+    words: command.Command, env: Environ, this_rank: cluster.Rank, limit: cap.Cap | None = None
+) -> relay.ChildExit:
     env.update(this_rank.variables())
     env["DEPLOYKIT_RESTART_COUNT"] = str(exit_records.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
-    return relay.run(relay.command(words.program), env, f"[rank {this_rank.rank}]")
+    return relay.run(relay.command(words.program), env, f"[rank {this_rank.rank}]", limit)
 
 
 def _check_master(env: Environ, this_rank: cluster.Rank) -> None:

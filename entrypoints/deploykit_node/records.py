@@ -60,6 +60,16 @@ class AttemptRecord(TypedDict):
     logs: dict[str, int]
 
 
+class BilledRecord(TypedDict):
+    """``billed-N.json``: when attempt N began to be billed; its time of change is its end so far.
+
+    Only a job that is stopped at its cost cap has it.
+    """
+
+    attempt: int
+    began: float
+
+
 class HeartbeatRecord(TypedDict):
     """``heartbeat-N.json``: where node N accepts connections while its launcher lives."""
 
@@ -92,6 +102,7 @@ SCHEMA: dict[str, type] = {
     "rank-N.json": RankRecord,
     "restart-N.json": RestartRecord,
     "attempt.json": AttemptRecord,
+    "billed-N.json": BilledRecord,
     "heartbeat-N.json": HeartbeatRecord,
     "written.json": WrittenRecord,
 }

@@ -6,6 +6,7 @@ The relay is transparent: exact arguments, both output streams, signals, and the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import selectors
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploykit_node import exit_records, log, progress, signals
+from deploykit_node.cap import Cap
 
 FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""
@@ -44,10 +46,11 @@ def command(program: Sequence[str]) -> list[str]:
     return [sys.executable, *program]
 
 
-def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
+def run(argv: Sequence[str], env: dict[str, str], prefix: str, cap: Cap | None = None) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
     A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
+    At its cost cap the program gets SIGTERM, and SIGKILL when the cap is used up.
     """
     before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
     child = subprocess.Popen(
@@ -61,7 +64,7 @@ def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
     wake, ended = os.pipe()
     relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake))
     relay.start()
-    stopped = _forward_until_end(child)
+    stopped = _forward_until_end(child, cap)
     os.close(ended)
     relay.join()
     return ChildExit(child.returncode, stopped)
@@ -76,7 +79,7 @@ def exit_like(child: ChildExit) -> None:
     os._exit(exit_records.shell_code(child.returncode))
 
 
-def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
+def _forward_until_end(child: subprocess.Popen[bytes], cap: Cap | None) -> bool:
     """Forward signals until the child has ended. Returns whether one of them was a stop signal.
 
     A notice that comes before the program has a handler, while it loads its libraries, is kept
@@ -87,10 +90,14 @@ def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
     early: set[int] = set()
     stopped = False
     while True:
-        received = signals.wait([*FORWARDED, signal.SIGCHLD], LISTENING if early else None)
+        patience = LISTENING if early else _until(cap)
+        received = signals.wait([*FORWARDED, signal.SIGCHLD], patience)
         for number in [number for number in early if signals.caught(child.pid, number)]:
             early.remove(number)
             child.send_signal(number)
+        if cap is not None and time.monotonic() >= cap.stop_at:
+            cap = _stop_at(cap, child)
+            stopped = True
         if received is None:
             continue
         number, sender = received
@@ -105,6 +112,21 @@ def _forward_until_end(child: subprocess.Popen[bytes]) -> bool:
             direct[number] = time.monotonic()
         elif time.monotonic() - direct.get(number, -SAME) >= SAME:
             child.send_signal(number)
+
+
+def _until(cap: Cap | None) -> float | None:
+    """Seconds until something must be done about the cap; None: nothing."""
+    return None if cap is None else max(0.0, cap.stop_at - time.monotonic())
+
+
+def _stop_at(cap: Cap, child: subprocess.Popen[bytes]) -> Cap | None:
+    """Tell the program to stop, and return when it is killed; kill it where that has come."""
+    if cap.end_at <= cap.stop_at:
+        child.kill()
+        return None
+    _write(2, f"{log.now()} the cost cap is near ({cap.text}): SIGTERM sent\n".encode())
+    child.terminate()
+    return dataclasses.replace(cap, stop_at=cap.end_at)
 
 
 def _reached_child(sender: int) -> bool:

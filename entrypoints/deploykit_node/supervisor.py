@@ -9,11 +9,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit_node import exit_records, signals
+from deploykit_node.cap import KEEP, Cap
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
@@ -40,6 +41,10 @@ class Options:
     """Prints a line to the node's log."""
     on_signal: Callable[[int, float], None]
     """Called for each signal after the ranks have received it, with its time (`time.time`)."""
+    cap: Cap | None = None
+    """When the ranks must be told to stop, because the job has used up its cost cap."""
+    on_cap: Callable[[], None] = lambda: None
+    """Called when they are."""
 
 
 def run(
@@ -65,6 +70,7 @@ def run(
     if held:
         held.close()  # or the port would seem to answer after torchrun has ended
     supervisor = _Supervisor(process, env, ranks, options)
+    supervisor.watch_cap()
     while process.poll() is None:
         if received := signals.wait(_HELD):
             supervisor.handle(received)
@@ -102,6 +108,8 @@ class _Supervisor:
         self._ranks, self._options = ranks, options
         self._stop: int | None = None
         """The signal to stop that the ranks have received."""
+        self._capped = False
+        """Whether the ranks were told to stop because of the cost cap."""
         self._stopped: set[int] = set()
         """Process ids of the ranks that have received it."""
         self._terminate_at: float | None = None
@@ -110,9 +118,35 @@ class _Supervisor:
     def handle(self, received: signals.Received) -> None:
         """Handle one signal."""
         if received.number == signal.SIGALRM:
-            self._tick()
+            self.watch_cap()
+            if self._stop is not None:
+                self._tick()
         elif received.number != signal.SIGCHLD:
             self._forward(received)
+
+    def watch_cap(self) -> None:
+        """Stop the ranks if the cost cap is near; else look again later."""
+        cap = self._options.cap
+        if cap is None:
+            return
+        cap.keep()
+        left = cap.stop_at - time.monotonic()
+        if left <= 0 and not self._capped:
+            self._capped = True
+            self._stop_at_cap(cap)
+        elif self._stop is None:
+            signal.setitimer(signal.ITIMER_REAL, min(KEEP, max(left, TICK)))
+
+    def _stop_at_cap(self, cap: Cap) -> None:
+        pids = set(exit_records.living(self._ranks).values()) - self._stopped
+        self._options.say(f"the cost cap is near ({cap.text}): SIGTERM sent to {_count(pids)}")
+        for pid in pids:
+            _send(os.kill, pid, signal.SIGTERM)
+        self._stop = self._stop or signal.SIGTERM
+        self._stopped |= pids
+        self._options.on_cap()
+        self._options.on_signal(signal.SIGTERM, time.time())
+        self._stop_after(max(0.0, cap.end_at - TORCHRUN_GRACE - time.monotonic()))
 
     def _forward(self, received: signals.Received) -> None:
         received_at = time.time()
@@ -120,8 +154,9 @@ class _Supervisor:
         if slurm:
             time.sleep(SLURM_FIRST)
         pids = exit_records.living(self._ranks).values()
-        count = f"{len(pids)} rank{'' if len(pids) == 1 else 's'}"
-        self._options.say(f"{signals.name(received.number)} received and forwarded to {count}")
+        self._options.say(
+            f"{signals.name(received.number)} received and forwarded to {_count(pids)}"
+        )
         for pid in pids:
             _send(os.kill, pid, received.number)
         if received.number in signals.STOPS:
@@ -138,8 +173,9 @@ class _Supervisor:
 
     def _stop_after(self, grace: float) -> None:
         """From now on check every `TICK` whether the ranks have ended or `grace` is over."""
-        if self._terminate_at is None:
-            self._terminate_at = time.monotonic() + grace
+        end = time.monotonic() + grace
+        if self._terminate_at is None or end < self._terminate_at:
+            self._terminate_at = end
             signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
 
     def _tick(self) -> None:
@@ -175,6 +211,11 @@ class _Supervisor:
         """Kill the ranks that torchrun has left behind; each leads its own process group."""
         for pid in exit_records.living(self._ranks).values():
             _send(os.killpg, pid, signal.SIGKILL)
+
+
+def _count(pids: Collection[int]) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{len(pids)} rank{'' if len(pids) == 1 else 's'}"
 
 
 def _send(how: Callable[[int, int], None], pid: int, number: int) -> None:

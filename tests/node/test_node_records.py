@@ -11,8 +11,8 @@ from typing import get_origin, get_type_hints, is_typeddict
 import pytest
 
 from deploykit import backend, exit_records
+from deploykit_node import cap, records
 from deploykit_node import exit_records as node_records
-from deploykit_node import records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
 from deploykit_node.requeue import heartbeat, restarts
@@ -39,10 +39,11 @@ def written(env, tmp_path):
     node_records.record_rank(env, Rank("torchrun", 3, 1, 4, 2), -9, stopped=True)
     restarts.record(env, 1, restarts.PREEMPTION)
     restarts.record(env, 2, restarts.TIME_LIMIT)
-    Attempt(env, Cluster("slurm", 0, ("n0", "n1"))).begin()
+    capped = {cap.VARIABLE: '{"seconds": 900, "cap": "1 USD", "hourly": "1 USD"}'}
+    Attempt(env | capped, Cluster("slurm", 0, ("n0", "n1"))).begin()
     heartbeat.start(env, 0, "127.0.0.1").close()
     what_was_written.record(env | {"DEPLOYKIT_OUTPUT_DIR": str(tmp_path / "output")}, tmp_path, [])
-    names = ("node-0", "rank-3", "restart-1", "attempt", "heartbeat-0", "written")
+    names = ("node-0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 

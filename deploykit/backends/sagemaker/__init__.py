@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from deploykit import backend
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
-from deploykit.backends.sagemaker.options import Options, environment_region
+from deploykit.backends.sagemaker.options import Options, environment_region, region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.errors import DeploykitError, NotFound, UsageError
 from deploykit.model import Handle, JobSpec
 
 if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
@@ -28,12 +29,12 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
     Raises UsageError where no region is chosen, NotFound where it has no such job.
     """
-    region = target or environment_region()
-    if not region:
+    where = target or environment_region()
+    if not where:
         raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
-    handle = find(run, folder, region)
+    handle = find(run, folder, where)
     if handle is None:
-        raise NotFound(f"SageMaker has no job {run} in {region}", hint="is it in another region?")
+        raise NotFound(f"SageMaker has no job {run} in {where}", hint="is it in another region?")
     return handle
 
 
@@ -44,11 +45,11 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
         return
     from deploykit.backends.sagemaker import aws
 
-    region = environment_region()
-    if not region:
+    where = environment_region()
+    if not where:
         yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
     try:
-        aws.identify(region)
+        aws.identify(where)
     except DeploykitError as error:
         yield str(error), error.hint or "aws sts get-caller-identity shows who you are to AWS"
 
@@ -72,6 +73,25 @@ def examine(
     yield from doctor.examine(job, options, saved, save)
 
 
+def bills(options: Options) -> bool:  # noqa: ARG001 - the contract
+    """Always."""
+    return True
+
+
+def cost(job: JobSpec, options: Options) -> Estimate:
+    """What the job may cost; see `deploykit.capabilities.Cost`."""
+    from deploykit.backends.sagemaker import job_cost
+
+    return job_cost.estimate(job, options)
+
+
+def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
+    """Ask AWS's price list for the prices of the region; see `deploykit.capabilities.Prices`."""
+    from deploykit.backends.sagemaker import price_list
+
+    return price_list.refresh(region(options))
+
+
 __all__ = [
     "MODULES",
     "PREFLIGHT",
@@ -79,13 +99,16 @@ __all__ = [
     "SUMMARY",
     "Options",
     "attach",
+    "bills",
     "cancel",
     "check",
+    "cost",
     "examine",
     "find",
     "logs",
     "missing",
     "plan",
+    "refresh_prices",
     "remains",
     "status",
     "submit",

@@ -221,6 +221,7 @@ def _status(job: Any) -> Status:
         started=_time(job, "TrainingStartTime"),
         finished=_time(job, "TrainingEndTime"),
         output=_output(job),
+        billed=_billed(job),
     )
 
 
@@ -249,6 +250,12 @@ def _billing(job: Any) -> str:
         return ""
     saved = f", {100 - 100 * billed // trained}% less than on-demand" if billed < trained else ""
     return f"; {billed} of {trained} s billed{saved}"
+
+
+def _billed(job: Any) -> float | None:
+    """The billed seconds of one instance; for spot instances, those that on-demand would cost."""
+    billed = job.get("BillableTimeInSeconds")
+    return float(billed) if isinstance(billed, int) and billed >= 0 else None
 
 
 def _exit_code(state: State, reason: str) -> int | None:

@@ -20,6 +20,7 @@ from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import (
     METRICS,
     Options,
+    cap_variables,
     channel_location,
     channel_names,
 )
@@ -112,7 +113,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
         checkpoints=CHECKPOINTS,
         data={name: f"{_DATA}/{name}" for name in channel_names(job, options)},
     )
-    variables["DEPLOYKIT_BUNDLE"] = bundle
+    variables |= {"DEPLOYKIT_BUNDLE": bundle, **cap_variables(job, options)}
     restored = {
         name: value
         for name, value in job.env.items()

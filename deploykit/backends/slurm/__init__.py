@@ -17,9 +17,11 @@ from deploykit.backends.slurm.client import tasks as tasks
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.model import Handle, JobSpec, LogLine, Problem, Profile, Status
+from deploykit.model import Handle, JobSpec, LogLine, Problem, Status
 
 if TYPE_CHECKING:
+    from deploykit.capabilities import Profile
+    from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
 SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
@@ -75,6 +77,18 @@ def check_function(options: Options) -> Iterator[Problem]:
         if getattr(options, name):
             hint = "submit a script instead, as a job"
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
+
+
+def bills(options: Options) -> bool:
+    """Whether the site has a price."""
+    return options.price is not None
+
+
+def cost(job: JobSpec, options: Options) -> Estimate:
+    """What the job may cost; see `deploykit.capabilities.Cost`."""
+    from deploykit.backends.slurm import job_cost
+
+    return job_cost.estimate(job, options)
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -73,4 +73,8 @@ def combined_status(statuses: Sequence[Status]) -> Status:
     started = min((status.started for status in statuses if status.started), default=None)
     last = max((status.finished for status in statuses if status.finished), default=None)
     finished = last if state.final else None
-    return Status(state, first.native, reason, first.exit_code, started, finished)
+    seconds = [status.billed for status in statuses]
+    known = [one for one in seconds if one is not None]
+    billed = sum(known) / len(known) if len(known) == len(seconds) else None  # of each task
+    end = (first.exit_code, started, finished)
+    return Status(state, first.native, reason, *end, billed=billed)

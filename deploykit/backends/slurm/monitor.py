@@ -189,7 +189,19 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
         return current
     restarts = states.restarted(_restarts(folder, current.state), current.state)
     reason = "; ".join(part for part in (current.reason, restarts) if part)
-    return replace(current, reason=reason)
+    return replace(current, reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
+
+
+def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
+    """Seconds that a job that has ended was allocated, in all its attempts; None where unknown."""
+    if not status.state.final or status.started is None or status.finished is None:
+        return None
+    if not restarted:
+        return max(0.0, (status.finished - status.started).total_seconds())
+    with contextlib.suppress(BackendUnavailable):  # the site may have no accounting
+        output = client.output(states.elapsed_argv(job.id), _host(job))
+        return states.parse_elapsed(output, job.id)
+    return None
 
 
 def _restarts(folder: Path, state: State) -> list[str]:

@@ -25,6 +25,10 @@ from deploykit.errors import NotFound
 from deploykit.model import JobSpec, Problem, is_address
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
+PRICE = Pattern(
+    r"[0-9]{1,9}([.][0-9]{1,9})? ?[A-Z]{3}/([gG][pP][uU]|node|[cC][pP][uU]|billing)-hour",
+    "a price such as 2.10 USD/gpu-hour; also per node-hour, cpu-hour or billing-hour",
+)
 RUN = Pattern(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}", "the id of a run")
 
 
@@ -164,6 +168,15 @@ class Options:
             example="prod",
         ),
         NOT_EMPTY,
+    ] = None
+    price: Annotated[
+        str | None,
+        Help(
+            "What the site charges, for `deploykit cost` and `max_cost`. With `billing-hour`, the "
+            "partition's TRESBillingWeights in the site profile count. Default: nothing.",
+            example="2.10 USD/gpu-hour",
+        ),
+        PRICE,
     ] = None
     extra: Annotated[
         Mapping[Annotated[str, OPTION], str],

@@ -262,6 +262,10 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
     if may_restart(options):
         environment["DEPLOYKIT_NOTICE"] = str(_notice(job, options))
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
+    if job.stop_at_cap:
+        from deploykit.backends.slurm import job_cost  # few jobs are stopped at a cap
+
+        environment |= job_cost.cap_variables(job, options)
     return dict(sorted(environment.items()))
 
 

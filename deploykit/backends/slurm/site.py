@@ -18,9 +18,9 @@ from typing import Literal
 
 from deploykit import paths
 from deploykit.backends.slurm import client
+from deploykit.capabilities import Profile
 from deploykit.decode import decode, read_json, whole
 from deploykit.errors import BackendUnavailable, NotFound
-from deploykit.model import Profile
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
 _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NONE", "(null)", "N/A", "ALL", ""})
@@ -64,6 +64,8 @@ class Partition:
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
     preemption: str
+    billing_weights: str = ""
+    """TRESBillingWeights, such as ``CPU=1.0,Mem=0.25G,GRES/gpu=2.0``; empty where not set."""
 
     @property
     def time_limit(self) -> str:
@@ -91,6 +93,8 @@ class Site:
     """MaxArraySize, one more than the largest index: the most tasks of a job array."""
     partitions: tuple[Partition, ...]
     node_groups: tuple[NodeGroup, ...]
+    max_tres: bool = False
+    """Whether only the largest of a node's weighted resources is billed (PriorityFlags)."""
 
     def partition(self, name: str | None) -> Partition | None:
         """The partition `name`, or for None the default partition; None if it does not exist."""
@@ -201,6 +205,7 @@ def parse(config: str, partitions: str, nodes: str, srun_help: str, created: str
             if "PartitionName" in fields
         ),
         node_groups=node_groups,
+        max_tres="MAX_TRES" in settings.get("PriorityFlags", "").split(","),
     )
 
 
@@ -247,6 +252,7 @@ def _partition(fields: Mapping[str, str]) -> Partition:
         accounts=_names(fields.get("AllowAccounts", "")),
         qos=_names(fields.get("AllowQos", "")),
         preemption=fields.get("PreemptMode", ""),
+        billing_weights=fields.get("TRESBillingWeights", "").replace("(null)", ""),
     )
 
 

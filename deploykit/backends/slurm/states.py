@@ -243,6 +243,20 @@ def parse_sacct(text: str) -> Iterator[Row]:
             yield Row(job, name, state, "", _time(started), _time(finished), code)
 
 
+def elapsed_argv(job: str) -> list[str]:
+    """The command that shows how long each attempt of a job has run."""
+    chosen = ["--duplicates", f"--jobs={job}", "--format=JobID,ElapsedRaw"]
+    return ["sacct", "--allocations", "--noheader", "--parsable2", *chosen]
+
+
+def parse_elapsed(text: str, job: str) -> int | None:
+    """The seconds of all attempts in the output of `elapsed_argv`; None where there are none."""
+    rows = [line.partition("|") for line in text.splitlines()]
+    seconds = [whole(raw) for name, _, raw in rows if name == job]
+    known = [one for one in seconds if one is not None]
+    return sum(known) if known else None
+
+
 def is_final(native: str) -> bool:
     """Whether a job in this state of Slurm's has ended."""
     return _STATES.get(native, State.UNKNOWN).final

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deploykit_node import exit_records, log, records, signals
+from deploykit_node import cap, exit_records, log, private, records, signals
 from deploykit_node.cluster import Cluster, Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
 from deploykit_node.records import AttemptRecord
@@ -56,9 +56,18 @@ class Attempt:
         self._records = self._run / records.FOLDER
         self._logs: dict[str, int] = {}
         self._heartbeat: socket.socket | None = None
+        self.cap: cap.Cap | None = None
+        """When this attempt has used up the job's cost cap; None without one."""
+        self._capped = False
 
     def begin(self) -> NodeExit | None:
-        """Record the start. Returns the node's end if the job file allows no further restart."""
+        """Record the start. Returns the node's end if nothing may start any more.
+
+        That is so where the cost cap is used up, or the job file allows no further restart.
+        """
+        self.cap = cap.begin(self._env, self._here.node)
+        if self.cap and self.cap.used_up:
+            return NodeExit(STOPPED, f"its cost cap is used up ({self.cap.text}); raise max_cost")
         if not self._limits:
             return None
         self._logs = slurm_job.log_sizes(self._run, self._here.node)
@@ -107,6 +116,16 @@ class Attempt:
             if job is not None and job.restarts > self._number:
                 self._record_slurms_restart(job)
 
+    def on_cap(self) -> None:
+        """Note, for all nodes, that the job has used up its cost cap."""
+        self._capped = True
+        if self._limits:
+            private.write(self._capped_file, "")
+
+    @property
+    def _capped_file(self) -> Path:
+        return self._records / f"capped-{self._number}"
+
     @property
     def stop_signal(self) -> int | None:
         """The first signal to stop that was received."""
@@ -115,11 +134,14 @@ class Attempt:
     def settle(self, end: NodeExit) -> NodeExit:
         """Request another attempt if one is due. Returns the end with its full reason."""
         full = end._replace(reason=self._stop_reason(end)) if end.code == STOPPED else end
+        if self._capped and self.cap and end.code:
+            full = full._replace(reason=f"stopped at its cost cap ({self.cap.text}): {full.reason}")
         exit_records.record_node(self._env, self._here.node, full)
         if end.code == 0:
             return end
         if not self._limits:
-            return _extended(full, self._how_to_resume()) if end.code == STOPPED else end
+            stopped = end.code == STOPPED or self._capped
+            return _extended(full, self._how_to_resume()) if stopped else end
         if end.code == STOPPED:
             self._await(lambda: len(exit_records.nodes(self._env)) == len(self._here.hosts), None)
         decision = self._decision(self._number)
@@ -144,6 +166,8 @@ class Attempt:
 
     def _decide(self, end: NodeExit) -> NodeExit:
         """Request another attempt if the job file allows it. Returns the end with the outcome."""
+        if self._capped or self._capped_file.exists():
+            return _extended(end, self._how_to_resume())
         job = self._query()
         if job is None:
             return _extended(end, "Slurm did not answer a query about the job")

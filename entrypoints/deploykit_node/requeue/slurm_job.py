@@ -52,6 +52,8 @@ class Job:
     """It runs in the grace time of a preemption."""
     left: float
     """Seconds until its time limit; below 0 after it, infinite without one."""
+    ran: float = 0.0
+    """Seconds since this attempt began."""
 
     @property
     def timed_out(self) -> bool:
@@ -77,14 +79,15 @@ def parse(line: str) -> Job:
     for word in line.split():
         name, _, value = word.partition("=")
         values.setdefault(name, value)
-    restarts = values.get("Restarts", "")
+    restarts, ran = values.get("Restarts", ""), _seconds(values.get("RunTime", "0:0"))
     return Job(
         state=values.get("JobState", ""),
         reason=values.get("Reason", ""),
         restarts=int(restarts) if re.fullmatch(r"[0-9]{1,9}", restarts) else 0,
         nodes=tuple(cluster.expand(values.get("NodeList", "").replace("(null)", ""))),
         preempted=values.get("PreemptTime", "None") not in ("None", "(null)", ""),
-        left=_seconds(values.get("TimeLimit", "")) - _seconds(values.get("RunTime", "0:0")),
+        left=_seconds(values.get("TimeLimit", "")) - ran,
+        ran=0.0 if math.isinf(ran) else ran,
     )
 
 

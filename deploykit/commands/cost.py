@@ -1,0 +1,89 @@
+"""Show what a job may cost at its backend: in the low, the likely and the worst case.
+
+deploykit cost exp.yaml --explain               each sum
+deploykit cost --set resources.nodes=4 --json   for programs
+deploykit cost --refresh                        ask for new prices first
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit import capabilities, lifecycle
+from deploykit.commands import output
+from deploykit.cost import cap, money
+from deploykit.cost.estimate import CASES, Estimate
+from deploykit.jobfile import JobFile
+
+SHARED = ("job", "backend")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --explain, --refresh and --max-cost."""
+    parser.add_argument("--explain", action="store_true", help="show how each sum is made")
+    parser.add_argument(
+        "--refresh", action="store_true", help="ask the provider for its prices, and keep them"
+    )
+    parser.add_argument(
+        "--max-cost", metavar="MONEY", help="say whether the job may cost more, such as '50 USD'"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate of the job."""
+    name, file = _job(args)
+    options = file.sections[name]
+    engine = capabilities.require(name, capabilities.Cost)
+    if args.refresh:
+        asked = capabilities.require(name, capabilities.Prices)
+        output.note(asked.refresh_prices(file.job, options))
+    estimate = engine.cost(file.job, options)
+    if args.json:
+        output.emit({"backend": name, **estimate.data(), "max_cost": file.job.max_cost})
+        return 0
+    _show(name, estimate, explain=args.explain)
+    if file.job.max_cost is not None and estimate.charges:
+        _show_cap(money.parse(file.job.max_cost), estimate)
+    return 0
+
+
+def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
+    """The job for one backend; its cap is shown and not enforced. Raises JobFileError."""
+    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
+    name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
+    file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
+    others = ("max_cost", "stop_at_cap")
+    found = [one for one in lifecycle.problems(file, name) if one.path not in others]
+    output.warnings(file.raise_on(found))
+    return name, file
+
+
+def _show(name: str, estimate: Estimate, *, explain: bool) -> None:
+    """Print the cases, and where the prices come from."""
+    if estimate.free:
+        output.say(f"{name}: nothing is billed: {estimate.free}")
+        return
+    for text in estimate.unknown:
+        output.say(f"unknown: {text}")
+    for case in CASES:
+        output.say(f"{case:<7} {estimate.text(case)}")
+        if explain:
+            output.say(*(f"  {line}" for line in estimate.explained(case)))
+    for other, its in estimate.others.items():
+        low, worst = its.text("low"), its.text("worst")
+        output.say(f"{other}: {low} to {worst}")
+    if estimate.source:
+        output.say(f"prices: {estimate.source}")
+    output.note(*(f"warning: {text}" for text in estimate.warnings))
+    if explain:
+        output.say(*estimate.notes)
+
+
+def _show_cap(limit: money.Money, estimate: Estimate) -> None:
+    """Print whether the job may cost more than its cap."""
+    if limit.currency != estimate.currency:
+        output.say(f"max_cost is in {limit.currency}, but the prices are in {estimate.currency}")
+    elif cap.exceeds(limit, estimate):
+        output.say(f"max_cost: the job may cost more than {limit}: `submit` refuses it")
+    else:
+        output.say(f"max_cost: the job cannot cost more than {limit}")

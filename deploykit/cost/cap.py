@@ -1,0 +1,106 @@
+"""The cap: what a job may cost at most, checked before it is sent and kept by its launcher.
+
+The launcher on the node cannot ask for prices. It gets the seconds that the cap pays for, and
+watches its own clock (``entrypoints/deploykit_node/cap.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import ROUND_FLOOR, Decimal
+
+from deploykit.cost import money
+from deploykit.cost.estimate import Estimate, span
+from deploykit.cost.money import Money
+from deploykit.model import JobSpec, Problem
+
+VARIABLE = "DEPLOYKIT_CAP"
+_LEAST = 120
+"""Seconds that a cap must pay for: with less, nothing could be trained and saved."""
+
+
+def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
+    """Why a job with a cap is refused, or what its cap does not cover.
+
+    `estimate` is None for a backend that offers none.
+    """
+    if job.max_cost is None:
+        yield Problem("stop_at_cap", "requires max_cost", "--max-cost '50 USD'")
+        return
+    cap = money.parse(job.max_cost)
+    if estimate is None:
+        message = "this backend does not say what a job costs, so the cap cannot be kept"
+        yield Problem("max_cost", message, "remove it")
+    elif estimate.unknown:
+        yield Problem("max_cost", f"cannot be kept: {'; '.join(estimate.unknown)}")
+    elif not estimate.charges:
+        yield Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")
+    elif cap.currency != estimate.currency:
+        message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
+        yield Problem("max_cost", message, f"for example max_cost: 50 {estimate.currency}")
+    elif job.stop_at_cap:
+        yield from _too_little(cap, estimate)
+    else:
+        yield from _too_much(cap, estimate)
+
+
+def exceeds(cap: Money, estimate: Estimate) -> bool:
+    """Whether a job whose prices are known may cost more than the cap."""
+    worst = estimate.amount("worst")
+    return worst is None or worst > cap.amount
+
+
+def _too_much(cap: Money, estimate: Estimate) -> Iterator[Problem]:
+    if exceeds(cap, estimate):
+        parts = "; ".join(estimate.explained())
+        worst = estimate.text("worst")
+        message = f"{cap} is less than the job may cost, {worst}: {parts} ({estimate.source})"
+        hint = "raise it, lower the time limit or the restarts, or let --stop-at-cap stop the job"
+        yield Problem("max_cost", message, hint)
+
+
+def _too_little(cap: Money, estimate: Estimate) -> Iterator[Problem]:
+    seconds = paid(cap, estimate)
+    if seconds is not None and seconds < _LEAST:
+        each = f"{money.exact(estimate.hourly)} {estimate.currency} an hour"
+        message = f"{cap} pays for {max(0, seconds)} s at {each}; at least {_LEAST} s are needed"
+        yield Problem("max_cost", message, "raise it")
+
+
+def paid(cap: Money, estimate: Estimate) -> int | None:
+    """The seconds of the job that the cap pays for, after what is billed later; None: any time."""
+    if not estimate.hourly:
+        return None
+    left = cap.amount - estimate.afterwards
+    seconds = left * money.HOUR / estimate.hourly
+    return int(seconds.to_integral_value(ROUND_FLOOR))
+
+
+def told(job: JobSpec, estimate: Estimate) -> str:
+    """A line about a job that is to be stopped at its cap; empty for any other."""
+    values = variables(job, estimate).get(VARIABLE)
+    if values is None or job.max_cost is None:
+        return ""
+    limit, seconds = money.parse(job.max_cost), json.loads(values)["seconds"]
+    return f"it is stopped before it costs more than {limit}: after {span(seconds)}"
+
+
+def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
+    """The variable for the launchers of a job that is to be stopped at its cap; else none.
+
+    The job must have passed `problems`.
+    """
+    if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
+        return {}
+    cap = money.parse(job.max_cost)
+    seconds = paid(cap, estimate)
+    if seconds is None or not exceeds(cap, estimate):
+        return {}
+    price = f"{money.exact(estimate.hourly)} {estimate.currency}"
+    return {VARIABLE: json.dumps({"seconds": seconds, "cap": str(cap), "hourly": price})}
+
+
+def spent(hourly: Decimal, seconds: float) -> Decimal:
+    """What that many billed seconds cost; a part of a second counts as one."""
+    return money.for_seconds(hourly, -int(-seconds // 1))

@@ -1,0 +1,168 @@
+"""What a job may cost, as a sum of charges that can be shown line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from deploykit.cost import money
+
+CASES = ("low", "likely", "worst")
+
+
+class Seconds(NamedTuple):
+    """How long something is billed, in each case; None: without a limit."""
+
+    low: int | None
+    likely: int | None
+    worst: int | None
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Something that is billed by time."""
+
+    what: str
+    """``2 x ml.g5.12xlarge, on-demand``."""
+    hourly: Decimal
+    """Price of an hour of all of it together."""
+    seconds: Seconds
+    how: str
+    """Where the time of the worst case comes from: ``1h 2m x 2 attempts``."""
+    discount: Decimal = Decimal(0)
+    """The share of the price that may be saved in the low case, 0 to 1."""
+    after: bool = False
+    """Whether it is billed after the job, so that stopping the job does not save it."""
+
+    def amount(self, case: str) -> Decimal | None:
+        """The cost in a case; None without a limit."""
+        seconds = getattr(self.seconds, case)
+        if seconds is None:
+            return None
+        share = 1 - self.discount if case == "low" else Decimal(1)
+        return money.for_seconds(self.hourly, seconds) * share
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job may cost in the low, the likely and the worst case."""
+
+    charges: tuple[Charge, ...] = ()
+    """Empty where nothing is billed, or where a price is unknown."""
+    currency: str = ""
+    unknown: tuple[str, ...] = ()
+    """Prices that are not known, each with what to do about it. The sum is unknown then."""
+    free: str = ""
+    """Why nothing is billed; empty where something is."""
+    source: str = ""
+    """Where the prices come from, with their date."""
+    notes: tuple[str, ...] = ()
+    """What the cases assume, and what is not counted."""
+    warnings: tuple[str, ...] = ()
+    others: Mapping[str, Estimate] = field(default_factory=dict)
+    """The same job bought in another way, such as ``spot``."""
+
+    def amount(self, case: str) -> Decimal | None:
+        """The sum of the charges in a case; None where it is unknown or has no limit."""
+        amounts = [charge.amount(case) for charge in self.charges]
+        known = [amount for amount in amounts if amount is not None]
+        if self.unknown or len(known) < len(amounts):
+            return None
+        return sum(known, Decimal(0))
+
+    @property
+    def hourly(self) -> Decimal:
+        """Price of an hour while the job runs."""
+        return sum((one.hourly for one in self.charges if not one.after), Decimal(0))
+
+    @property
+    def afterwards(self) -> Decimal:
+        """The worst cost of what is billed after the job."""
+        later = [charge.amount("worst") for charge in self.charges if charge.after]
+        return sum((amount for amount in later if amount is not None), Decimal(0))
+
+    def text(self, case: str) -> str:
+        """``12.40 USD``, ``unknown`` or ``no limit``."""
+        amount = self.amount(case)
+        if amount is not None:
+            return money.text(amount, self.currency) if self.charges else "0"
+        return "unknown" if self.unknown else "no limit"
+
+    def explained(self, case: str = "worst") -> Iterator[str]:
+        """Each charge of a case with its sum."""
+        for charge in self.charges:
+            amount, seconds = charge.amount(case), getattr(charge.seconds, case)
+            shown = "no limit" if amount is None else money.text(amount, self.currency)
+            time = "no time limit" if seconds is None else f"{seconds} s"
+            saved = f" x {1 - charge.discount}" if case == "low" and charge.discount else ""
+            price = f"{money.exact(charge.hourly)} {self.currency}/h"
+            how = f" ({charge.how})" if case == "worst" else ""
+            yield f"{charge.what}: {price} x {time}{how} / 3600{saved} = {shown}"
+
+    def summary(self) -> str:
+        """One line for a dry run: the worst case and what it is made of."""
+        if self.unknown:
+            return f"cost: unknown: {'; '.join(self.unknown)}"
+        parts = [f"{charge.what} x {charge.how}" for charge in self.charges]
+        return f"cost: at most {self.text('worst')}: {' + '.join(parts)} ({self.source})"
+
+    def data(self) -> dict[str, Any]:
+        """The estimate as JSON: amounts in cents as numbers, null where unknown or unlimited."""
+        cases = {case: _number(self.amount(case)) for case in CASES}
+        return {
+            **cases,
+            "currency": self.currency or None,
+            "charges": [_charge_data(charge) for charge in self.charges],
+            "unknown": list(self.unknown),
+            "free": self.free or None,
+            "source": self.source or None,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "others": {name: _brief(other) for name, other in self.others.items()},
+        }
+
+
+def _brief(estimate: Estimate) -> dict[str, Any]:
+    return {case: _number(estimate.amount(case)) for case in CASES}
+
+
+def _charge_data(charge: Charge) -> dict[str, Any]:
+    amounts = {case: _number(charge.amount(case)) for case in CASES}
+    seconds = charge.seconds._asdict()
+    return {"what": charge.what, "hourly": money.exact(charge.hourly), "seconds": seconds} | amounts
+
+
+def _number(amount: Decimal | None) -> float | None:
+    return None if amount is None else float(money.cents(amount))
+
+
+def attempts(count: int) -> str:
+    """``1 attempt``, ``3 attempts``."""
+    return f"{count} attempt{'s' if count != 1 else ''}"
+
+
+def span(seconds: int) -> str:
+    """``1h 2m``, ``90s``: a time with all its units."""
+    units = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+    parts: list[str] = []
+    for size, unit in units:
+        count, seconds = divmod(seconds, size)
+        parts += [f"{count}{unit}"] if count else []
+    return " ".join(parts) or "0s"
+
+
+def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
+    """A machine with a price per hour, for at most `limit` seconds; 0 is no limit.
+
+    Without a price nothing is billed. `key` is where the price is set.
+    """
+    if price is None:
+        return Estimate(free=f"{key} is not set")
+    hour = money.parse(price)
+    how = f"{attempts(1)} of {span(limit)}" if limit else "no time limit"
+    longest = limit or None
+    charge = Charge(what, hour.amount, Seconds(longest, longest, longest), how)
+    notes = ("low and likely: one attempt that uses its whole time limit",)
+    return Estimate((charge,), hour.currency, source=f"{key}, {price} an hour", notes=notes)

@@ -1,0 +1,82 @@
+"""Lists of prices: what ships, what was asked for, and how old both are."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+
+import pytest
+
+from deploykit import paths
+from deploykit.cost import prices
+from deploykit.cost.prices import Price, PriceList
+
+DAY = dt.date(2026, 11, 23)
+
+
+def test_each_list_that_ships_has_its_day_and_source():
+    lists = prices.shipped("sagemaker")
+    assert {one.region for one in lists} == {"us-east-1", "eu-west-1"}
+    for one in lists:
+        assert dt.date.fromisoformat(one.day) <= dt.datetime.now(dt.UTC).date()
+        assert one.source.startswith("https://")
+        assert one.currency == "USD"
+        assert len(one.hourly) >= 4
+        assert all(Decimal(price) > 0 for price in one.hourly.values())
+
+
+def test_a_machine_that_no_list_has_has_no_price():
+    assert prices.machine("sagemaker", "us-east-1", "ml.p5en.48xlarge") is None
+    assert prices.machine("sagemaker", "sa-east-1", "ml.g5.xlarge") is None
+
+
+def test_prices_that_were_asked_for_win_and_the_others_stay():
+    asked = PriceList("us-east-1", "USD", "2026-11-23", "AWS", {"ml.g5.xlarge": "1.5"}, "0.14")
+    path = prices.store("sagemaker", asked)
+    assert path == paths.state() / "prices/sagemaker-us-east-1.json"
+    price, currency = prices.machine("sagemaker", "us-east-1", "ml.g5.xlarge")
+    assert (price, currency) == (Price(Decimal("1.5"), "2026-11-23", "AWS"), "USD")
+    assert prices.machine("sagemaker", "us-east-1", "ml.g6.xlarge")[0].day == "2026-04-21"
+    assert prices.storage("sagemaker", "us-east-1")[0].amount == Decimal("0.14")
+
+
+ODD = {"region": "us-east-1", "currency": "USD", "day": "x", "source": "s"}
+WRONG = {"ml.g5.xlarge": "-1", "ml.g6.xlarge": "NaN", "ml.p5.48xlarge": "1e999"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"region": "us-east-1"}', '{"hourly": {"ml.g5.xlarge": 1}}'),
+        json.dumps(ODD | {"hourly": WRONG}),
+        json.dumps(ODD | {"hourly": {"ml.g5.xlarge": 3}, "storage": [1]}),
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_as_if_it_were_not_there(text):
+    path = paths.state() / "prices/sagemaker-us-east-1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert prices.machine("sagemaker", "us-east-1", "ml.g5.xlarge")[0].amount == Decimal("1.408")
+    assert prices.storage("sagemaker", "us-east-1") is None
+
+
+def test_old_prices_are_named_after_60_days():
+    on = [Price(Decimal(1), (DAY - dt.timedelta(days)).isoformat(), "") for days in (0, 60, 61)]
+    assert prices.old(on[:2], DAY) == ""
+    assert prices.old(on, DAY) == "prices of 2026-09-23 are 61 days old; `deploykit cost --refresh`"
+    assert prices.old([Price(Decimal(1), "no day", "")], DAY) == ""
+    assert prices.old([], DAY) == ""
+
+
+def test_only_numbers_are_prices():
+    for text in ("", "x", "-1", "NaN", "Infinity", "1e999999", "9" * 40, 3, None, ["1"]):
+        assert not prices.is_price(text)
+    assert prices.is_price("0")
+    assert prices.is_price("25.2512883")
+
+
+def test_the_stored_file_is_json(tmp_path):
+    path = prices.store("sagemaker", PriceList("x-y-1", "USD", "2026-01-01", "AWS", {}))
+    assert json.loads(path.read_text())["day"] == "2026-01-01"
