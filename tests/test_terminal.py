@@ -123,6 +123,7 @@ VERBS = {
     "rm": ["rm", HOSTILE],
     "rm-force": ["rm", "one", "--force"],
     "diagnose": ["diagnose", "one"],
+    "dump": ["dump", "one", "--threads"],
     "diagnose-file": ["diagnose", HOSTILE],
     "guide": ["guide", "nccl", "one"],
     "guide-name": ["guide", HOSTILE],

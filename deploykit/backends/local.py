@@ -38,6 +38,8 @@ UNLIMITED = True
 
 _RANKS_PER_CORE = 4
 """Above which a job on this machine is probably meant for another one."""
+_DUMP = 120.0
+"""Seconds to take the stacks of all ranks."""
 _START = 10
 """Seconds in which a started shell must claim its run."""
 
@@ -230,6 +232,19 @@ def cancel(handle: Handle) -> None:
             os.kill(_pid(folder), signal.SIGTERM)
         except PermissionError as error:
             raise NotPermitted(f"{handle.run} belongs to another user") from error
+
+
+def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+    """Write the stacks of all ranks; see `deploykit.capabilities.Dump`."""
+    from deploykit import shell
+    from deploykit.inspect import node_command
+
+    _require_this_machine(handle)
+    processes = exit_records.processes(Path(handle.folder))
+    first = node_command.require_some(processes, handle.run)[0]
+    folders = (handle.folder, str(folder))
+    done = shell.run(node_command.argv(first, "local", folders, native=native), timeout=_DUMP)
+    return [done.err.strip().rpartition("\n")[2]] if done.code else []
 
 
 def examine(

@@ -108,7 +108,7 @@ def clear(env: Environ, node: int) -> None:
         return
     (folder / f"node-{node}.json").unlink(missing_ok=True)
     if node == 0:
-        for path in folder.glob("rank-*.json"):
+        for path in (*folder.glob("rank-*.json"), *folder.glob("process-*.json")):
             path.unlink(missing_ok=True)
 
 

@@ -68,6 +68,19 @@ class HeartbeatRecord(TypedDict):
     attempt: int
 
 
+class ProcessRecord(TypedDict):
+    """``process-N.json``: the process of rank N's program while it runs, for `deploykit dump`."""
+
+    pid: int
+    started: int
+    host: str
+    python: str
+    libraries: str
+    stacks: str
+    world_size: int
+    attempt: int
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -93,6 +106,7 @@ SCHEMA: dict[str, type] = {
     "restart-N.json": RestartRecord,
     "attempt.json": AttemptRecord,
     "heartbeat-N.json": HeartbeatRecord,
+    "process-N.json": ProcessRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deploykit_node import exit_records, log, progress, signals
@@ -44,10 +44,16 @@ def command(program: Sequence[str]) -> list[str]:
     return [sys.executable, *program]
 
 
-def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
+def run(
+    argv: Sequence[str],
+    env: dict[str, str],
+    prefix: str,
+    started: Callable[[int], None] | None = None,
+) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
     A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
+    `started` gets the process id.
     """
     before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
     child = subprocess.Popen(
@@ -61,6 +67,8 @@ def run(argv: Sequence[str], env: dict[str, str], prefix: str) -> ChildExit:
     wake, ended = os.pipe()
     relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake))
     relay.start()
+    if started is not None:
+        started(child.pid)
     stopped = _forward_until_end(child)
     os.close(ended)
     relay.join()

@@ -63,6 +63,13 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
         yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 
+def dump_by_hand(handle: Handle) -> tuple[str, str]:
+    """Why no stacks can be taken from here; see `deploykit.capabilities.DumpByHand`."""
+    from deploykit.backends.sagemaker import remote_debug
+
+    return remote_debug.dump_by_hand(handle)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -81,6 +88,7 @@ __all__ = [
     "attach",
     "cancel",
     "check",
+    "dump_by_hand",
     "examine",
     "find",
     "logs",
