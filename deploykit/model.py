@@ -205,6 +205,15 @@ class JobSpec:
         ),
         Bounds(0, 30),
     ] = 0
+    on_stall: Annotated[
+        Literal["report", "dump", "restart"],
+        Help(
+            "What to do when the ranks make no progress: say so in the log and the status, keep "
+            "their stacks too, or end the attempt too, so that `retries` and Slurm's `restarts` "
+            "can start the next. Not on SageMaker.",
+            example="dump",
+        ),
+    ] = "dump"
     preflight: Annotated[
         bool,
         Help(

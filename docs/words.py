@@ -215,9 +215,9 @@ before the trainer starts.
 
 ## Variables of the launcher
 
-Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS` and
-`DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects torchrun's variables above and other
-names that begin with `DEPLOYKIT_`.
+Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS`,
+`DEPLOYKIT_STALL_SECONDS` and `DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects
+torchrun's variables above and other names that begin with `DEPLOYKIT_`.
 """
 
 INTERNAL = {
@@ -228,6 +228,8 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
+    "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
+    "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
     "DEPLOYKIT_PYTHONPATH": "the `PYTHONPATH` of the program, which gets it back before it starts",
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
@@ -307,11 +309,16 @@ EXIT_RECORD_FILES = {
     "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
     "launcher lives",
     "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
+    "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
 EXIT_RECORD_FIELDS = {
     "attempt": "restarts of the job before this attempt",
+    "dump": "name of the folder in `stacks/`, or empty",
+    "longest": "seconds of the longest pause before",
+    "nodes": "nodes of the job",
+    "seconds": "seconds without progress when that was noted",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
     "host": "address of the node; of a process, the name of its node",

@@ -284,10 +284,21 @@ def _status(handle: Handle) -> Status:
         )
     if _alive(folder):
         stopping = (folder / "cancelled").exists()
-        return Status(State.STOPPING if stopping else State.RUNNING, "alive")
+        if stopping:
+            return Status(State.STOPPING, "alive")
+        return Status(State.RUNNING, "alive", _stall(folder))
     if (folder / "cancelled").exists():
         return Status(State.CANCELLED, "ended", "cancelled by `deploykit cancel`")
     return _ended(folder)
+
+
+def _stall(folder: Path) -> str:
+    """Why a run that is alive makes no progress; empty while it does."""
+    if not any(folder.glob("exit_records/stall-*.json")):
+        return ""
+    from deploykit.inspect import stalls
+
+    return stalls.reason(folder)
 
 
 def _ended(folder: Path) -> Status:

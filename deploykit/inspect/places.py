@@ -47,7 +47,7 @@ class Place:
     def brief(self) -> str:
         """The place without the source line."""
         if self.function is None:
-            return str(self)
+            return self.state or "without a Python stack"
         location = f" ({_location(self.caller)})" if self.caller else ""
         state = f"{self.state} in " if self.state else "in "
         return f"{state}{self.function.name}{location}"

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploykit_node import (
@@ -31,6 +32,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.inspect import stall
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -100,14 +102,27 @@ def _run_torchrun(
     attempt.start_heartbeat(meeting.local)
     argv = _torchrun_argv(words, meeting)
     try:
-        options = supervisor.Options(
-            _grace(env), lambda text: log.say(here.node, text), attempt.on_signal
-        )
+        options = _supervision(env, here, ranks, attempt)
         with outputs.around(env, here.node):
             code = supervisor.run(argv, env, ranks, options, meeting.held)
         return _node_exit(code, env, ranks, attempt.stop_signal)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
+
+
+def _supervision(
+    env: Environ, here: cluster.Cluster, ranks: Path, attempt: Attempt
+) -> supervisor.Options:
+    """How to supervise torchrun; with the stall rule where the run has a folder."""
+
+    def say(text: str) -> None:
+        log.say(here.node, text)
+
+    options = supervisor.Options(_grace(env), say, attempt.on_signal)
+    if records.folder(env) is None or sys.platform != "linux":
+        return options
+    watch = stall.Watch(env, here, ranks, say)
+    return replace(options, look=watch.look, look_every=watch.every)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:

@@ -19,7 +19,7 @@ from deploykit_node import (
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.inspect import faults, processes
+from deploykit_node.inspect import faults, processes, stall
 from deploykit_node.network import addresses, interfaces, rendezvous
 
 
@@ -80,7 +80,8 @@ def _run_program(
         return relay.run(argv, env, prefix)
     hooked, stacks = faults.environment(env, folder, this_rank.rank)
     started = partial(processes.register, env, this_rank, stacks=stacks)
-    return relay.run(argv, hooked, prefix, started)
+    observer = relay.Observer(started, stall.Heard(folder, this_rank.rank))
+    return relay.run(argv, hooked, prefix, observer)
 
 
 def _check_master(env: Environ, this_rank: cluster.Rank) -> None:

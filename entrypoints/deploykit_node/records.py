@@ -81,6 +81,17 @@ class ProcessRecord(TypedDict):
     attempt: int
 
 
+class StallRecord(TypedDict):
+    """``stall-N.json``: the ranks of node N make no progress; deleted when they do."""
+
+    time: str
+    seconds: int
+    longest: int
+    dump: str
+    nodes: int
+    attempt: int
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -107,6 +118,7 @@ SCHEMA: dict[str, type] = {
     "attempt.json": AttemptRecord,
     "heartbeat-N.json": HeartbeatRecord,
     "process-N.json": ProcessRecord,
+    "stall-N.json": StallRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

@@ -40,6 +40,9 @@ class Options:
     """Prints a line to the node's log."""
     on_signal: Callable[[int, float], None]
     """Called for each signal after the ranks have received it, with its time (`time.time`)."""
+    look: Callable[[], None] | None = None
+    """Called every `look_every` seconds."""
+    look_every: float | None = None
 
 
 def run(
@@ -66,8 +69,10 @@ def run(
         held.close()  # or the port would seem to answer after torchrun has ended
     supervisor = _Supervisor(process, env, ranks, options)
     while process.poll() is None:
-        if received := signals.wait(_HELD):
+        if received := signals.wait(_HELD, options.look_every):
             supervisor.handle(received)
+        elif options.look:
+            options.look()
     signal.setitimer(signal.ITIMER_REAL, 0)
     supervisor.kill_ranks()
     return process.returncode

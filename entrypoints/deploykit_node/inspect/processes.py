@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -18,7 +19,8 @@ _FIELDS = {
     **dict.fromkeys(("host", "python", "libraries", "stacks"), str),
 }
 _MOST_CHILDREN = 16
-_STARTED = 19
+_USER, _STARTED = 11, 19
+"""Positions in a line of /proc/PID/stat, counted from the state."""
 _UNKNOWN = 0
 
 
@@ -31,6 +33,8 @@ class Stat(NamedTuple):
     name: str
     state: str
     parent: int
+    cpu: int
+    """Clock ticks that it has computed, without its children."""
     started: int
     """Clock ticks after the machine's start."""
 
@@ -89,7 +93,8 @@ def stat(pid: int) -> Stat | None:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     words = rest.split()
-    return Stat(name, words[0], int(words[1]), int(words[_STARTED]))
+    cpu = int(words[_USER]) + int(words[_USER + 1])
+    return Stat(name, words[0], int(words[1]), cpu, int(words[_STARTED]))
 
 
 def children(pid: int) -> list[int]:
@@ -103,3 +108,22 @@ def children(pid: int) -> list[int]:
     for parent in known:
         known += sorted(below[parent])
     return known[1 : _MOST_CHILDREN + 1]
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """The CPU time of each process, in seconds."""
+    found = {pid: stat(pid) for pid in pids}
+    tick = os.sysconf("SC_CLK_TCK")
+    return {pid: told.cpu / tick for pid, told in found.items() if told}
+
+
+def written(pid: int) -> int:
+    """Bytes that a process has passed to write(), for files and pipes; 0 where that is unknown.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_io.5.html
+    """
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), 0)
