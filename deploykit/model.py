@@ -207,12 +207,7 @@ class JobSpec:
     ] = 0
     on_stall: Annotated[
         Literal["report", "dump", "restart"],
-        Help(
-            "What to do when the ranks make no progress: say so in the log and the status, keep "
-            "their stacks too, or end the attempt too, so that `retries` and Slurm's `restarts` "
-            "can start the next. Not on SageMaker.",
-            example="dump",
-        ),
+        Help("What to do without progress: `report` it, `dump` stacks too, or `restart` too."),
     ] = "dump"
     preflight: Annotated[
         bool,
@@ -222,11 +217,7 @@ class JobSpec:
         ),
     ] = False
     debug: Annotated[
-        bool,
-        Help(
-            "Write debug output of NCCL, c10d and PyTorch's flight recorder, to a file for each "
-            "process where possible. Also `deploykit submit --debug`."
-        ),
+        bool, Help("Debug output of NCCL, c10d and PyTorch. Also `deploykit submit --debug`.")
     ] = False
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
