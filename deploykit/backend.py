@@ -56,7 +56,10 @@ _RESERVED = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SETTABLE = ("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS")
+_SETTABLE = (
+    *("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS"),
+    "DEPLOYKIT_STALL_SECONDS",
+)
 
 
 class Backend(Protocol):
@@ -175,6 +178,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_RUN_DIR"] = folder
     if job.outputs:
         variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
+    if job.on_stall != "dump":
+        variables["DEPLOYKIT_ON_STALL"] = job.on_stall
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:

@@ -143,7 +143,28 @@ class Prices(Protocol):
         """
 
 
-REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost)
+@runtime_checkable
+class Dump(Protocol):
+    """A backend on whose nodes the stacks of running ranks can be taken."""
+
+    def dump(self, handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+        """Have each node write the stacks of its ranks into `folder`, a file for each node.
+
+        `folder` is one of ``stacks/`` in the run folder, and does not exist yet. `native` asks for
+        calls of C and C++ too. Returns what went wrong, as sentences; the program is not disturbed.
+        Raises TryAgain where no rank is running, BackendUnavailable where no node can be reached.
+        """
+
+
+@runtime_checkable
+class DumpByHand(Protocol):
+    """A backend that `dump` cannot reach, and that can say why."""
+
+    def dump_by_hand(self, handle: Handle) -> tuple[str, str]:
+        """Why no stacks can be taken from here, and what a person can do instead. Offline."""
+
+
+REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, Dump)
 """Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
 

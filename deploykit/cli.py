@@ -36,6 +36,7 @@ VERBS = {
     "logs": "print the logs of all ranks, merged",
     "wait": "wait for a run, and exit with its exit code",
     "diagnose": "find why a run failed, from its logs",
+    "dump": "show where each rank of a running run stands: its stack",
     "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
     "rm": "remove runs that have ended, with their files on this machine",

@@ -32,6 +32,17 @@ class ExitRecord:
 
 
 @dataclass(frozen=True)
+class RankProcess:
+    """The process of a rank's program, which may have ended, and how to start another beside it."""
+
+    rank: int
+    host: str
+    python: str
+    libraries: str
+    """``LD_LIBRARY_PATH`` there; may be empty."""
+
+
+@dataclass(frozen=True)
 class Files:
     """Files of a folder: how many, their bytes, and path and bytes of the largest ones."""
 
@@ -58,6 +69,19 @@ def read(folder: Path) -> list[ExitRecord]:
     parsed = [_exit_record(_data(path)) for path in folder.glob("exit_records/node-*.json")]
     valid = [record for record in parsed if record is not None]
     return sorted(valid, key=lambda record: (record.exit_code == 0, record.finished))
+
+
+def processes(folder: Path) -> list[RankProcess]:
+    """The processes that have not recorded their end, by rank."""
+    found = []
+    for path in folder.glob("exit_records/process-*.json"):
+        rank = whole(path.stem.rpartition("-")[2])
+        match _data(path):
+            case {"host": str(host), "python": str(python), "libraries": str(libraries)} if (
+                rank is not None
+            ):
+                found.append(RankProcess(rank, host, python, libraries))
+    return sorted(found, key=lambda one: one.rank)
 
 
 def restarts(folder: Path, *, upto: int | None = None) -> list[str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from deploykit.errors import UsageError
 
@@ -72,6 +72,7 @@ class Job(Mapping[str, Any]):
         checkpoints: str | os.PathLike[str] | None = None,
         outputs: Sequence[str] | None = None,
         retries: int | None = None,
+        on_stall: Literal["report", "dump", "restart"] | None = None,
         preflight: bool | None = None,
         max_cost: str | None = None,
         stop_at_cap: bool | None = None,

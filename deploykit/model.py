@@ -206,6 +206,10 @@ class JobSpec:
         ),
         Bounds(0, 30),
     ] = 0
+    on_stall: Annotated[
+        Literal["report", "dump", "restart"],
+        Help("What to do without progress: `report` it, `dump` stacks too, or `restart` too."),
+    ] = "dump"
     preflight: Annotated[
         bool,
         Help(
@@ -214,11 +218,7 @@ class JobSpec:
         ),
     ] = False
     debug: Annotated[
-        bool,
-        Help(
-            "Write debug output of NCCL, c10d and PyTorch's flight recorder, to a file for each "
-            "process where possible. Also `deploykit submit --debug`."
-        ),
+        bool, Help("Debug output of NCCL, c10d and PyTorch. Also `deploykit submit --debug`.")
     ] = False
     max_cost: Annotated[
         str | None,

@@ -52,7 +52,7 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     _read_run(diagnosis, row, _files(row))
     warnings = []
     for folder in _folders(row):
-        recorded, unreadable = _dumps(folder)
+        recorded, unreadable = dumps_in(folder)
         warnings += unreadable + read_dumps(diagnosis, recorded)
     return RunDiagnosis(tuple(diagnosis.causes()), tuple(warnings))
 
@@ -136,7 +136,7 @@ def _plan(row: Run) -> str:
     return ""
 
 
-def _dumps(folder: Path) -> tuple[list[Dump], list[str]]:
+def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
     """The dumps in a folder, and a warning for each that is truncated."""
     readable, warnings = [], []
     for path in sorted((folder / "debug").glob(f"{dumps.PREFIX}*")):

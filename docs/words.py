@@ -215,9 +215,9 @@ before the trainer starts.
 
 ## Variables of the launcher
 
-Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS` and
-`DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects torchrun's variables above and other
-names that begin with `DEPLOYKIT_`.
+Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS`,
+`DEPLOYKIT_STALL_SECONDS` and `DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects
+torchrun's variables above and other names that begin with `DEPLOYKIT_`.
 """
 
 INTERNAL = {
@@ -228,6 +228,10 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
+    "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
+    "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
+    "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
+    "DEPLOYKIT_PYTHONPATH": "the `PYTHONPATH` of the program, which gets it back before it starts",
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
     "DEPLOYKIT_GRACE": "seconds that ranks have after SIGTERM. Default: 30; no limit for a signal "
@@ -270,6 +274,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
 | `checkpoints/working_folder/` | the files of [`outputs`](../how-to/results.md), to continue from |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |
+| `stacks/` | [stacks of the ranks](../how-to/a-run-hangs.md), a folder for each dump |
 | `debug/` | debugging output of NCCL and PyTorch, one file per process |
 | `rendezvous.json` | address and port of the rendezvous, and the key of this attempt |
 
@@ -307,25 +312,36 @@ EXIT_RECORD_FILES = {
     "time of change is kept up to date",
     "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
     "launcher lives",
+    "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
+    "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
 EXIT_RECORD_FIELDS = {
     "attempt": "restarts of the job before this attempt",
     "began": "seconds since 1970",
+    "dump": "name of the folder in `stacks/`, or empty",
+    "longest": "seconds of the longest pause before",
+    "nodes": "nodes of the job",
+    "seconds": "seconds without progress when that was noted",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
-    "host": "address of the node",
+    "host": "address of the node; of a process, the name of its node",
+    "libraries": "`LD_LIBRARY_PATH` of the program, or empty",
     "local_world_size": "ranks of the node",
     "logs": "size of each log when the attempt began, in bytes",
     "checkpoints": "the same for the checkpoint folder, without `working_folder/`",
     "output": "files that the run wrote into the output folder: `folder`, `count`, `bytes`, and "
     "path and bytes of the `largest`",
     "outputs": "the patterns of the job file",
+    "pid": "process id",
     "port": "TCP port",
+    "python": "the Python that runs the program",
     "rank": "number of the rank; for a node, the rank that failed first",
     "reason": "one sentence of why",
     "restart": "number of the restart, from 1",
+    "stacks": "the file into which the program writes its stacks when it gets SIGURG",
+    "started": "when the process started, in clock ticks since the machine did",
     "stopped": "whether the rank had received a signal to stop",
     "time": "when, in UTC",
     "working_folder": "the same for the working folder: files that did not come with the source, "

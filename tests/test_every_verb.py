@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,9 +114,19 @@ def is_cancelled(deploykit, backend, *settings):
     """A run that is stopped."""
     sleep = "entrypoint={script: sleep.py}"
     Path("sleep.py").write_text("import time; time.sleep(600)\n")
-    plan_and_submit(deploykit, backend, "long", *settings, sleep)
+    row = plan_and_submit(deploykit, backend, "long", *settings, sleep)
+    shows_where_it_stands(deploykit, Path(row["folder"]))
     deploykit("cancel", "long")
     assert deploykit("wait", "long", "--json", code=143)["state"] == "cancelled"
+
+
+def shows_where_it_stands(deploykit, folder):
+    """The stacks of both ranks, once both have reached the line that sleeps."""
+    while len(list(folder.glob("exit_records/process-*.json"))) < RANKS:
+        time.sleep(0.1)
+    while not (found := deploykit("dump", "long", "--json"))["summary"].endswith("(sleep.py:1)"):
+        time.sleep(0.1)
+    assert found["groups"][0]["ranks"] == list(range(RANKS))
 
 
 def are_removed(deploykit):

@@ -55,6 +55,7 @@ def test_its_whole_life(project, capsys):
     assert (
         run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
     )
+    assert run(capsys, "dump", "one")[1].err.startswith("error: one is succeeded, and no stacks")
     assert run(capsys, "cancel", "one")[0] == 0
     assert "print\tyes\tdoctor\t" in run(capsys, "backends")[1].out
     assert (
@@ -124,6 +125,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "attach",
         "rerun",
         "disk",
+        "dump",
         "prune",
         "rm",
     }

@@ -54,7 +54,7 @@ def test_the_node_plane_is_complete_and_imports_nothing_else():
             modules += [node.module] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
                 top = module.split(".")[0]
-                others = {"deploykit_node", "boto3", "botocore", "torch"}
+                others = {"deploykit_node", "boto3", "botocore", "torch", "sitecustomize"}
                 assert top in sys.stdlib_module_names | others, (name, module)
                 if top == "deploykit_node":
                     path = f"{backend.FOLDER}/{module.replace('.', '/')}"

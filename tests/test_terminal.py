@@ -88,6 +88,17 @@ def place(project, tmp_path):
     (folder / "logs/node-0.log").write_bytes(LOG + b"\nRuntimeError: CUDA out of memory " + LOG)
     (folder / "logs" / f"x{FORGED}{CLIPBOARD}.log").write_bytes(LOG)
     words = HOSTILE + FORGED
+    frame = {"name": words, "file": f"/{words}.py", "line": 1, "source": words}
+    process = {
+        "pid": 1,
+        "name": words,
+        "state": words,
+        "threads": [{"name": words, "frames": [frame] * 2}] * 2,
+    }
+    one = {"rank": 0, "tool": words, "problem": words, "process": process, "children": [process]}
+    (folder / "stacks/1").mkdir(parents=True)
+    node = {"host": words, "time": words, "world_size": 2, "ranks": [one]}
+    (folder / "stacks/1/n.json").write_text(json.dumps(node))
     row = registry.Run(
         "one", words, "local", words, str(folder), "a", "b", words, 1.0, words, words
     )
@@ -126,6 +137,7 @@ VERBS = {
     "rm": ["rm", HOSTILE],
     "rm-force": ["rm", "one", "--force"],
     "diagnose": ["diagnose", "one"],
+    "dump": ["dump", "one", "--threads"],
     "diagnose-file": ["diagnose", HOSTILE],
     "guide": ["guide", "nccl", "one"],
     "guide-name": ["guide", HOSTILE],

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from deploykit.capabilities import (
         Attach,
         Doctor,
+        Dump,
+        DumpByHand,
         Launch,
         Preflight,
         Probe,
@@ -28,4 +30,6 @@ if TYPE_CHECKING:
     _LAUNCH: tuple[Launch, ...] = (local, slurm)
     _READY: tuple[Ready, ...] = (slurm, sagemaker)
     _UNLIMITED: tuple[Unlimited, ...] = (local,)
+    _DUMP: tuple[Dump, ...] = (local, slurm)
+    _DUMP_BY_HAND: tuple[DumpByHand, ...] = (sagemaker,)
     _REMAINS: tuple[Remains, ...] = (slurm, sagemaker)

@@ -39,6 +39,8 @@ UNLIMITED = True
 
 _RANKS_PER_CORE = 4
 """Above which a job on this machine is probably meant for another one."""
+_DUMP = 120.0
+"""Seconds to take the stacks of all ranks."""
 _START = 10
 """Seconds in which a started shell must claim its run."""
 
@@ -242,6 +244,19 @@ def cancel(handle: Handle) -> None:
             raise NotPermitted(f"{handle.run} belongs to another user") from error
 
 
+def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+    """Write the stacks of all ranks; see `deploykit.capabilities.Dump`."""
+    from deploykit import shell
+    from deploykit.inspect import node_command
+
+    _require_this_machine(handle)
+    processes = exit_records.processes(Path(handle.folder))
+    first = node_command.require_some(processes, handle.run)[0]
+    folders = (handle.folder, str(folder))
+    done = shell.run(node_command.argv(first, "local", folders, native=native), timeout=_DUMP)
+    return [done.err.strip().rpartition("\n")[2]] if done.code else []
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -292,10 +307,21 @@ def _status(handle: Handle) -> Status:
         )
     if _alive(folder):
         stopping = (folder / "cancelled").exists()
-        return Status(State.STOPPING if stopping else State.RUNNING, "alive")
+        if stopping:
+            return Status(State.STOPPING, "alive")
+        return Status(State.RUNNING, "alive", _stall(folder))
     if (folder / "cancelled").exists():
         return Status(State.CANCELLED, "ended", "cancelled by `deploykit cancel`")
     return _ended(folder)
+
+
+def _stall(folder: Path) -> str:
+    """Why a run that is alive makes no progress; empty while it does."""
+    if not any(folder.glob("exit_records/stall-*.json")):
+        return ""
+    from deploykit.inspect import stalls
+
+    return stalls.reason(folder)
 
 
 def _ended(folder: Path) -> Status:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,6 +125,12 @@ def node_number(env: Environ) -> int:
         if re.fullmatch(r"[0-9]{1,18}", env.get(variable, "")):
             return int(env[variable])
     return 0
+
+
+def host_name(env: Environ) -> str:
+    """The name of this node, which no other node of the job has; Slurm's name for it on Slurm."""
+    slurm = env.get("DEPLOYKIT_BACKEND") == "slurm"
+    return (slurm and env.get("SLURMD_NODENAME")) or os.uname().nodename
 
 
 def sagemaker_hosts(env: Environ) -> tuple[str, ...]:

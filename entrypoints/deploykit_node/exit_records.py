@@ -107,8 +107,9 @@ def clear(env: Environ, node: int) -> None:
     if folder is None or not folder.is_dir():
         return
     (folder / f"node-{node}.json").unlink(missing_ok=True)
+    (folder / f"stall-{node}.json").unlink(missing_ok=True)
     if node == 0:
-        for path in folder.glob("rank-*.json"):
+        for path in (*folder.glob("rank-*.json"), *folder.glob("process-*.json")):
             path.unlink(missing_ok=True)
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploykit_node import (
@@ -32,6 +33,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.inspect import stall
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -55,7 +57,7 @@ def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
     environment.prepare(env)
     env.setdefault("PYTHONUNBUFFERED", "1")
     program = relay.command(words.program)
-    return relay.run(program, env, f"[group {group}]", cap.begin(env, 0))
+    return relay.run(program, env, f"[group {group}]", cap=cap.begin(env, 0))
 
 
 def _run_node(argv: Sequence[str], env: Environ) -> int:
@@ -102,15 +104,27 @@ def _run_torchrun(
     attempt.start_heartbeat(meeting.local)
     argv = _torchrun_argv(words, meeting)
     try:
-        options = supervisor.Options(
-            *(_grace(env), lambda text: log.say(here.node, text), attempt.on_signal),
-            *(attempt.cap, attempt.on_cap),
-        )
+        options = _supervision(env, here, ranks, attempt)
         with outputs.around(env, here.node):
             code = supervisor.run(argv, env, ranks, options, meeting.held)
         return _node_exit(code, env, ranks, attempt.stop_signal)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
+
+
+def _supervision(
+    env: Environ, here: cluster.Cluster, ranks: Path, attempt: Attempt
+) -> supervisor.Options:
+    """How to supervise torchrun; with the stall rule where the run has a folder."""
+
+    def say(text: str) -> None:
+        log.say(here.node, text)
+
+    options = supervisor.Options(_grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap)
+    if records.folder(env) is None or sys.platform != "linux":
+        return options
+    watch = stall.Watch(env, here, ranks, say)
+    return replace(options, look=watch.look, look_every=watch.every)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:

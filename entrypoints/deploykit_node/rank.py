@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from deploykit_node import (
@@ -19,6 +20,7 @@ from deploykit_node import (
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED
+from deploykit_node.inspect import faults, processes, stall
 from deploykit_node.network import addresses, interfaces, rendezvous
 
 
@@ -28,7 +30,8 @@ def run_below_torchrun(argv: Sequence[str], env: Environ) -> None:
     folder = env.pop("DEPLOYKIT_RANK_DIR")
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     exit_records.register(env, Path(folder), this_rank.rank)
-    child = _run_program(words, env, this_rank)
+    child = _run_program(words, env, this_rank, Path(folder))
+    processes.unregister(env, this_rank)
     exit_records.record_rank(
         {**env, "DEPLOYKIT_RANK_DIR": folder}, this_rank, child.returncode, stopped=child.stopped
     )
@@ -54,7 +57,7 @@ def run_below_launcher(argv: Sequence[str], env: Environ) -> None:
         _preflight(env, this_rank, key)
     machine = this_rank.rank // this_rank.local_world_size
     with outputs.around(env, machine, this_rank.local_rank):
-        child = _run_program(words, env, this_rank, cap.begin(env, this_rank.rank))
+        child = _run_program(words, env, this_rank, limit=cap.begin(env, this_rank.rank))
     exit_records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
     relay.exit_like(child)
 
@@ -67,12 +70,26 @@ def _rank(env: Environ) -> cluster.Rank:
 
 
 def _run_program(
-    words: command.Command, env: Environ, this_rank: cluster.Rank, limit: cap.Cap | None = None
+    words: command.Command,
+    env: Environ,
+    this_rank: cluster.Rank,
+    folder: Path | None = None,
+    limit: cap.Cap | None = None,
 ) -> relay.ChildExit:
+    """Run the program; with a `folder` of the node's, so that its stacks can be seen meanwhile.
+
+    With a `limit` the program is stopped at its cost cap.
+    """
     env.update(this_rank.variables())
     env["DEPLOYKIT_RESTART_COUNT"] = str(exit_records.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
-    return relay.run(relay.command(words.program), env, f"[rank {this_rank.rank}]", limit)
+    argv, prefix = relay.command(words.program), f"[rank {this_rank.rank}]"
+    if folder is None:
+        return relay.run(argv, env, prefix, cap=limit)
+    hooked, stacks = faults.environment(env, folder, this_rank.rank)
+    started = partial(processes.register, env, this_rank, stacks=stacks)
+    observer = relay.Observer(started, stall.Heard(folder, this_rank.rank))
+    return relay.run(argv, hooked, prefix, observer)
 
 
 def _check_master(env: Environ, this_rank: cluster.Rank) -> None:

@@ -78,6 +78,30 @@ class HeartbeatRecord(TypedDict):
     attempt: int
 
 
+class ProcessRecord(TypedDict):
+    """``process-N.json``: the process of rank N's program while it runs, for `deploykit dump`."""
+
+    pid: int
+    started: int
+    host: str
+    python: str
+    libraries: str
+    stacks: str
+    world_size: int
+    attempt: int
+
+
+class StallRecord(TypedDict):
+    """``stall-N.json``: the ranks of node N make no progress; deleted when they do."""
+
+    time: str
+    seconds: int
+    longest: int
+    dump: str
+    nodes: int
+    attempt: int
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -104,6 +128,8 @@ SCHEMA: dict[str, type] = {
     "attempt.json": AttemptRecord,
     "billed-N.json": BilledRecord,
     "heartbeat-N.json": HeartbeatRecord,
+    "process-N.json": ProcessRecord,
+    "stall-N.json": StallRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deploykit_node import exit_records, log, progress, signals
@@ -41,16 +41,31 @@ class ChildExit:
     stopped: bool
 
 
+@dataclass(frozen=True)
+class Observer:
+    """Who is told about a program: once, its process id; and whenever it has printed."""
+
+    started: Callable[[int], None]
+    heard: Callable[[], None]
+
+
 def command(program: Sequence[str]) -> list[str]:
     """The argument vector for ``train.py a b`` or ``-m package.module a b``."""
     return [sys.executable, *program]
 
 
-def run(argv: Sequence[str], env: dict[str, str], prefix: str, cap: Cap | None = None) -> ChildExit:
+def run(
+    argv: Sequence[str],
+    env: dict[str, str],
+    prefix: str,
+    observer: Observer | None = None,
+    cap: Cap | None = None,
+) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
     A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
-    At its cost cap the program gets SIGTERM, and SIGKILL when the cap is used up.
+    `observer` is told about the program. At its cost cap the program gets SIGTERM, and SIGKILL when
+    the cap is used up.
     """
     before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
     child = subprocess.Popen(
@@ -62,8 +77,11 @@ def run(argv: Sequence[str], env: dict[str, str], prefix: str, cap: Cap | None =
         preexec_fn=signals.child_setup(before, signal.SIGKILL),  # noqa: PLW1509 - no thread yet
     )
     wake, ended = os.pipe()
-    relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake))
+    heard = observer.heard if observer else None
+    relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake, heard))
     relay.start()
+    if observer is not None:
+        observer.started(child.pid)
     stopped = _forward_until_end(child, cap)
     os.close(ended)
     relay.join()
@@ -172,7 +190,7 @@ def _streams(child: subprocess.Popen[bytes], env: dict[str, str], prefix: str) -
     return [_Stream(source, sink, prefix, progress.Lines(bar)) for source, sink in pipes]
 
 
-def _relay(streams: list[_Stream], wake: int) -> None:
+def _relay(streams: list[_Stream], wake: int, heard: Callable[[], None] | None) -> None:
     """Copy until both pipes are closed, for at most `DRAIN` seconds after `wake` is closed."""
     deadline = float("inf")
     left = len(streams)
@@ -189,6 +207,8 @@ def _relay(streams: list[_Stream], wake: int) -> None:
                 elif not key.data.copy():
                     selector.unregister(key.fd)
                     left -= 1
+                elif heard is not None:
+                    heard()
             for stream in streams:
                 stream.tick()
     for stream in streams:

@@ -45,6 +45,9 @@ class Options:
     """When the ranks must be told to stop, because the job has used up its cost cap."""
     on_cap: Callable[[], None] = lambda: None
     """Called when they are."""
+    look: Callable[[], None] | None = None
+    """Called every `look_every` seconds."""
+    look_every: float | None = None
 
 
 def run(
@@ -72,8 +75,10 @@ def run(
     supervisor = _Supervisor(process, env, ranks, options)
     supervisor.watch_cap()
     while process.poll() is None:
-        if received := signals.wait(_HELD):
+        if received := signals.wait(_HELD, options.look_every):
             supervisor.handle(received)
+        elif options.look:
+            options.look()
     signal.setitimer(signal.ITIMER_REAL, 0)
     supervisor.kill_ranks()
     return process.returncode

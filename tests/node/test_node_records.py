@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_origin, get_type_hints, is_typeddict
@@ -15,6 +16,7 @@ from deploykit_node import cap, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
+from deploykit_node.inspect import processes, stall
 from deploykit_node.requeue import heartbeat, restarts
 from deploykit_node.requeue.attempt import Attempt
 
@@ -43,7 +45,11 @@ def written(env, tmp_path):
     Attempt(env | capped, Cluster("slurm", 0, ("n0", "n1"))).begin()
     heartbeat.start(env, 0, "127.0.0.1").close()
     what_was_written.record(env | {"DEPLOYKIT_OUTPUT_DIR": str(tmp_path / "output")}, tmp_path, [])
-    names = ("node-0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0", "written")
+    processes.register(env, Rank("torchrun", 3, 1, 4, 2), os.getpid(), stacks=tmp_path / "stacks")
+    watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
+    watch._stall(1.0)
+    names = ("node-0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
+    names += ("process-3", "stall-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 
@@ -68,6 +74,8 @@ def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
     assert abs(datetime.now(UTC) - end.finished) < timedelta(days=1)  # the zone is right
     assert exit_records.restarts(tmp_path) == ["preemption", "time_limit"]
     assert exit_records.attempt(tmp_path) == 2
+    (process,) = exit_records.processes(tmp_path)
+    assert (process.rank, process.host) == (3, written["process-N.json"]["host"])
 
 
 def test_both_planes_know_the_folder_and_the_code_of_a_checkpoint():

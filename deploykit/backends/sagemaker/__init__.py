@@ -64,6 +64,13 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
         yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 
+def dump_by_hand(handle: Handle) -> tuple[str, str]:
+    """Why no stacks can be taken from here; see `deploykit.capabilities.DumpByHand`."""
+    from deploykit.backends.sagemaker import remote_debug
+
+    return remote_debug.dump_by_hand(handle)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -103,6 +110,7 @@ __all__ = [
     "cancel",
     "check",
     "cost",
+    "dump_by_hand",
     "examine",
     "find",
     "logs",

@@ -51,6 +51,13 @@ def cancel(handle: Handle) -> None:
     monitor.cancel(handle)
 
 
+def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
+    """Have each node write the stacks of its ranks: see `stacks.dump`."""
+    from deploykit.backends.slurm import stacks
+
+    return stacks.dump(handle, folder, native=native)
+
+
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
     """The run's folder on its login node."""
     from deploykit import shell

@@ -17,6 +17,7 @@ from deploykit.backends.slurm.queue_position import PendingJob
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.inspect import stalls
 from deploykit.model import Handle, LogLine, State, Status
 
 _POLL = (1.0, 15.0)
@@ -188,7 +189,8 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     if current.state is State.UNKNOWN:
         return current
     restarts = states.restarted(_restarts(folder, current.state), current.state)
-    reason = "; ".join(part for part in (current.reason, restarts) if part)
+    stall = stalls.reason(folder) if current.state is State.RUNNING else ""
+    reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
     return replace(current, reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
 
 

@@ -1,0 +1,44 @@
+"""Show where each rank of a running run stands: its Python stack, with equal ones merged.
+
+Ranks at the same place are one entry, and the odd one out comes first. The run is not disturbed.
+The stacks are kept in its folder; of a run that has ended, the last kept ones are shown.
+
+deploykit dump                  the newest run
+deploykit dump exp-1 --native   with the calls of C and C++
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit import registry, run_stacks
+from deploykit.commands import output
+from deploykit.inspect import report
+
+SHARED = ("run",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what to show of each rank."""
+    parser.add_argument(
+        "--native", action="store_true", help="show calls of C and C++ too (needs py-spy)"
+    )
+    parser.add_argument("--threads", action="store_true", help="show all threads of each rank")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the stacks, the smallest group of ranks first."""
+    row = registry.get(args.run)
+    found = run_stacks.take(row, native=args.native)
+    if args.json:
+        data = {"run": row.run, "kept": found.kept, **report.data(found.dump)}
+        output.emit({**data, "flight_recorder": found.recorder, "warnings": found.warnings})
+        return 0
+    time = output.when(found.dump.time.timestamp()) if found.dump.time else "an unknown time"
+    count = len(found.dump.ranks)
+    ended = " (it has ended; these were kept)" if found.kept else ""
+    output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
+    output.say(*run_stacks.lines(found, threads=args.threads))
+    output.note(*(f"warning: {text}" for text in found.warnings))
+    output.note(f"kept in {found.dump.folder}")
+    return 0

@@ -1,0 +1,1 @@
+"""Where the ranks of a run stand: dumps that the nodes wrote, read and merged."""

@@ -1,0 +1,186 @@
+"""The stall rule on one node, with real processes that hang, spin and write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploykit_node import cluster, records
+from deploykit_node.cluster import BadEnvironment
+from deploykit_node.inspect import faults, processes, stall
+
+RELAY = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
+SLEEPS = "import time\nwhile True:\n    time.sleep(900)\n"
+SPINS = "while True:\n    pass\n"
+ALONE = cluster.Cluster("alone", 0, ("localhost",))
+TWO = cluster.Cluster("slurm", 0, ("a", "b"))
+
+
+def wait_for(condition, seconds=250):
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+class Node:
+    """The folders of a node with one rank, whose program runs below a process like its relay."""
+
+    def __init__(self, tmp_path, program, **env):
+        self.run, self.ranks = tmp_path / "run", tmp_path / "ranks"
+        self.ranks.mkdir(exist_ok=True)
+        self.env = {"DEPLOYKIT_RUN_DIR": str(self.run), "PATH": os.environ["PATH"], **env}
+        self.env.setdefault("DEPLOYKIT_STALL_SECONDS", "0.5")
+        self.said = []
+        script = tmp_path / "train.py"
+        script.write_text(program)
+        hooked, file = faults.environment(self.env, tmp_path, 0)
+        self.relay = subprocess.Popen([sys.executable, "-c", RELAY, script], env=hooked)
+        records.write(self.ranks / "rank-0.pid", {"pid": self.relay.pid})
+        (self.pid,) = wait_for(lambda: processes.children(self.relay.pid))
+        rank = cluster.Rank("torchrun", 0, 0, 1, 1)
+        processes.register(self.env, rank, self.pid, stacks=file)
+        self.heard = stall.Heard(self.ranks, 0)
+
+    def watch(self, here=ALONE):
+        self.watched = stall.Watch(self.env, here, self.ranks, self.said.append)
+        return self.watched
+
+    def record(self):
+        return records.read(self.run / "exit_records/stall-0.json")
+
+    def stalls(self, seconds=250):
+        """Look until a stall is recorded; the record."""
+
+        def looked():
+            self.watched.look()
+            return self.record()
+
+        return wait_for(looked, seconds)
+
+    def looks_for(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.watched.look()
+            time.sleep(0.02)
+
+    def stop(self):
+        for pid in (self.pid, self.relay.pid):
+            subprocess.run(["kill", "-9", str(pid)], check=False, stderr=subprocess.DEVNULL)
+        self.relay.wait()
+
+
+@pytest.fixture
+def node(tmp_path):
+    started = []
+
+    def start(program, **env):
+        started.append(Node(tmp_path, program, **env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def test_a_rank_that_waits_is_stalled_until_it_prints_again(node):
+    here = node(SLEEPS)
+    watch = here.watch()
+    here.heard()
+    watch.look()
+    assert watch.limit == 0.5
+    found = here.stalls()
+    assert (found["nodes"], found["attempt"]) == (1, 0)
+    (kept,) = (here.run / "stacks" / found["dump"]).iterdir()
+    frames = records.read(kept)["ranks"][0]["process"]["threads"][0]["frames"]
+    assert frames[0]["source"] == "time.sleep(900)"
+    assert here.said[0].startswith("no progress for ")
+    Path(here.ranks / "rank-0.heard").unlink()
+    stall.Heard(here.ranks, 0)()
+    watch.look()
+    assert here.record() is None
+    assert here.said[1].startswith("there is progress again")
+    assert watch.limit > 1.5, "three times the pause, which was usual after all"
+
+
+def test_the_first_output_has_twice_the_time(node):
+    here = node(SLEEPS)
+    watch = here.watch()
+    watch.look()
+    assert watch.limit == 1.0
+
+
+def test_an_endless_loop_has_the_time_of_a_slow_evaluation(node):
+    here = node(SPINS, DEPLOYKIT_STALL_SECONDS="1")
+    watch = here.watch()
+    here.heard()
+    watch.look()
+    assert here.stalls()["seconds"] >= stall.COMPUTING * watch.limit
+
+
+def test_a_report_keeps_no_stacks(node):
+    here = node(SLEEPS, DEPLOYKIT_ON_STALL="report")
+    here.watch()
+    assert here.stalls()["dump"] == ""
+    assert not (here.run / "stacks").exists()
+
+
+def test_a_restart_ends_the_program_and_not_its_relay(node):
+    here = node(SLEEPS, DEPLOYKIT_ON_STALL="restart")
+    watch = here.watch()
+    here.stalls()
+    watch.look()
+    assert here.relay.wait(250) == 256 - 9
+    assert "SIGKILL" in here.said[-1]
+
+
+def test_a_restart_waits_for_all_nodes(node):
+    here = node(SLEEPS, DEPLOYKIT_ON_STALL="restart")
+    watch = here.watch(TWO)
+    found = here.stalls()
+    watch.look()
+    assert processes.stat(here.pid).state != "Z"
+    other = {**found, "attempt": 1}
+    records.write(here.run / "exit_records/stall-1.json", other)
+    watch.look()
+    assert "SIGKILL" not in here.said[-1]
+    records.write(here.run / "exit_records/stall-1.json", found)
+    watch.look()
+    assert "SIGKILL" in here.said[-1]
+
+
+def test_without_ranks_there_is_no_stall(node):
+    here = node(SLEEPS)
+    (here.ranks / "rank-0.pid").unlink()
+    here.watch()
+    here.looks_for(2)
+    assert here.record() is None
+
+
+def test_an_error_of_the_rule_does_not_end_the_run(node):
+    here = node(SLEEPS)
+    watch = here.watch()
+    (here.ranks / "rank-0.heard").symlink_to("nowhere")
+    watch.look()
+    watch.look()
+    assert here.said == [here.said[0]]
+    assert here.said[0].startswith("stalls are no longer noticed: FileNotFoundError")
+
+
+def test_what_a_process_writes_is_counted(node):
+    here = node("import time\nwhile True:\n    open('/dev/null', 'wb').write(bytes(1 << 21))\n")
+    before = processes.written(here.pid)
+    wait_for(lambda: processes.written(here.pid) > before + (1 << 21))
+    assert processes.written(10**9) == 0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan"])
+def test_a_minimum_that_is_no_time_is_refused(text):
+    with pytest.raises(BadEnvironment, match="positive number of seconds"):
+        stall.settings({"DEPLOYKIT_STALL_SECONDS": text})

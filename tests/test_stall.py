@@ -1,0 +1,158 @@
+"""The stall rule with real ranks: five kinds of stalls, slow phases that are none, and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli
+from deploykit.inspect import places, stacks
+from tests.slurm.slurm_helpers import wait_for
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+STALLS = """\
+import os, signal, threading, time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        time.sleep(900)
+
+def loads():
+    for _ in DataLoader(Images(), num_workers=1):
+        pass
+
+def receives():
+    dist.recv(torch.zeros(1), src=0)
+
+def locks():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def stops():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def spins():
+    while True:
+        pass
+
+dist.init_process_group("gloo")
+print("begin", flush=True)
+rank = dist.get_rank()
+{1: loads, 2: receives, 3: locks, 4: stops, 5: spins}.get(rank, lambda: None)()
+dist.all_reduce(torch.ones(1))
+"""
+WHERE = {
+    0: "all_reduce (train.py:36)",
+    1: "__next__ (train.py:13)",
+    2: "recv (train.py:17)",
+    3: "locks (train.py:22)",
+    4: "stopped by a signal in stops (train.py:25)",
+    5: "spins (train.py:",
+}
+HEALTHY = """\
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+minimum = float(os.environ["DEPLOYKIT_STALL_SECONDS"])
+print("begin", flush=True)
+
+def evaluate(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        torch.randn(50, 50) @ torch.randn(50, 50)
+
+def save(seconds):
+    end = time.monotonic() + seconds
+    with open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/checkpoint", "wb") as file:
+        while time.monotonic() < end:
+            file.write(bytes(1 << 21))
+            time.sleep(0.05)
+
+if dist.get_rank() == 0:
+    save(1.5 * minimum)
+    print("saved", flush=True)
+    evaluate(1.5 * minimum)
+dist.barrier()
+print("end", flush=True)
+"""
+HANGS_ONCE = """\
+import os, threading
+print("begin", flush=True)
+if os.environ["DEPLOYKIT_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    threading.Event().wait()
+"""
+
+
+def submit(capsys, program, *settings):
+    Path("train.py").write_text(program)
+    settings = ("resources.time_limit=1h", *settings)
+    more = [word for setting in settings for word in ("--set", setting)]
+    capsys.readouterr()
+    assert cli.main(["submit", "--backend", "local", "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def reason(capsys):
+    capsys.readouterr()
+    assert cli.main(["status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]["reason"]
+
+
+def log(row):
+    path = Path(row["folder"], "logs/node-0.log")
+    return path.read_text() if path.exists() else ""
+
+
+def test_each_stalled_rank_is_found_at_its_line(project, capsys):
+    row = submit(
+        *(capsys, STALLS, "resources.processes_per_node=6", "env.DEPLOYKIT_STALL_SECONDS='8'")
+    )
+    wait_for(lambda: log(row).count("] begin") == 6)
+
+    def found():
+        kept = sorted(Path(row["folder"], "stacks").glob("*-stall"))
+        merged = places.groups(stacks.read(kept[-1]).ranks) if kept else []
+        seen = {rank: group.place.brief for group in merged for rank in group.numbers}
+        right = [rank for rank, where in WHERE.items() if where in seen.get(rank, "")]
+        return kept if right == list(WHERE) else None
+
+    wait_for(found)
+    assert reason(capsys).startswith("no progress for ")
+    assert " more ranks elsewhere" in reason(capsys)
+    assert "the stacks are in" in log(row)
+    assert cli.main(["cancel", row["run"]]) == 0
+    for path in Path(row["folder"], "exit_records").glob("process-4.json"):
+        os.kill(json.loads(path.read_text())["pid"], signal.SIGCONT)
+    assert cli.main(["wait", row["run"]]) == 143
+
+
+def test_slow_phases_are_no_stall(project, capsys):
+    """A long checkpoint, and an evaluation on one rank for which the others wait."""
+    settings = ("resources.processes_per_node=2", "env.DEPLOYKIT_STALL_SECONDS='10'")
+    row = submit(capsys, HEALTHY, *settings)
+    assert cli.main(["wait", row["run"]]) == 0
+    after = log(row).partition("] begin")[2]
+    assert after.count("] end") == 2
+    assert "no progress for" not in after
+    assert not list(Path(row["folder"], "exit_records").glob("stall-*.json"))
+
+
+def test_a_stalled_run_is_restarted_on_request(project, capsys):
+    settings = ("on_stall=restart", "retries=1", "env.DEPLOYKIT_STALL_SECONDS='3'")
+    row = submit(capsys, HANGS_ONCE, "resources.processes_per_node=2", *settings)
+    assert cli.main(["wait", row["run"]]) == 0
+    assert "on_stall: restart: sending SIGKILL to the ranks" in log(row)
+    assert list(Path(row["folder"], "stacks").glob("*-stall"))
