@@ -63,6 +63,13 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def is_live() -> bool:
+    """Whether standard output is a terminal on which a page can be drawn again and again."""
+    from deploykit.commands import last_line
+
+    return last_line.is_possible(sys.stdout)
+
+
 def can_ask() -> bool:
     """Whether a person reads and writes at a terminal."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
@@ -236,14 +243,17 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def run_text(run: Run, diagnosis: str | None = None) -> None:
-    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known."""
-    code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
-    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
+def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
+    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known.
+
+    `progress` is how far it is, if known.
+    """
+    run_line(run)
     for label, value in (
         ("reason", run.reason),
         ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
         *_times(run),
+        ("at", progress),
         ("folder", run.folder),
         ("output", run.output),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
@@ -256,6 +266,12 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
 
         for number, text in enumerate(written.lines(run)):
             say(f"  {'' if number else 'files':<7} {text}")
+
+
+def run_line(run: Run) -> None:
+    """Print the state of a run, and its exit code."""
+    code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
+    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
 
 
 def _written(run: Run) -> dict[str, Any] | None:
