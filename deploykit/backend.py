@@ -272,6 +272,14 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
 
 
+def check_metrics(job: JobSpec) -> Iterator[Problem]:
+    """Problems of the patterns for metrics in the log, which no backend reads."""
+    if job.metrics:
+        from deploykit.metrics import patterns  # few jobs have any
+
+        yield from patterns.problems(job.metrics)
+
+
 def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """The folders of `data` that this machine does not have: path, message, hint."""
     for name, location in job.data.items():

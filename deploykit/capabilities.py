@@ -16,6 +16,7 @@ from deploykit.model import Handle, JobSpec, Problem
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
+    from deploykit.metrics.points import Point
 
 T = TypeVar("T")
 
@@ -108,6 +109,22 @@ class Unlimited(Protocol):
     @property
     def UNLIMITED(self) -> bool:
         """True."""
+
+
+@runtime_checkable
+class Metrics(Protocol):
+    """A backend whose service extracts metrics from the log of a job."""
+
+    def metrics(self, handle: Handle) -> Iterator[Point]:
+        """The last value of each metric. Asks the service."""
+
+
+@runtime_checkable
+class LogsElsewhere(Protocol):
+    """A backend whose logs may be on another machine while a copy is in the run folder."""
+
+    def logs_elsewhere(self, handle: Handle) -> bool:
+        """Whether the logs in the run folder are a copy that `logs` brings up to date."""
 
 
 @runtime_checkable

@@ -71,6 +71,7 @@ class Job(Mapping[str, Any]):
         output: str | os.PathLike[str] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
         outputs: Sequence[str] | None = None,
+        metrics: Mapping[str, str] | None = None,
         retries: int | None = None,
         on_stall: Literal["report", "dump", "restart"] | None = None,
         preflight: bool | None = None,

@@ -271,7 +271,7 @@ def _override_value(text: str, value: str) -> Any:
 
 def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
-    return [*_check_entrypoint(job), *backend.check_variables(job)]
+    return [*_check_entrypoint(job), *backend.check_variables(job), *backend.check_metrics(job)]
 
 
 def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:

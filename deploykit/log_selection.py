@@ -89,14 +89,31 @@ def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
 
 def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     """The first traceback, complete, or the first line that names an error."""
-    first = None
+    first = FirstError()
     for line in lines:
-        if first is None and line.rank is not None and _ERROR.match(plain(line)):
-            first = line
+        if first.add(line):
+            yield line
+        if first.complete:
+            return
+
+
+class FirstError:
+    """Finds the first traceback of any rank, or the first line that names an error."""
+
+    def __init__(self) -> None:
+        self._first: LogLine | None = None
+        self.complete = False
+        """Whether no further line belongs to it."""
+
+    def add(self, line: LogLine) -> bool:
+        """Whether the next line of the log belongs to it."""
+        if self.complete:
+            return False
+        if self._first is None and line.rank is not None and _ERROR.match(plain(line)):
+            self._first = line
+        first = self._first
         if first is None or (line.task, line.rank) != (first.task, first.rank):
-            continue
-        yield line
-        if line is not first and not plain(line).startswith(" "):
-            return
-        if not _TRACEBACK.match(plain(first)):
-            return
+            return False
+        ends = line is not first and not plain(line).startswith(" ")
+        self.complete = ends or not _TRACEBACK.match(plain(first))
+        return True

@@ -13,6 +13,10 @@ from deploykit import paths
 from deploykit.errors import NotFound
 from deploykit.model import Handle, LogLine
 
+BAR = "progress"
+"""In a run folder: the current state of the progress bar of rank 0."""
+ALL = ("logs/*.log", "tasks/*/logs/*.log")
+"""In a run folder: the logs of a job, and those of the tasks of a job array."""
 _LINE = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)", re.DOTALL
 )
@@ -23,9 +27,6 @@ _REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
 _END = 1 << 16
 """Bytes at the end of a log in which that is looked for."""
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
-_STEP = r"(?i)\b((?:global )?step|iter(?:ation)?|epoch)s?[ =:#\[]{1,3}(\d{1,12}(?:/\d{1,12})?)\b"
-_TAIL = 1 << 14
-"""Bytes at the end of a log in which the last step is looked for."""
 _LONGEST_BAR = 1 << 17
 """Bytes of the state of a progress bar."""
 _PAUSE = 0.2
@@ -78,15 +79,10 @@ def read(
     With `follow`, new lines as they arrive, from files that may not exist yet, until `ended()` is
     true and everything written before has been read. A last line without a newline is included.
     """
-    tails: dict[Path, _Tail] = {}
+    logs = Logs(folder, patterns)
     while True:
         last = not follow or ended()
-        fresh = []
-        names = (path for pattern in patterns for path in folder.glob(pattern))
-        for path in sorted(names, key=_by_number):
-            tail = tails.setdefault(path, _Tail(path))
-            fresh.append(tail.lines(whole=last))
-        yield from _merge(fresh)
+        yield from logs.new(whole=last)
         if last:
             return
         time.sleep(_PAUSE)
@@ -94,18 +90,32 @@ def read(
 
 def bar(folder: Path) -> str:
     """The current state of the progress bar of rank 0; empty where there is none."""
-    return (paths.read_below(folder, "progress", _LONGEST_BAR) or b"").decode(errors="replace")
+    return (paths.read_below(folder, BAR, _LONGEST_BAR) or b"").decode(errors="replace")
 
 
-def last_step(folder: Path) -> str:
-    """The last step that the newest log names, such as ``step 120/500``; else empty."""
-    newest = max(folder.glob("logs/*.log"), key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
-        return ""
-    with newest.open("rb") as file:
-        file.seek(max(0, newest.stat().st_size - _TAIL))
-        found = re.findall(_STEP, file.read(_TAIL).decode(errors="replace"))
-    return f"{found[-1][0].lower()} {found[-1][1]}" if found else ""
+class Logs:
+    """The log files in `folder` whose names match `patterns`, read as they grow.
+
+    With `most`, of a file that is longer at first only that many bytes at its end.
+    """
+
+    def __init__(
+        self, folder: Path, patterns: tuple[str, ...] = ("*.log",), most: int | None = None
+    ) -> None:
+        self._folder, self._patterns, self._most = folder, patterns, most
+        self._tails: dict[Path, _Tail] = {}
+
+    def new(self, *, whole: bool = False) -> Iterator[LogLine]:
+        """The lines since the last call, merged by time as far as they carry one.
+
+        With `whole`, last lines without a newline are included.
+        """
+        fresh = []
+        names = (path for pattern in self._patterns for path in self._folder.glob(pattern))
+        for path in sorted(names, key=_by_number):
+            tail = self._tails.setdefault(path, _Tail(path, self._most))
+            fresh.append(tail.lines(whole=whole))
+        return _merge(fresh)
 
 
 def _by_number(path: Path) -> tuple[int, str]:
@@ -128,12 +138,15 @@ def _merge(files: list[list[LogLine]]) -> Iterator[LogLine]:
 class _Tail:
     """Reads a file as it grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int | None = None) -> None:
         match = _NODE.fullmatch(path.name)
         self._path, self._node = path, int(match[1]) if match else None
         task = _TASK.search(str(path))
         self._task = int(task[1]) if task else None
-        self._at = 0
+        size = path.stat().st_size if most is not None else 0
+        self._at = max(0, size - (most or size))
+        self._cut = self._at > 0
+        """Whether the next line is incomplete at its beginning."""
         self._rest = b""
 
     def lines(self, *, whole: bool) -> list[LogLine]:
@@ -143,6 +156,9 @@ class _Tail:
             data = file.read()
         self._at += len(data)
         *ready, self._rest = (self._rest + data).split(b"\n")
+        if self._cut and ready:
+            del ready[0]
+            self._cut = False
         if whole and self._rest:
             ready.append(self._rest)
             self._rest = b""

@@ -16,23 +16,10 @@ from deploykit.decode import (
     Bounds,
     Duration,
     Help,
-    Pattern,
     Size,
 )
+from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
-
-NAME = Pattern(
-    r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
-    "letters, digits and single inner hyphens, at most 40 characters",
-)
-VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
-CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
-OUTPUT = Pattern(
-    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
-    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
-)
-MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
-PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
 
 Arguments = tuple[str, ...]
 
@@ -197,6 +184,15 @@ class JobSpec:
             example='[snapshot.pt, "*.ckpt"]',
         ),
     ] = ()
+    metrics: Annotated[
+        Mapping[Annotated[str, METRIC], Annotated[str, NOT_EMPTY]],
+        Help(
+            "Metrics in lines of the log that `deploykit metrics` does not read by itself: name to "
+            "regular expression, whose first group is the number. `step`, `total`, `epoch` and "
+            "`epochs` say where a run is.",
+            example="{loss: 'lost ([0-9.]+)'}",
+        ),
+    ] = field(default_factory=dict)
     retries: Annotated[
         int,
         Help(

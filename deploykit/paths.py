@@ -269,6 +269,11 @@ def read_below(folder: Path, path: str, limit: int) -> bytes | None:
     return None
 
 
+def open_regular(path: Path) -> io.FileIO:
+    """A regular file, opened for reading without following a link. Raises OSError."""
+    return _regular(os.open(path, _FILE), str(path))
+
+
 def read_regular(path: Path, limit: int) -> bytes:
     """The bytes of a regular file, which may be behind a link.
 

@@ -236,6 +236,16 @@ def every() -> list[Run]:
     return _select("ORDER BY created DESC, run DESC")
 
 
+def selected(names: Sequence[str]) -> list[Run]:
+    """The runs of these names; without names all unfinished ones, or else the newest.
+
+    Raises NotFound.
+    """
+    if names:
+        return [get(name) for name in names]
+    return [row for row in every() if not State(row.state).final] or [get(None)]
+
+
 def _run(row: dict[str, Any]) -> Run:
     """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
     values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}

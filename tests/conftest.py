@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
+from tests.live_run import live, start  # noqa: F401
 from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
 
 _ANY = {

@@ -29,6 +29,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
 print("sum", total.item(), "arguments", sys.argv[1:], flush=True)
+print("step 2/2 loss 0.5", flush=True)
 code = int(os.environ.get("CODE", "0"))
 dist.destroy_process_group()
 raise SystemExit(code)
@@ -94,6 +95,11 @@ def succeeds(deploykit, backend, *settings):
     )
     (listed,) = deploykit("list", "--json", "--state", "succeeded")
     assert listed["run"] == "good"
+    (seen,) = deploykit("watch", "good", "--once", "--json")
+    assert (seen["state"], seen["error"], seen["attempt"]) == ("succeeded", [], 0)
+    shown = deploykit("metrics", "good", "--json")
+    assert (shown["progress"]["step"], shown["progress"]["loss"]) == (2, 0.5)
+    assert deploykit("metrics", "good", "--csv").endswith(",loss,0.5,log (text)\n")
     assert listed["created"] <= listed["started"] <= listed["finished"]
     assert listed["duration_seconds"] > 0
     kept = next(Path(row["folder"]).glob("plan.*")).read_text()
@@ -193,6 +199,7 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
             **body,
             "TrainingJobStatus": state[0],
             "SecondaryStatus": state[1],
+            "FinalMetricDataList": [{"MetricName": "loss", "Value": 0.25, "Timestamp": 1.0}],
         },
     }
     monkeypatch.setenv("DEPLOYKIT_HOME", str(tmp_path / "another machine"))
@@ -200,6 +207,9 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
         "attach", "good", "--backend", "sagemaker", "--target", "us-east-1", "--json"
     )
     assert attached["state"] == "running"
+    (point,) = deploykit("metrics", "good", "--json")["points"]
+    assert (point["name"], point["value"]) == ("loss", 0.25)
+    assert deploykit("watch", "good", "--json")[0]["state"] == "running"
     assert deploykit("cancel", "good", "--json")["state"] == "cancelled"
     (row,) = deploykit("status", "good", "--json")
     assert row["state"] == "cancelled"

@@ -51,6 +51,8 @@ def test_its_whole_life(project, capsys):
     assert run(capsys, "list")[1].out.startswith("one\tprint\tsucceeded\t")
     assert run(capsys, "wait", "one")[0] == 0
     assert run(capsys, "diagnose", "one")[0] == 0
+    assert "no metrics" in run(capsys, "metrics", "one")[1].err
+    assert "one: succeeded" in run(capsys, "watch", "one", "--once")[1].out
     assert "Run one on print: succeeded" in run(capsys, "guide", "nccl", "one")[1].out
     assert (
         run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
@@ -128,6 +130,8 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "dump",
         "prune",
         "rm",
+        "metrics",
+        "watch",
     }
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
 

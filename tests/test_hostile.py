@@ -133,6 +133,7 @@ JOB = st.fixed_dictionaries(
         "max_bundle": mostly("1GiB"),
         "env": st.dictionaries(NAMES, TEXT, max_size=4),
         "data": st.dictionaries(mostly("train"), TEXT, max_size=2),
+        "metrics": st.dictionaries(TEXT, TEXT, max_size=2),
         "output": TEXT,
         "checkpoints": TEXT,
         "slurm": SLURM,

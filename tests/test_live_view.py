@@ -2,108 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
-import pty
-import struct
-import subprocess
 import sys
-import termios
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from deploykit import cli, logfiles, registry
-from deploykit.commands import output
+from deploykit import cli, registry, run_metrics
+from deploykit.commands import output, progress_text
 from deploykit.model import LogLine, State, Status
 from deploykit.registry import Run
-
-ROOT = Path(__file__).parent.parent
-STAMP = "2026-11-21T01:46:08.123Z"
-
-
-class LiveRun:
-    """A run on this machine that is alive until `end`, as `local` sees it."""
-
-    def __init__(self, folder, name):
-        self.folder = folder / name
-        (self.folder / "logs").mkdir(parents=True)
-        (self.folder / "claim").write_text("1")
-        self._alive = (self.folder / "alive").open("w")
-        fcntl.flock(self._alive, fcntl.LOCK_EX)
-        host = os.uname().nodename
-        registry.add(
-            Run(name, name, "local", host, str(self.folder), "", "", None, registry.now(), "")
-        )
-        registry.confirm(name, name)
-
-    def log(self, *lines):
-        with (self.folder / "logs/node-0.log").open("a") as file:
-            file.writelines(f"{STAMP} [rank 0] {line}\n" for line in lines)
-
-    def end(self, code=0):
-        (self.folder / "exit_records").mkdir()
-        record = {"exit_code": code, "reason": "it ended", "rank": None, "attempt": 0}
-        record["finished"] = "2099-01-01T00:00:00Z"
-        (self.folder / "exit_records/node-0.json").write_text(json.dumps(record))
-        self.close()
-
-    def close(self):
-        self._alive.close()
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts a run of a name."""
-    started = []
-
-    def begin(name):
-        started.append(LiveRun(tmp_path, name))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        one.close()
-
-
-@pytest.fixture
-def live(start):
-    return start("live-run")
-
-
-class OnTerminal:
-    """A verb with a terminal of 80 columns; `until` reads what reaches it."""
-
-    def __init__(self, *argv, **env):
-        self._ours, its = pty.openpty()
-        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "deploykit", *argv],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1", **env},
-            stdin=its,
-            stdout=its,
-            stderr=its,
-            start_new_session=True,
-        )
-        os.close(its)
-        self.seen = ""
-
-    def until(self, text):
-        while text not in self.seen:
-            piece = os.read(self._ours, 1 << 16).decode()
-            assert piece
-            self.seen += piece
-
-    def end(self):
-        try:
-            while piece := os.read(self._ours, 1 << 16):
-                self.seen += piece.decode()
-        except OSError:  # the child has closed the terminal
-            pass
-        os.close(self._ours)
-        return self._child.wait()
+from tests.live_run import STAMP, OnTerminal
 
 
 def test_a_bar_moves_on_a_terminal_and_its_last_state_stays(live):
@@ -219,22 +129,31 @@ def test_a_number_of_lines_is_at_least_one(text, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "step"),
+    ("text", "shown"),
     [
-        ("[rank 0] step 12 loss 1", "step 12"),
-        ("Step: 3/10\nstep: 4/10\nend", "step: 4/10"),
+        ("step 12 loss 1", "step 12, loss 1"),
+        ("Step: 3/10\n{STAMP} [rank 0] step: 4/10\nend", "step 4/10"),
         ("Epoch [2/5] done", "epoch 2/5"),
-        ("global step=7", "global step 7"),
-        ("iteration 5,", "iteration 5"),
+        ("global step=7", "step 7"),
         ("footstep 12; 12 steps", ""),
-        ("", ""),
     ],
 )
-def test_the_last_step_of_a_log(tmp_path, text, step):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/node-0.log").write_text("x" * 100_000 + "\n" + text)
-    assert logfiles.last_step(tmp_path) == step.replace(":", "")
-    assert logfiles.last_step(tmp_path / "none") == ""
+def test_how_far_a_run_is_that_runs(live, capsys, text, shown):
+    (live.folder / "logs/node-0.log").write_text(f"{'x' * 100_000}\n")
+    live.log(text.format(STAMP=STAMP))
+    (row,) = registry.selected(["live-run"])
+    row = replace(row, state="running")
+    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == shown
+    assert cli.main(["status", "live-run"]) == 0
+    assert (f"  at      {shown}\n" in capsys.readouterr().out) == bool(shown)
+
+
+def test_a_bar_that_no_reader_knows_is_shown_as_it_is(live):
+    (live.folder / "progress").write_text("##### 3 of 9\n")
+    row = registry.get("live-run")
+    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == "##### 3 of 9"
+    (live.folder / "progress").write_text(" 37%|###   | 37/100 [00:10<00:17,  3.70it/s]\n")
+    assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == "step 37/100, 17s left"
 
 
 def test_words_of_a_bar_cannot_control_the_terminal(monkeypatch, live):

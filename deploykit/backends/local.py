@@ -25,7 +25,8 @@ from deploykit import backend, environments, exit_records, logfiles, machine, pa
 from deploykit import bundle as bundles
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
-from deploykit.model import MONEY, Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.names import MONEY
 
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate

@@ -101,5 +101,11 @@ def _cells(row: Run, *, cost: bool) -> list[str]:
     at = registry.now()
     started = "-" if row.started is None else output.when(row.started)[:16].replace("T", " ")
     duration, age = output.span(row.seconds(at)), output.span(at - row.created)
-    paid = [output.cost(row, brief=True) or "-"] if cost else []
+    paid = [_paid(row)] if cost else []
     return [row.run, row.backend, row.state, started, duration, age, *paid, row.reason]
+
+
+def _paid(row: Run) -> str:
+    from deploykit.commands import spending  # decimal takes a while to import
+
+    return spending.text(row, brief=True) or "-"

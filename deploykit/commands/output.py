@@ -25,7 +25,6 @@ from deploykit.registry import Run, now
 
 if TYPE_CHECKING:
     from deploykit.commands.last_line import LastLine
-    from deploykit.cost.spent import Spent
 
 _STATE_COLORS = {
     State.SUCCEEDED.value: "green",
@@ -62,6 +61,13 @@ def note(*texts: str) -> None:
 def on_terminal() -> bool:
     """Whether a person sees remarks as they are written."""
     return sys.stderr.isatty()
+
+
+def is_live() -> bool:
+    """Whether standard output is a terminal on which a page can be drawn again and again."""
+    from deploykit.commands import last_line
+
+    return last_line.is_possible(sys.stdout)
 
 
 def can_ask() -> bool:
@@ -238,15 +244,18 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def run_text(run: Run, diagnosis: str | None = None) -> None:
-    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known."""
-    code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
-    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
+def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
+    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known.
+
+    `progress` is how far it is, if known.
+    """
+    run_line(run)
     for label, value in (
         ("reason", run.reason),
         ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
         *_times(run),
-        ("cost", cost(run, brief=False)),
+        ("cost", _cost(run)),
+        ("at", progress),
         ("folder", run.folder),
         ("output", run.output),
         ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
@@ -261,35 +270,37 @@ def run_text(run: Run, diagnosis: str | None = None) -> None:
             say(f"  {'' if number else 'files':<7} {text}")
 
 
+def run_line(run: Run) -> None:
+    """Print the state of a run, and its exit code."""
+    code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
+    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
+
+
 def _written(run: Run) -> dict[str, Any] | None:
     from deploykit.commands import written  # not needed for a submit
 
     return written.data(run)
 
 
-def cost(run: Run, *, brief: bool) -> str:
-    """What a run has cost, so far or in all; empty where nothing is billed or known."""
-    found = _spent(run)
-    if found is None:
+def _cost(run: Run) -> str:
+    if not _is_priced(run):
         return ""
-    text = found.total if brief else str(found)
-    return text if State(run.state).final else f"{text} so far"
+    from deploykit.commands import spending
+
+    return spending.text(run)
 
 
 def _cost_data(run: Run) -> dict[str, Any] | None:
-    found = _spent(run)
-    return None if found is None else found.data()
-
-
-def _spent(run: Run) -> Spent | None:
-    """What a run has cost by the price in its folder."""
-    path = Path(run.folder, backend.PRICE)
-    if not path.exists():
+    if not _is_priced(run):
         return None
-    from deploykit.cost import spent  # few runs cost something
+    from deploykit.commands import spending
 
-    final = State(run.state).final
-    return spent.read(path, run.billed if final else run.seconds(now()))
+    return spending.data(run)
+
+
+def _is_priced(run: Run) -> bool:
+    """Whether a run was sent at a price."""
+    return Path(run.folder, backend.PRICE).exists()
 
 
 def _is_over(run: Run) -> bool:

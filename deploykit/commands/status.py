@@ -11,6 +11,7 @@ import argparse
 from deploykit import lifecycle, registry, run_diagnosis
 from deploykit.commands import output
 from deploykit.model import State
+from deploykit.registry import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of each run, and the cause where one failed."""
-    if args.run:
-        selected = [registry.get(name) for name in args.run]
-    else:
-        selected = [row for row in registry.every() if not State(row.state).final] or [
-            registry.get(None)
-        ]
-    rows = lifecycle.refresh(selected)
+    rows = lifecycle.refresh(registry.selected(args.run))
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     else:
         for row in rows:
-            output.run_text(row, run_diagnosis.brief(row))
+            output.run_text(row, run_diagnosis.brief(row), _progress(row))
     return 0
+
+
+def _progress(row: Run) -> str:
+    """How far a run is that is running; empty where its log and files do not tell."""
+    if State(row.state) is not State.RUNNING:
+        return ""
+    from deploykit import run_metrics  # only for a run that runs
+    from deploykit.commands import progress_text
+
+    return progress_text.line_or_bar(run_metrics.brief(row), row.folder)

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import argparse
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deploykit import backend, lifecycle, logfiles, registry, run_diagnosis, shell
+from deploykit import backend, lifecycle, registry, run_diagnosis, shell
 from deploykit.commands import arguments, output
 from deploykit.errors import DeploykitError, TimedOut
 from deploykit.folding import Folding
 from deploykit.model import State
 from deploykit.registry import Run
+
+if TYPE_CHECKING:
+    from deploykit.run_metrics import RunMetrics
+
+_AGAIN = 1.0
+"""Seconds between two looks at how far a run is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     names = dict.fromkeys(registry.get(name).run for name in args.run or [None])
     rows: list[Run] = []
     told: dict[str, tuple[str, str]] = {}
-    with output.last_line(lambda: _now(rows)) as last:
+    position = Position()
+    with output.last_line(lambda: _now(rows, position)) as last:
         for current in lifecycle.wait_all(list(names), args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
@@ -52,26 +60,47 @@ def run(args: argparse.Namespace) -> int:
     return _finish(rows, as_json=args.json)
 
 
-def _now(rows: Sequence[Run]) -> str:
+def _now(rows: Sequence[Run], position: Position) -> str:
     """One line about the runs: of one, its state; of several, how many are in which state."""
     if len(rows) == 1:
-        return _now_one(rows[0])
+        return _now_one(rows[0], position.of(rows[0]))
     counts = Counter(row.state for row in rows)
     listed = ", ".join(f"{number} {state}" for state, number in counts.items())
     return f"{len(rows)} runs: {listed}" if rows else ""
 
 
-def _now_one(row: Run) -> str:
-    """The state of a run, for how long, and its last step where that is known."""
+def _now_one(row: Run, progress: str) -> str:
+    """The state of a run, for how long, and how far it is where that is known."""
     seconds, reason = row.seconds(registry.now()), row.reason
     parts = [f"{row.run}: {row.state}"]
     if row.state == State.RUNNING.value:
-        folder = Path(row.folder)
         parts += [output.span(seconds)] if seconds is not None else []
-        parts += [logfiles.bar(folder).strip() or logfiles.last_step(folder)]
+        parts += [progress]
     elif not State(row.state).final:
         parts += [output.span(registry.now() - row.created), reason]
     return ", ".join(filter(None, parts))
+
+
+class Position:
+    """How far a run is, read again at most once a second."""
+
+    def __init__(self) -> None:
+        self._read: RunMetrics | None = None
+        self._text = ""
+        self._due = 0.0
+
+    def of(self, row: Run) -> str:
+        """The text for a run that runs; empty where its log and files do not tell."""
+        if row.state != State.RUNNING.value or time.monotonic() < self._due:
+            return self._text
+        from deploykit.commands import progress_text  # only on a terminal
+        from deploykit.run_metrics import BRIEFLY, RunMetrics
+
+        self._due = time.monotonic() + _AGAIN
+        self._read = self._read or RunMetrics(row, most=BRIEFLY)
+        self._read.refresh(fetch=False)
+        self._text = progress_text.line_or_bar(self._read.progress(), row.folder)
+        return self._text
 
 
 def _tell(rows: Sequence[Run], told: dict[str, tuple[str, str]]) -> None:

@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
-from deploykit.model import MONEY
+from deploykit.names import MONEY
 
 CENT = Decimal("0.01")
 HOUR = 3600

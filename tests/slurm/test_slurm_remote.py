@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
-from deploykit import logfiles
+from deploykit import logfiles, paths
+from deploykit.backends import slurm
 from deploykit.backends.slurm import remote
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.errors import BackendUnavailable
+from deploykit.model import Handle
 
 SSH = '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n'
 """A stand-in for ssh that runs the command on this machine."""
@@ -43,3 +46,14 @@ def test_an_answer_that_is_not_understood_is_reported(run_folder, tmp_path):
     (run_folder.parent / "bin/ssh").write_text("#!/bin/sh\necho deploykit begins; echo nonsense\n")
     with pytest.raises(BackendUnavailable, match=r"host sent .* instead of a log"):
         remote.fetch_logs(RemoteFolder("host", str(run_folder)), tmp_path / "local")
+
+
+def test_logs_of_a_login_node_are_elsewhere(run_folder, tmp_path):
+    """So `metrics` and `watch` fetch what is new, instead of reading the old copy."""
+    local = tmp_path / "local"
+    paths.make_folder(local / "logs")
+    (local / "logs/node-0.log").write_text("step 1 loss 1\n")
+    handle = Handle("slurm", "", "1", "one", str(local))
+    assert not slurm.logs_elsewhere(handle)
+    (local / "remote.json").write_text(json.dumps({"host": "login", "folder": str(run_folder)}))
+    assert slurm.logs_elsewhere(handle)

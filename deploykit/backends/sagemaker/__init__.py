@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import backend
-from deploykit.backends.sagemaker.monitor import cancel, find, logs, status
+from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
 from deploykit.backends.sagemaker.options import Options, environment_region, region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
@@ -114,6 +114,7 @@ __all__ = [
     "examine",
     "find",
     "logs",
+    "metrics",
     "missing",
     "plan",
     "refresh_prices",

@@ -16,6 +16,8 @@ from deploykit import logfiles
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.request import results
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted, TryAgain
+from deploykit.metrics import final_metrics
+from deploykit.metrics.points import Point
 from deploykit.model import Handle, LogLine, State, Status
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -113,6 +115,15 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
         handle: _status(_describe(clients[handle.target], handle.id, handle.target))
         for handle in handles
     }
+
+
+def metrics(handle: Handle) -> Iterator[Point]:
+    """The last values of the job's metrics, as the service extracted them from its log.
+
+    None before the job has ended. Raises what `aws.errors` raises.
+    """
+    job = _describe(aws.client("sagemaker", handle.target), handle.id, handle.target)
+    yield from final_metrics.points((job or {}).get("FinalMetricDataList"))
 
 
 def cancel(handle: Handle) -> None:

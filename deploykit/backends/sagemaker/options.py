@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from deploykit.backends.sagemaker import catalog, sections
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
 from deploykit.decode import Bounds, Duration, Help
-from deploykit.model import CHANNEL, JobSpec
+from deploykit.model import JobSpec
+from deploykit.names import CHANNEL
 
 Distribution = Literal[
     "torch_distributed",

@@ -44,6 +44,13 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     return monitor.logs(handle, follow=follow)
 
 
+def logs_elsewhere(handle: Handle) -> bool:
+    """Whether the run's logs are on a login node; see `deploykit.capabilities.LogsElsewhere`."""
+    from deploykit.backends.slurm import remote
+
+    return remote.recorded_folder(Path(handle.folder)) is not None
+
+
 def cancel(handle: Handle) -> None:
     """Cancel a run's job: see `monitor.cancel`."""
     from deploykit.backends.slurm import monitor

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploykit import backend, paths
+from deploykit import backend, logfiles, paths
 from deploykit import bundle as bundles
 from deploykit.backends.slurm import ssh
 from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
-LOGS = ("logs/*.log", "tasks/*/logs/*.log")
+LOGS = logfiles.ALL
 """Patterns of log files in a run's folder; the second matches those of a job array."""
 _RECORD = "remote.json"
 _SCRIPT = "plan.sh"

@@ -1,0 +1,38 @@
+"""What runs have cost, for `status` and `list --cost`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deploykit import backend
+from deploykit.cost import spent
+from deploykit.cost.spent import Spent
+from deploykit.model import State
+from deploykit.registry import Run, now
+
+
+def text(run: Run, *, brief: bool = False) -> str:
+    """What a run has cost, so far or in all; empty where nothing is billed or known."""
+    found = _spent(run)
+    if found is None:
+        return ""
+    said = found.total if brief else str(found)
+    return said if State(run.state).final else f"{said} so far"
+
+
+def data(run: Run) -> dict[str, Any] | None:
+    """The same as data; None where nothing is billed or known."""
+    found = _spent(run)
+    return None if found is None else found.data()
+
+
+def _spent(run: Run) -> Spent | None:
+    """What a run has cost by the price in its folder."""
+    path = Path(run.folder, backend.PRICE)
+    return spent.read(path, _billed(run)) if path.exists() else None
+
+
+def _billed(run: Run) -> float | None:
+    """Seconds that the target bills, so far or in all."""
+    return run.billed if State(run.state).final else run.seconds(now())

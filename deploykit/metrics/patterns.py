@@ -1,0 +1,55 @@
+"""Patterns of the user's own for lines of the log: the section `metrics` of a job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from deploykit.metrics.points import count, number
+from deploykit.metrics.reading import Reading
+from deploykit.problem import Problem
+
+POSITIONS = ("step", "total", "epoch", "epochs")
+"""Names that say where a run is, and no metric."""
+
+
+def compiled(patterns: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
+    """The patterns that are valid: one regular expression with a group for each name."""
+    return {name: re.compile(regex) for name, regex in patterns.items() if not problem(regex)}
+
+
+def problems(patterns: Mapping[str, str]) -> Iterator[Problem]:
+    """Why some of the patterns of a job file are none."""
+    for name, regex in patterns.items():
+        if found := problem(regex):
+            yield Problem(f"metrics.{name}", found, "for example loss: 'loss ([0-9.]+)'")
+
+
+def problem(regex: str) -> str:
+    """Why a text is no pattern, as the end of a sentence; empty if it is one."""
+    try:
+        groups = re.compile(regex).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"is not a regular expression: {error}"
+    return "" if groups else "has no group around the number"
+
+
+def read(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading | None:
+    """The numbers that the patterns find in a line; None where they find none."""
+    found = {}
+    for name, pattern in patterns.items():
+        match = pattern.search(line)
+        value = number(match[1] or "") if match else None
+        if value is not None:
+            found[name] = value
+    if not found:
+        return None
+    values = {name: value for name, value in found.items() if name not in POSITIONS}
+    return Reading(
+        "metrics of the job file",
+        values,
+        count(found.get("step")),
+        count(found.get("total")),
+        epoch=found.get("epoch"),
+        epochs=count(found.get("epochs")),
+    )

@@ -1,0 +1,226 @@
+"""How far a run is: step, total, loss, pace and time left, each with where it was read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from deploykit.metrics.length import Length
+from deploykit.metrics.log_reader import LogReader, Seen
+from deploykit.metrics.pace import Pace
+from deploykit.metrics.series import Collection, Series
+
+_TOTAL_METRICS = ("total_steps", "max_steps")
+"""Metrics that are the number of steps."""
+_LONGEST = 10.0**9
+"""Seconds, some 30 years: more is no estimate."""
+_NOT_TRAINING = re.compile(
+    r"(?i)(?:.*[\W_])?(?:val|valid|validation|eval|evaluation|test)(?:[\W_].*)?"
+)
+_LOSS = re.compile(r"(?i)(?:.*[\W_])?loss")
+_EVERY = {"step_seconds": -1, "step_time": -1, "steps_per_second": 1, "it_per_second": 1}
+"""Metrics that are the time of a step, or steps in a second."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. What is not known is None."""
+
+    step: int | None = None
+    total: int | None = None
+    epoch: float | None = None
+    epochs: int | None = None
+    loss: float | None = None
+    rate: float | None = None
+    """Steps a second."""
+    left: float | None = None
+    """Seconds until `total` from when the last step was told."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """By field: where it was read."""
+    curve: tuple[float, ...] = ()
+    """The values of the loss so far, evenly thinned."""
+
+    def __bool__(self) -> bool:
+        return any(one is not None for one in (self.step, self.epoch, self.loss))
+
+
+class _Position(NamedTuple):
+    step: int | None
+    total: int | None
+    epoch: float | None
+    epochs: int | None
+    time: float
+    source: str
+    rate: float | None = None
+    left: float | None = None
+    complete: bool = False
+    pace: Pace | None = None
+
+
+def of(collection: Collection, log: LogReader, known: Length) -> Progress:
+    """The progress of a run from all that was read of it."""
+    positions = list(_positions(collection, log))
+    best = _best(positions)
+    if best is not None and best.epoch is None and log.epoch is not None:
+        best = best._replace(epoch=log.epoch.reading.epoch)
+    sources: dict[str, str] = {}
+    loss = _training_loss(collection.series.values())
+    curve = _curve(loss)
+    if best is None:
+        value = None if loss is None else loss.last.value
+        sources |= {} if loss is None else {"loss": loss.source}
+        return Progress(loss=value, sources=sources, curve=curve)
+    total, epochs = _lengths(best, log, known, collection, sources)
+    rate = _rate(best, collection, sources)
+    left = _left(best, total, epochs, rate)
+    left = None if left is None or left > _LONGEST else left
+    for name in ("step", "epoch"):
+        if getattr(best, name) is not None:
+            sources[name] = best.source
+    if left is not None:
+        sources["left"] = sources.get("rate", best.source)
+    if loss is not None:
+        sources["loss"] = loss.source
+    return Progress(
+        best.step,
+        total,
+        best.epoch,
+        epochs,
+        None if loss is None else loss.last.value,
+        rate,
+        left,
+        sources,
+        curve,
+    )
+
+
+def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
+    if bars := list(log.bars.values()):
+        yield _of_log(max(bars, key=_duration))
+    if log.step is not None:
+        yield _of_log(log.step)
+    if log.epoch is not None:
+        one = _of_log(log.epoch)
+        yield one._replace(step=None, total=None, rate=None, left=None)
+    newest: dict[str, Series] = {}
+    for series in collection.series.values():
+        if not series.source.startswith("log ("):
+            other = newest.get(series.source)
+            if other is None or (series.last.step or 0) > (other.last.step or 0):
+                newest[series.source] = series
+    for source, series in newest.items():
+        last = series.last
+        if last.step is not None or last.epoch is not None:
+            place = (last.step, None, last.epoch, None)
+            yield _Position(*place, last.time or 0.0, source, pace=collection.paces.get(source))
+
+
+def _of_log(seen: Seen) -> _Position:
+    one = seen.reading
+    source = f"log ({one.format})"
+    complete = one.title is not None and one.total is not None and one.step == one.total
+    place = (one.step, one.total, one.epoch, one.epochs)
+    time = seen.time or 0.0
+    return _Position(*place, time, source, one.rate, one.left, complete, seen.pace)
+
+
+def _duration(seen: Seen) -> float:
+    """How long all of a bar takes: that of the training is the longest."""
+    return (seen.reading.elapsed or 0.0) + (seen.reading.left or 0.0)
+
+
+def _best(positions: Sequence[_Position]) -> _Position | None:
+    """The position that tells most: with a total, then the finer one, then the newer one."""
+    newest = max((one.time for one in positions if one.step is not None), default=0.0)
+    current = [
+        one
+        for one in positions
+        if not one.complete
+        or one.time >= newest
+        or all(other.step in {None, one.step} for other in positions)
+    ]
+    key = lambda one: (one.step is not None, one.total or 0, one.step or 0, one.time)  # noqa: E731
+    return max(current, key=key, default=None)
+
+
+def _lengths(
+    best: _Position,
+    log: LogReader,
+    known: Length,
+    collection: Collection,
+    sources: dict[str, str],
+) -> tuple[int | None, int | None]:
+    """The last step and the last epoch, from the first of the sources that tells."""
+    metrics = {one.name: one for one in collection.series.values() if one.name in _TOTAL_METRICS}
+    inferred = best.total and best.epochs and not log.epochs  # by the arguments
+    source = f"{best.source}, {known.epochs_source}" if inferred else best.source
+    totals: list[tuple[int | None, str]] = [(best.total, source), (log.total, "log")]
+    totals += [(int(one.last.value), one.source) for one in metrics.values() if _counts(one)]
+    totals += [(known.total, known.total_source)]
+    epochs = [(log.epochs, "log"), (known.epochs, known.epochs_source)]
+    found = []
+    for name, candidates in (("total", totals), ("epochs", epochs)):
+        value, source = next((one for one in candidates if one[0]), (None, ""))
+        if value is not None:
+            sources[name] = source
+        found.append(value)
+    total = found[0]
+    if total is not None and best.step is not None and best.step > total:
+        total = None  # counted in another unit
+        del sources["total"]
+    return total, found[1]
+
+
+def _counts(series: Series) -> bool:
+    return math.isfinite(series.last.value) and series.last.value >= 1
+
+
+def _rate(best: _Position, collection: Collection, sources: dict[str, str]) -> float | None:
+    """Steps a second: over the last half of the time, else as a bar or a metric tells it."""
+    if best.step is None:
+        return None
+    pace = best.pace.rate() if best.pace else None
+    candidates = [(pace, best.source), (best.rate, best.source)]
+    for series in collection.series.values():
+        power = _EVERY.get(series.name)
+        if power and series.last.value > 0:
+            value = series.last.value
+            candidates.append((value if power > 0 else 1 / value, series.source))
+    known = (one for one in candidates if one[0] and math.isfinite(one[0]))
+    rate, source = next(known, (None, ""))
+    if rate is not None:
+        sources["rate"] = source
+    return rate
+
+
+def _left(
+    best: _Position, total: int | None, epochs: int | None, rate: float | None
+) -> float | None:
+    """Seconds until the last step, or where steps are not known until the last epoch."""
+    if best.step is None:
+        pace = best.pace.rate() if best.pace else None
+        if best.epoch is None or not epochs or not pace:
+            return None
+        return max(0.0, (epochs - best.epoch) / pace)
+    if total is not None and rate:
+        return max(0.0, (total - best.step) / rate)
+    return best.left
+
+
+def _training_loss(series: Iterable[Series]) -> Series | None:
+    """The series of the training loss; where there is none, one of another loss."""
+    losses = [one for one in series if _LOSS.fullmatch(one.name)]
+    return max(losses, key=_is_training_loss, default=None)
+
+
+def _is_training_loss(one: Series) -> tuple[bool, bool, int]:
+    name = one.name.lower()
+    plain = name in {"loss", "train_loss", "train/loss", "training_loss", "loss/train"}
+    return not _NOT_TRAINING.fullmatch(name), plain, one.count
+
+
+def _curve(loss: Series | None) -> tuple[float, ...]:
+    return () if loss is None else tuple(value for _, value in loss.curve.pairs())

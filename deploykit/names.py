@@ -1,0 +1,19 @@
+"""What names and paths in a job file may be."""
+
+from __future__ import annotations
+
+from deploykit.decode import Pattern
+
+NAME = Pattern(
+    r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
+    "letters, digits and single inner hyphens, at most 40 characters",
+)
+VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
+CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
+PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")

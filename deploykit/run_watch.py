@@ -1,0 +1,129 @@
+"""What `watch` shows of runs: their state, how far they are, the first error, the restarts.
+
+One look asks each backend once, for all its runs. Logs that are on another machine take a request
+of their own: in each look at most one of each backend is read, and the same one again only after
+`LOGS_AGAIN` seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit import exit_records, lifecycle, run_diagnosis
+from deploykit.folding import plain
+from deploykit.log_selection import FirstError
+from deploykit.metrics.progress import Progress
+from deploykit.model import LogLine, State
+from deploykit.registry import Run
+from deploykit.run_metrics import RunMetrics, logs_are_here
+
+LOGS_AGAIN = 30.0
+"""Seconds between two requests for a log that is on another machine."""
+_MOST = 1 << 22
+"""Bytes at the end of each log that are read at first."""
+_LONGEST_ERROR = 200
+"""Lines of the first error that are kept."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One run at one moment."""
+
+    row: Run
+    progress: Progress
+    attempt: int
+    """The current one, from 0."""
+    restarts: tuple[str, ...]
+    """The known reasons of the restarts, in their order."""
+    error: tuple[LogLine, ...]
+    """The first error of any rank; of a long one the end."""
+    cause: str
+    """Of a failure, where one is known."""
+    problems: tuple[str, ...]
+    """What could not be read."""
+
+
+class Watch:
+    """Looks at the same runs again and again."""
+
+    def __init__(self, rows: Iterable[Run]) -> None:
+        self._watched = [_Watched(row) for row in rows]
+
+    @property
+    def final(self) -> bool:
+        """Whether all runs have ended."""
+        return all(State(one.row.state).final for one in self._watched)
+
+    def look(self, *, whole: bool = False) -> list[View]:
+        """Ask each backend once, read what is new, and say what is known of each run.
+
+        With `whole`, all logs that are on another machine are read too.
+        """
+        rows = lifecycle.refresh([one.row for one in self._watched])
+        asked: set[str] = set()
+        for one, row in zip(self._watched, rows, strict=True):
+            fetch = whole or (row.backend not in asked and one.is_due(row))
+            if fetch and not logs_are_here(row):
+                asked.add(row.backend)
+            one.read(row, fetch=fetch)
+        return [one.view() for one in self._watched]
+
+
+class _Watched:
+    """What was read of one run so far."""
+
+    def __init__(self, row: Run) -> None:
+        self.row = row
+        self._metrics = RunMetrics(row, most=_MOST)
+        self._error = FirstError()
+        self._lines: list[LogLine] = []
+        self._read_at = -LOGS_AGAIN
+        self._state = ""
+        self._cause = ""
+
+    def is_due(self, row: Run) -> bool:
+        """Whether a log elsewhere should be read now: after a while, and once more at the end."""
+        waited = time.monotonic() >= self._read_at + LOGS_AGAIN
+        over = State(row.state).final
+        return row.state != self._state if over else waited
+
+    def read(self, row: Run, *, fetch: bool) -> None:
+        """Read what is new, and the cause where the run has just failed."""
+        has_ended = State(row.state).final and row.state != self._state
+        self.row = self._metrics.row = row
+        here = logs_are_here(row)
+        if fetch or here:
+            if not here:
+                self._read_at = time.monotonic()
+                self._error, self._lines = FirstError(), []
+            self._note_error(self._metrics.refresh(fetch=fetch)[0])
+            self._state = row.state
+        if has_ended:
+            self._cause = run_diagnosis.brief(row) or ""
+
+    def _note_error(self, lines: Sequence[LogLine]) -> None:
+        self._lines += [line for line in lines if self._error.add(line)]
+        del self._lines[:-_LONGEST_ERROR]
+
+    def view(self) -> View:
+        """What is known now."""
+        folder = Path(self.row.folder)
+        attempt = exit_records.attempt(folder) or 0
+        return View(
+            self.row,
+            self._metrics.progress(),
+            attempt,
+            tuple(exit_records.restarts(folder, upto=attempt)),
+            tuple(self._lines),
+            self._cause,
+            tuple(self._metrics.problems),
+        )
+
+
+def last_lines(error: Sequence[LogLine], count: int) -> list[str]:
+    """The last lines of an error, each after its rank, without the marks below source lines."""
+    said = ((line, plain(line)) for line in error)
+    return [f"{line.origin}{text}" for line, text in said if text.strip(" ^~")][-count:]
