@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploykit import backend, bundle, cli, lifecycle, paths, registry
-from deploykit.decode import decode
-from deploykit.lifecycle import as_data
+from deploykit.decode import as_data, decode
 from deploykit.model import Handle
 from tests.aws_server import SECTION
 from tests.slurm.plans import CASES

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from deploykit import backend, bundle, lifecycle, paths
+from deploykit import backend, bundle, paths, run_record
 from deploykit.model import JobSpec, Plan
 from tests.test_bundle import KEY_BODY, tree
 
@@ -43,8 +43,9 @@ def recorded(source):
     scanned = bundle.scan(source, LIMIT)
     folder = paths.run_folder("one")
     folder.mkdir(parents=True, exist_ok=True)
-    plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), None, scanned)
-    lifecycle._record_source(plan, folder)
+    options = backend.find("local").Options()
+    plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), options, scanned)
+    run_record.write(plan, folder)
     return folder
 
 
