@@ -53,7 +53,7 @@ rank = dist.get_rank()
 dist.all_reduce(torch.ones(1))
 """
 WHERE = {
-    0: "all_reduce (train.py:36)",
+    0: "all_reduce (train.py:35)",
     1: "__next__ (train.py:13)",
     2: "recv (train.py:17)",
     3: "locks (train.py:22)",
