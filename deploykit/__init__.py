@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deploykit import errors
     from deploykit.api import attach, check, get, launch, plan, runs, submit
     from deploykit.job import Job
+    from deploykit.metrics.progress import Progress
     from deploykit.model import LogLine, Problem, State, Status
     from deploykit.run import Plan, Run, Runs
     from deploykit.run_diagnosis import RunDiagnosis
@@ -24,6 +25,7 @@ __all__ = [
     "LogLine",
     "Plan",
     "Problem",
+    "Progress",
     "Run",
     "RunDiagnosis",
     "Runs",
@@ -42,6 +44,7 @@ _HOMES = {
     **dict.fromkeys(("LogLine", "Problem", "State", "Status"), "model"),
     **dict.fromkeys(("Plan", "Run", "Runs"), "run"),
     "Job": "job",
+    "Progress": "metrics.progress",
     "RunDiagnosis": "run_diagnosis",
 }
 """The modules of those names that are not in `api`."""

@@ -11,9 +11,12 @@ from deploykit import display, functions, job, lifecycle, log_selection, rerun, 
 from deploykit.errors import NeverStarts, TimedOut, UsageError
 from deploykit.job import Argument
 from deploykit.log_selection import Selection
+from deploykit.metrics.points import Point
+from deploykit.metrics.progress import Progress
 from deploykit.model import LogLine, Problem, State, Status
 from deploykit.registry import Run as Row
 from deploykit.run_diagnosis import RunDiagnosis
+from deploykit.run_metrics import RunMetrics
 
 
 class Run:
@@ -131,6 +134,23 @@ class Run:
         wanted = Selection(rank, node, task, attempt, since, first_error)
         (self._row,) = lifecycle.refresh([self._row])
         return log_selection.of_run(self._row, wanted, follow=follow)
+
+    def metrics(self, *names: str, task: int | None = None) -> list[Point]:
+        """Each number that its script has written or printed, and every step once.
+
+        `names` are names of metrics, in which ``*`` matches any text; `task` is one of a job array,
+        by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds since
+        1970), `attempt` and `source`; what is not known of it is None.
+        """
+        (self._row,) = lifecycle.refresh([self._row])
+        return RunMetrics(self._row, task=task).whole(names)
+
+    def progress(self) -> Progress:
+        """How far the run is, from all that its script has written and printed."""
+        (self._row,) = lifecycle.refresh([self._row])
+        read = RunMetrics(self._row)
+        read.refresh()
+        return read.progress()
 
     def cancel(self) -> Status:
         """Stop the run, unless it has ended. Raises NotFound where no job was sent."""

@@ -19,7 +19,7 @@ from deploykit.metrics.length import Length
 from deploykit.metrics.log_reader import LogReader
 from deploykit.metrics.points import Point
 from deploykit.metrics.progress import Progress
-from deploykit.metrics.series import Collection
+from deploykit.metrics.series import Collection, is_chosen, without_repeats
 from deploykit.model import LogLine, State
 from deploykit.registry import Run
 
@@ -60,6 +60,12 @@ class RunMetrics:
             self._note(problem)
         self.collection.add(found)
         return lines, found
+
+    def whole(self, names: Sequence[str] = ()) -> list[Point]:
+        """All points, asking the service too; every step once. `names` are patterns of names."""
+        _, points = self.refresh()
+        points += self.final()
+        return [one for one in without_repeats(points) if is_chosen(one.name, names)]
 
     def final(self) -> list[Point]:
         """What the service that ran the job has extracted, where it offers that. Asks it."""

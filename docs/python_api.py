@@ -17,7 +17,10 @@ import deploykit
 from deploykit import errors, sagemaker, slurm
 
 FUNCTIONS = ("submit", "plan", "check", "launch", "runs", "get", "attach")
-CLASSES = ("Job", "Run", "Runs", "Plan", "RunDiagnosis", "Status", "State", "LogLine", "Problem")
+CLASSES = (
+    *("Job", "Run", "Runs", "Plan", "RunDiagnosis", "Progress"),
+    *("Status", "State", "LogLine", "Problem"),
+)
 ALIASES = {
     "JobLike": "str | os.PathLike[str] | Job",
     "Argument": "str | int | float | os.PathLike[str]",

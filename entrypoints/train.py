@@ -118,7 +118,8 @@ class Trainer:
         """Train to the end. Returns False after an early stop, with a checkpoint saved."""
         self.context.log(
             f"{self.context.world_size} rank(s) on {self.context.device.type}, "
-            f"global batch {self.options.batch_size}, strategy {self.options.strategy}"
+            f"global batch {self.options.batch_size}, strategy {self.options.strategy}, "
+            f"{self.steps} steps"
         )
         for epoch in count(self.step // self.epoch_steps):
             if self.step >= self.steps or self.out_of_patience():

@@ -423,3 +423,14 @@ def test_a_traceback_shows_the_hint():
         check=False,
     )
     assert done.stderr.endswith("or write a job file with `deploykit init`\n")
+
+
+def test_metrics_and_progress_are_those_of_the_commands(live, capsys):
+    live.log("step 1/4 loss 0.5 lr 0.1", "step 2/4 loss 0.25 lr 0.1")
+    _, shown = command(capsys, "metrics", "live-run", "--name", "lo*")
+    run = deploykit.get("live-run")
+    assert [one._asdict() for one in run.metrics("lo*")] == shown["points"]
+    assert {one.name for one in run.metrics()} == {"loss", "lr"}
+    progress = run.progress()
+    assert (progress.step, progress.total, progress.loss) == (2, 4, 0.25)
+    assert dict(progress.sources) == shown["progress"]["sources"]

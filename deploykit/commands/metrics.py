@@ -14,7 +14,6 @@ import argparse
 import csv
 import io
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Any
 
 from deploykit import lifecycle, registry
@@ -22,7 +21,7 @@ from deploykit.commands import output, progress_text
 from deploykit.errors import UsageError
 from deploykit.metrics.points import Point
 from deploykit.metrics.progress import Progress
-from deploykit.metrics.series import Series, without_repeats
+from deploykit.metrics.series import Series, is_chosen
 from deploykit.registry import Run
 from deploykit.run_metrics import RunMetrics
 
@@ -50,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--csv and --json are both given", hint="choose one")
     (row,) = lifecycle.refresh([registry.get(args.run)])
     read = RunMetrics(row, task=args.task)
-    _, points = read.refresh()
-    points += read.final()
-    points = [one for one in without_repeats(points) if _is_chosen(one.name, args.name)]
+    points = read.whole(args.name)
     output.note(*(f"not read: {problem}" for problem in read.problems))
     progress = read.progress()
     if args.csv:
@@ -60,14 +57,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         output.emit({**_data(row, progress), "points": [_point(one) for one in points]})
     else:
-        series = [one for one in read.collection.series.values() if _is_chosen(one.name, args.name)]
+        series = [one for one in read.collection.series.values() if is_chosen(one.name, args.name)]
         _show(row, progress, series)
     return 0
-
-
-def _is_chosen(name: str, patterns: Iterable[str]) -> bool:
-    chosen = list(patterns)
-    return not chosen or any(fnmatchcase(name, pattern) for pattern in chosen)
 
 
 def _csv(row: Run, points: Iterable[Point]) -> str:

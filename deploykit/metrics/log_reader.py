@@ -20,9 +20,12 @@ _AGAIN = re.compile(r"restart (\d{1,9})\b")
 """What a node's launcher logs before all attempts but the first."""
 _NO_RANK = 1 << 40
 """Stands for the rank of lines without one, which count where no rank prints numbers."""
-_TOTAL = re.compile(r"Total optimization steps\s{0,3}= ?([\d,]{1,20})")
+_TOTAL = re.compile(
+    r"(?:Total optimization steps\s{0,3}= ?|global batch \d{1,9}, strategy \w{1,20}, )([\d,]{1,20})"
+)
+"""What the Hugging Face Trainer logs first, at level INFO, and deploykit's own trainer."""
 _EPOCHS = re.compile(r"(?:Num Epochs\s{0,3}= ?|`max_epochs=)([\d,]{1,20})")
-"""What the Hugging Face Trainer logs first, at level INFO, and Lightning at its end."""
+"""The same of the Hugging Face Trainer; what Lightning logs at its end."""
 _OTHER_WORK = re.compile(
     r"(?i)\b(?:map|filter|sav|writ|push|upload|download|fetch|load|generat|tokeniz|eval|val|test"
     r"|sanity|predict|check|prepar|process|compil|convert|extract|cach|read|shard)"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from deploykit.metrics.pace import Pace, Thinned
 from deploykit.metrics.points import Point
@@ -66,6 +67,11 @@ class Collection:
             self.series[key].add(point)
             if point.step is not None and point.time is not None:
                 self.paces.setdefault(point.source, Pace()).add(point.time, point.step)
+
+
+def is_chosen(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name matches one of the patterns, in which ``*`` is any text, or there are none."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def without_repeats(points: Iterable[Point]) -> list[Point]:

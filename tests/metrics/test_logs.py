@@ -284,6 +284,18 @@ def test_any_text_is_read_and_can_be_shown(said):
     assert all(one.count for one in collection.series.values())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[INFO|trainer.py:2520] >>   Total optimization steps = 1,200",
+        "2 rank(s) on cpu, global batch 64, strategy ddp, 1200 steps",
+    ],
+)
+def test_a_log_that_tells_its_length_first(line):
+    found, _ = read(plain(line, "step 300 loss 1"))
+    assert (found.step, found.total, found.sources["total"]) == (300, 1200, "log")
+
+
 def test_lengths_in_arguments():
     assert length.of(["--max-steps", "500", "--trainer.max_epochs=3"]) == Length(
         *(500, "argument --max-steps", 3, "argument --trainer.max_epochs")
