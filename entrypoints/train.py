@@ -300,17 +300,8 @@ class Trainer:
     def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""
         model = ("task", "task_options", "text", "sequence", "layers", "width", "heads")
-        steps = (
-            "batch_size",
-            "optimizer",
-            "lr",
-            "lr_schedule",
-            "warmup",
-            "weight_decay",
-            "clip",
-            "ema",
-        )
-        names = (*model, *steps, "precision", "seed")
+        steps = ("batch_size", "optimizer", "lr", "lr_schedule", "warmup", "weight_decay", "clip")
+        names = (*model, *steps, "ema", "precision", "seed")
         return {name: getattr(self.options, name) for name in names}
 
     def changed_settings(self, saved: dict[str, object]) -> list[str]:

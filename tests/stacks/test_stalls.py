@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from deploykit.inspect import stalls
-from tests.inspect.samples import NEXT, REDUCE, node_data, rank, write
+from tests.stacks.samples import NEXT, REDUCE, node_data, rank, write
 
 
 def record(folder, node=0, **changes):

@@ -8,8 +8,8 @@ import pytest
 
 from deploykit.inspect import places
 from deploykit.inspect.stacks import Frame
-from tests.inspect import samples
-from tests.inspect.samples import NEXT, REDUCE, SITE, SOURCE, WORKER, process, rank
+from tests.stacks import samples
+from tests.stacks.samples import NEXT, REDUCE, SITE, SOURCE, WORKER, process, rank
 
 
 def test_the_odd_one_out_comes_first():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deploykit.inspect import report, stacks
 from deploykit.inspect.places import spans
-from tests.inspect.samples import NEXT, REDUCE, WORKER, node_data, process, rank, write
+from tests.stacks.samples import NEXT, REDUCE, WORKER, node_data, process, rank, write
 
 TEXT = """\
 rank 1: _LoaderIter.__next__, called at train.py:19: for batch in loader:
