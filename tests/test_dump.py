@@ -13,8 +13,8 @@ import pytest
 from deploykit import cli, registry
 from deploykit.inspect import node_command
 from deploykit.model import State, Status
-from tests.stacks.samples import NEXT, REDUCE, node_data, rank, write
 from tests.slurm.slurm_helpers import wait_for
+from tests.stacks.samples import NEXT, REDUCE, node_data, rank, write
 
 HANGING = """\
 import os, time
