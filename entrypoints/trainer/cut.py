@@ -30,9 +30,6 @@ class Cut(Protocol):
     def part(self, numbers: Sequence[int]) -> nn.Module:
         """The stage with these layers, consecutive numbers."""
 
-    def names(self, numbers: Sequence[int]) -> list[str]:
-        """The layers of a stage by name."""
-
     def whole(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
         """One module with the parameters of stages, by their names in the model."""
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import FOUR_EPOCHS, train_alone, train_ranks
 from tests.trainer.served import Served, write_model
 from trainer import process_group
@@ -21,6 +22,14 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two-ranks")
     train_ranks(folder, 2, *FOUR_EPOCHS)
     return folder
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Four ranks that train on request."""
+    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import all_lines, losses, train_alone
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -23,13 +22,6 @@ def words(strategy, *more):
     task = ("--task", "tests.trainer.own_tasks:cut", "--no-tensorboard", "--epochs", "9")
     steps = ("--steps", "8", "--batch-size", "16", "--log-every", "1", "--clip", "0.5")
     return (*task, *steps, "--strategy", *strategy.split(), "--balance", "layers", *more)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="module")

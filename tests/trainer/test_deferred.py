@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from tests.trainer import ranks
-from tests.trainer.rank_pool import RankPool
 from trainer import checkpoint
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -47,13 +46,6 @@ for width in (8, 1448):  # the first one imports what is needed
 process_group.leave()
 """
 """Prints how much the memory of rank 0 grew at most, in KiB, while its weights were made."""
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
 
 
 def words(task, strategy, *more):

@@ -22,13 +22,6 @@ def words(task, *more):
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """By task, the losses of one process; each trained once."""
     pool, done = RankPool(1, tmp_path_factory.mktemp("single")), {}

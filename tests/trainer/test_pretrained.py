@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer import ranks
 from tests.trainer.own_tasks import Decoder, layers
-from tests.trainer.rank_pool import RankPool
 from tests.trainer.test_deferred import weights, words
 from trainer import safetensors_io
 from trainer.errors import ConfigError
@@ -25,13 +24,6 @@ LAYOUTS = {
     "hsdp --shard-ranks 2, not deferred": ("--task-option", "deferred=no"),
 }
 EXPORT = str(ranks.ENTRYPOINTS / "export.py")
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.trainer import ranks
-from tests.trainer.rank_pool import RankPool
 from trainer import checkpoint, restore
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -28,13 +27,6 @@ def words(strategy, *more):
 
 def average(*more):
     return ("--ema", str(DECAY), *more)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    pool = RankPool(4, tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="module")
