@@ -44,7 +44,8 @@ def written(env, tmp_path):
     capped = {cap.VARIABLE: '{"seconds": 900, "cap": "1 USD", "hourly": "1 USD"}'}
     Attempt(env | capped, Cluster("slurm", 0, ("n0", "n1"))).begin()
     heartbeat.start(env, 0, "127.0.0.1").close()
-    what_was_written.record(env | {"DEPLOYKIT_OUTPUT_DIR": str(tmp_path / "output")}, tmp_path, [])
+    folders = {f"DEPLOYKIT_{name}_DIR": str(tmp_path / name) for name in ("OUTPUT", "CHECKPOINT")}
+    what_was_written.record(env | folders, tmp_path, [])
     processes.register(env, Rank("torchrun", 3, 1, 4, 2), os.getpid(), stacks=tmp_path / "stacks")
     watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
     watch._stall(1.0)
