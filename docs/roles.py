@@ -134,6 +134,7 @@ _VOLATILE = (
     (r"^\[W\d+ [\d:.]+ ", "[W... "),
 )
 _LOOSE = (
+    (r"are \d+ days old", "are N days old"),
     (r"^(\[(rank|node) |  (started|ended) |\w+: running$|...$).*\n", ""),
     (r": (queued|running)$", ": sent"),
     (r"\b(rank|log:|and) ?\d+", r"\1 N"),
