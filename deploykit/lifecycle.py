@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from deploykit import backend, bundle, jobfile, paths, registry, run_record, secret_scan
 from deploykit.backend import Backend
@@ -272,16 +272,25 @@ def _send(plan: Plan, folder: Path) -> None:
 
 @contextlib.contextmanager
 def submitting(folder: Path, run: str) -> Iterator[None]:
-    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain."""
-    with open(folder / "submitting", "w", encoding="utf-8", opener=paths.private_opener) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TryAgain(
-                f"{run} is being submitted or removed by another process",
-                hint="try again in a moment",
-            ) from error
+    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain.
+
+    A run whose folder was deleted, also just now by another process, is not being submitted.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            path, opener = folder / "submitting", paths.private_opener
+            _lock(held.enter_context(open(path, "w", encoding="utf-8", opener=opener)), run)
         yield
+
+
+def _lock(file: TextIO, run: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TryAgain(
+            f"{run} is being submitted or removed by another process",
+            hint="try again in a moment",
+        ) from error
 
 
 def refresh(rows: Sequence[Run]) -> list[Run]:
@@ -326,11 +335,8 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     failures = {}
     for row in rows:
         if row.id is None:
-            folder = Path(row.folder)
-            # a run whose folder was deleted is not being submitted
-            lock = submitting(folder, row.run) if folder.is_dir() else contextlib.nullcontext()
             try:
-                with contextlib.suppress(TryAgain), lock:
+                with contextlib.suppress(TryAgain), submitting(Path(row.folder), row.run):
                     _reconcile(engine, row)
             except DeploykitError as error:
                 failures[row.run] = _last_known(row.backend, error)

@@ -11,6 +11,7 @@ folder is removed itself, and what it points to stays.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -206,6 +207,16 @@ def _remove(holder: int, path: Path) -> None:
 
 
 def _remove_folder(holder: int, name: str) -> None:
+    try:
+        _rmtree(holder, name)
+    except OSError as error:
+        # another process wrote into it meanwhile, as one that removes the same run and locks it
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        _rmtree(holder, name)
+
+
+def _rmtree(holder: int, name: str) -> None:
     def stop_unless_gone(_function: object, _path: object, raised: Any) -> None:
         if not isinstance(raised[1], FileNotFoundError):
             raise raised[1]

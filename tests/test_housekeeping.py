@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import backend, bundle, cli, lifecycle, paths, registry, storage
+from deploykit import backend, bundle, cli, lifecycle, paths, registry, removal, storage
 from deploykit.model import State, Status
 
 LIMIT = 1 << 30
@@ -470,6 +471,36 @@ def test_two_removals_at_once_remove_everything_and_fail_at_nothing(add, verb):
     assert "unexpected" not in "".join(err for err, _ in ended)
     assert not folder.exists()
     assert names() == set()
+
+
+def test_a_run_whose_folder_another_process_has_just_removed_is_removed(add, monkeypatch):
+    folder = add("exp-alpha", days=1)
+    asked = paths.is_private_folder
+
+    def lost(path):
+        answer = asked(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        return answer
+
+    monkeypatch.setattr(paths, "is_private_folder", lost)
+    removal.remove(registry.known("exp-alpha"))
+    assert names() == set()
+
+
+def test_a_file_written_into_a_folder_while_it_is_removed_goes_too(add, monkeypatch):
+    """As another process that removes the same run does, with its lock."""
+    folder = add("exp-alpha", days=1)
+    remove_folder = os.rmdir
+
+    def write_first(path, **at):
+        if path == folder.name:
+            monkeypatch.setattr(os, "rmdir", remove_folder)
+            (folder / "submitting").touch()
+        remove_folder(path, **at)
+
+    monkeypatch.setattr(os, "rmdir", write_first)
+    removal.remove(registry.known("exp-alpha"))
+    assert not folder.exists()
 
 
 def test_a_run_that_is_being_submitted_is_not_removed(add, capsys):
