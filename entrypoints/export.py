@@ -30,12 +30,13 @@ def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
     parser = restore.command_line("Export a trained model for other programs.", "model")
     parser.add_argument("--weights", action="store_true", help="only the weights, of any task")
-    if parser.parse_args().weights:
-        output, weights = restore.read(parser, restore.weights)
+    arguments = parser.parse_args()
+    if arguments.weights:
+        output, weights = restore.read(arguments, restore.weights)
         files = safetensors_io.write_sharded(weights, output, MAX_FILE)
         print(f"{output}: {', '.join(path.name for path in files)} with {len(weights)} tensors")
     else:
-        print(export_model(*restore.read(parser, restore.restore)))
+        print(export_model(*restore.read(arguments, restore.restore)))
 
 
 def export_model(output: Path, restored: RestoredModel) -> str:

@@ -30,7 +30,7 @@ BATCH_SIZE = 256
 def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
     parser = restore.command_line("Evaluate a trained model.", "report")
-    output, restored = restore.read(parser, restore.restore)
+    output, restored = restore.read(parser.parse_args(), restore.restore)
     task, model, progress = restored
     scores = predict(model, task.test)
     evaluate = REPORTS[progress["settings"]["task"]]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from trainer import gradients, optimizers, process_group, shards, tasks
+from trainer import gradients, optimizers, process_group, tasks
 from trainer.arguments import parse
 from trainer.checkpoint import CheckpointManager
 from trainer.data import Batch, BatchLoader
@@ -236,7 +236,7 @@ class Trainer:
         sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
         with self.strategy.evaluating():
             for batch in self.loader(dataset).in_order():
-                outputs = shards.whole(self.strategy.forward(batch.inputs))
+                outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:
                     found = [function(outputs, batch.targets) for function in functions.values()]
                     found = [torch.where(_any(batch), each.double(), 0.0) for each in found]

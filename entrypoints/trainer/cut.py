@@ -30,7 +30,7 @@ class Cut(Protocol):
     def part(self, numbers: Sequence[int]) -> nn.Module:
         """The stage with these layers, consecutive numbers."""
 
-    def whole(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
+    def merged(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
         """One module with the parameters of stages, by their names in the model."""
 
     def check_tied(self, stages: Sequence[Sequence[int]]) -> None:
@@ -82,7 +82,7 @@ class SequentialCut:
         """The layers by name."""
         return [self._children[number][0] for number in numbers]
 
-    def whole(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
+    def merged(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
         """All layers of the stages as a sequence."""
         children = (child for _, part in parts for child in part.named_children())
         return nn.Sequential(OrderedDict(children))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainer import shards
+from trainer import layers, shards
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
@@ -47,7 +47,7 @@ class _Call(NamedTuple):
 
 
 class ForwardCut:
-    """A model with `layers`, names of modules that are called one after the other.
+    """A model whose layers have these `names`, modules that are called one after the other.
 
     `sample` is a micro-batch. Raises ConfigError if the model cannot be cut between the layers.
     """
@@ -58,17 +58,18 @@ class ForwardCut:
     """Whether the model returns its scores as `logits` of an object."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[str], sample: Batch, objective: Objective
+        self, model: nn.Module, names: Sequence[str], sample: Batch, objective: Objective
     ) -> None:
         self._model = model
-        self._layers = list(layers)
+        self._layers = list(names)
         self._sample = sample
         self._objective = objective
         with unchanged(model, torch.device("cpu")), torch.no_grad(), _evaluating(model):
-            self._calls, self._outputs = self._trace()
-            self._check_order()
-            self._before, self._after = self._outside()
-            self._check_stages()
+            calls, outputs = self._trace()
+            self._check_order(calls)
+            self._before, self._after = self._outside(calls)
+            self._returned = {call.name: _shapes(call.outputs) for call in reversed(calls)}
+            self._check_stages(outputs)
 
     def _trace(self) -> tuple[list[_Call], Tensor]:
         """The calls of one forward pass in the order in which they ended, and its scores."""
@@ -98,10 +99,10 @@ class ForwardCut:
         self.boxed = not isinstance(outputs, Tensor)
         return calls, scores(outputs)
 
-    def _outside(self) -> tuple[list[str], list[str]]:
+    def _outside(self, calls: Sequence[_Call]) -> tuple[list[str], list[str]]:
         """The modules with parameters that are called before the layers, and after them."""
         called: dict[str, set[int]] = {name: set() for name in self._owners()}
-        for call in self._calls:
+        for call in calls:
             if call.name in called:
                 called[call.name].add(call.passed)
         before = [name for name, when in called.items() if when == {0}]
@@ -123,16 +124,16 @@ class ForwardCut:
                 known.append(name)
                 yield name
 
-    def _check_order(self) -> None:
+    def _check_order(self, calls: Sequence[_Call]) -> None:
         """Raise ConfigError unless each layer continues the one before it."""
-        ended = [call for call in self._calls if call.name in set(self._layers)]
+        ended = [call for call in calls if call.name in set(self._layers)]
         if [call.name for call in ended] != self._layers:
             self._refuse("its layers are not called once each, in their order")
         for previous, call in pairwise(ended):
             if call.hidden is not _hidden(previous.outputs):
                 self._refuse(f"{call.name} does not take what {previous.name} returns")
 
-    def _check_stages(self) -> None:
+    def _check_stages(self, outputs: Tensor) -> None:
         """Raise ConfigError unless the stages of one layer each give the model's scores."""
         hidden: Any = None
         try:
@@ -140,7 +141,7 @@ class ForwardCut:
                 hidden = self.part([number])(*() if hidden is None else (hidden,), inputs=self._in)
         except Exception as error:  # noqa: BLE001 - models do anything
             self._refuse(f"without its other layers it fails, with {type(error).__name__}: {error}")
-        if not torch.allclose(hidden, self._outputs):
+        if not torch.allclose(hidden, outputs):
             self._refuse("what comes before its layers is used after them too")
 
     def _refuse(self, why: str) -> None:
@@ -163,9 +164,8 @@ class ForwardCut:
         self._model.zero_grad()
         by_layer = zip(*rounds[1:], strict=True)
         seconds = [statistics.median(each) for each in by_layer]
-        ended = {call.name: call.outputs for call in self._calls}
         return [
-            MeasuredLayer(name, each, torch.empty_like(_hidden(ended[name]), device="meta"), True)
+            MeasuredLayer(name, each, _hidden(self._returned[name]), True)
             for name, each in zip(self._layers, seconds, strict=True)
         ]
 
@@ -196,23 +196,20 @@ class ForwardCut:
         """
         own = {self._layers[number] for number in numbers}
         first, last = numbers[0], numbers[-1]
-        stage = _shallow(self._model, {})
+        stage = _twin(self._model, {})
         entry: list[Any] = [None]
         for number, name in enumerate(self._layers):
             if name not in own:
-                forward = _forward(number, first, last, entry, self._returned(name))
-                _replace(stage, name, _hollow(self._model.get_submodule(name), forward))
+                forward = _forward(number, first, last, entry, self._returned[name])
+                stage.set_submodule(name, _hollow(self._model.get_submodule(name), forward))
         for name in self._elsewhere(first, last):
-            made = _placeholder(self._returned(name)) if name in self._before else _never
-            _replace(stage, name, _hollow(self._model.get_submodule(name), made))
+            made = _placeholder(self._returned[name]) if name in self._before else _never
+            stage.set_submodule(name, _hollow(self._model.get_submodule(name), made))
         cls = type(stage)
         stage.__class__ = type(f"Stage{cls.__name__}", (_Stage, cls), {})
         any_stage: Any = stage
         any_stage.stage_entry, any_stage.stage_objective = entry, self._objective
         return stage
-
-    def _returned(self, name: str) -> Any:
-        return next(call.outputs for call in self._calls if call.name == name)
 
     def _elsewhere(self, first: int, last: int) -> Iterator[str]:
         """The modules outside of the layers that other stages have."""
@@ -225,17 +222,17 @@ class ForwardCut:
         """The layers of a stage by name."""
         return [self._layers[number] for number in numbers]
 
-    def whole(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
+    def merged(self, parts: Sequence[tuple[Sequence[int], nn.Module]]) -> nn.Module:
         """One module with the parameters of these stages, by their names in the model.
 
         Raises ConfigError if one parameter is in two stages.
         """
         stages = [part for _, part in parts]
-        merged = stages[0] if len(stages) == 1 else _shallow(stages[0], {})
+        merged = stages[0] if len(stages) == 1 else _twin(stages[0], {})
         for numbers, part in parts[1:]:
             outside = self._after if numbers[-1] + 1 == len(self._layers) else []
             for name in (*self.names(numbers), *outside):
-                _replace(merged, name, part.get_submodule(name))
+                merged.set_submodule(name, part.get_submodule(name))
         return merged
 
     def check_tied(self, stages: Sequence[Sequence[int]]) -> None:
@@ -325,20 +322,23 @@ def _hidden(outputs: Any) -> Any:
 
 
 def _like(outputs: Any, hidden: Any) -> Any:
-    """Hidden states as a layer returns them that returned `outputs`."""
+    """Hidden states as a layer returns them that returned `outputs`: what it adds is None."""
     if isinstance(outputs, tuple | list):
-        return type(outputs)((hidden, *outputs[1:]))
+        return type(outputs)((hidden, *(None for _ in outputs[1:])))
     return hidden
 
 
-def _shallow(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A module with the same tensors, whose parts can be replaced without changing the other."""
+def _shapes(outputs: Any) -> Any:
+    """The same structure with tensors that have no memory."""
+    return pytree.tree_map_only(Tensor, lambda each: torch.empty_like(each, device="meta"), outputs)
+
+
+def _twin(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A model of the same tensors, whose modules can be replaced at any depth."""
     if module not in done:
-        done[module] = twin = copy.copy(module)
-        tables = vars(module)  # copy.copy leaves them shared
-        parts = {name: part and _shallow(part, done) for name, part in tables["_modules"].items()}
-        vars(twin).update({name: dict(tables[name]) for name in ("_parameters", "_buffers")})
-        vars(twin)["_modules"] = parts
+        done[module] = made = layers.twin(module)
+        parts = vars(made)["_modules"]
+        parts.update({name: part and _twin(part, done) for name, part in parts.items()})
     return done[module]
 
 
@@ -347,14 +347,9 @@ def _hollow(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 
     Its attribute `hollow` says so.
     """
-    twin = copy.copy(module)
-    vars(twin).update(_parameters={}, _buffers={}, _modules={}, forward=forward, hollow=True)
-    return twin
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
+    made = copy.copy(module)
+    vars(made).update(_parameters={}, _buffers={}, _modules={}, forward=forward, hollow=True)
+    return made
 
 
 @contextmanager

@@ -8,7 +8,6 @@ bit.
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer import shards
+from trainer import layers, shards
 from trainer.errors import ConfigError
 from trainer.pretrained import Pretrained
 from trainer.task import Init, Task
@@ -44,7 +43,7 @@ class FirstWeights:
         with torch.device("meta") if self._init else nullcontext():
             model = self._build()
         if self._init:
-            self._twins = {name: _twin(module) for name, module in model.named_modules()}
+            self._twins = {name: layers.twin(module) for name, module in model.named_modules()}
         if self._pretrained:
             self._pretrained.check(model)
         return model
@@ -100,22 +99,14 @@ class FirstWeights:
                     yield f"{name}.{own}".lstrip(".")
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """The same module, with tables of its own: parallelizing the other leaves it as it is."""
-    twin = copy.copy(module)
-    twin._parameters = dict(module._parameters)  # noqa: SLF001 - what else a module is, they share
-    twin._buffers = dict(module._buffers)  # noqa: SLF001
-    return twin
-
-
-def _with_data(twin: nn.Module, device: torch.device) -> nn.Module:
+def _with_data(module: nn.Module, device: torch.device) -> nn.Module:
     """The module with tensors that have memory, and no value yet: not a number."""
-    whole = _twin(twin)
-    for name, parameter in whole.named_parameters(recurse=False):
+    whole = layers.twin(module)
+    for name, parameter in module.named_parameters(recurse=False):
         data = _unset(parameter, device)
-        whole._parameters[name] = nn.Parameter(data, requires_grad=parameter.requires_grad)  # noqa: SLF001
-    for name, buffer in whole.named_buffers(recurse=False):
-        whole._buffers[name] = _unset(buffer, device)  # noqa: SLF001
+        setattr(whole, name, nn.Parameter(data, requires_grad=parameter.requires_grad))
+    for name, buffer in module.named_buffers(recurse=False):
+        setattr(whole, name, _unset(buffer, device))
     return whole
 
 

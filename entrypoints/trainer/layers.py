@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 from torch import nn
@@ -19,6 +20,14 @@ def names(model: nn.Module, find: Find | None = None) -> list[str]:
     chosen = {id(layer) for layer in (find or _obvious)(model)}
     named = [(name, layer) for name, layer in model.named_modules() if id(layer) in chosen]
     return [name for name, layer in named if name and _is_separate(layer, model)]
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """A module of the same tensors and parts, which can be replaced without changing the other."""
+    made = copy.copy(module)  # its tables are shared
+    for table in ("_parameters", "_buffers", "_modules"):
+        vars(made)[table] = dict(vars(module)[table])
+    return made
 
 
 def compile_each(model: nn.Module, layers: Sequence[str]) -> None:

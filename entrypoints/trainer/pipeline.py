@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from trainer import bubble, data, layers, parallelize, partition, shards
 from trainer.bubble import BubbleMeter, TimedStage
-from trainer.cut import cut
+from trainer.cut import Cut, cut
 from trainer.data import Batch
 from trainer.layout import schedule, stages_per_rank
 from trainer.partition import MeasuredLayer, Stages
@@ -44,17 +44,19 @@ class Pipeline:
         self._objective = setup.objective
         self.group: ProcessGroup = setup.layout.mesh.group("pp") if self._size > 1 else _alone()
         self._bubble = BubbleMeter(setup.context.device, self.group)
-        self._cut = cut(setup, self._micro_batch)
-        stages = self._partition()
+        # the rest of the whole model is freed once the stages of this rank are cut out
+        whole = cut(setup, self._micro_batch)
+        self._needs_inputs, self._boxed = whole.needs_inputs, whole.boxed
+        stages = self._partition(whole)
         setup.context.log(self._description(stages))
         numbers = _layer_numbers(stages)
-        self._cut.check_tied(numbers)
+        whole.check_tied(numbers)
         own = range(setup.layout.position.pp, len(stages), self._size)
-        parts = [(numbers[stage], self._cut.part(numbers[stage])) for stage in own]
+        parts = [(numbers[stage], whole.part(numbers[stage])) for stage in own]
         self._stages = [
             self._stage(part, number, stages) for number, (_, part) in zip(own, parts, strict=True)
         ]
-        self.model = self._cut.whole(parts)
+        self.model = whole.merged(parts)
         name = schedule(setup.options)
         self._schedule: Any = SCHEDULES[name](
             self._stages if name == "interleaved" else self._stages[0],  # type: ignore[arg-type]
@@ -67,10 +69,10 @@ class Pipeline:
     def _size(self) -> int:
         return self._setup.layout.dims.pp
 
-    def _partition(self) -> Stages:
+    def _partition(self, whole: Cut) -> Stages:
         """The layers of each stage, as measured on rank 0."""
         setup = self._setup
-        measured = self._cut.measure() if setup.context.is_rank_zero else None
+        measured = whole.measure() if setup.context.is_rank_zero else None
         measured = broadcast_from_rank_zero(setup.context, measured)
         by = partition.by_layers if setup.options.balance == "layers" else partition.by_time
         return by(measured, self._size * stages_per_rank(setup.options))
@@ -106,7 +108,7 @@ class Pipeline:
         """
         setup, last = self._setup, number == len(stages) - 1
         own = [layer.name for layer in stages[number]]
-        if self._cut.needs_inputs:
+        if self._needs_inputs:
             parallelize.prepare_layers(part, setup)
         found = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
         replica = parallelize.distribute(part, found, setup)
@@ -139,11 +141,11 @@ class Pipeline:
 
     def _as_returned(self, scores: Tensor) -> Any:
         """Scores as the model itself returns them."""
-        return SimpleNamespace(logits=scores) if self._cut.boxed else scores
+        return SimpleNamespace(logits=scores) if self._boxed else scores
 
     def _fed(self, inputs: Any) -> tuple[Any, ...]:
         """What the schedule splits into micro-batches, or nothing if each stage is told here."""
-        if not self._cut.needs_inputs:
+        if not self._needs_inputs:
             return (inputs,)
         parts = self._setup.options.micro_batches
         pieces = [data.piece(inputs, number, parts) for number in range(parts)]

@@ -111,15 +111,14 @@ def command_line(description: str, output: str) -> argparse.ArgumentParser:
     return parser
 
 
-def read(parser: argparse.ArgumentParser, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
-    """Parse the command line, load from the checkpoints, and make the output folder.
+def read(arguments: argparse.Namespace, load: Callable[[Path], Loaded]) -> tuple[Path, Loaded]:
+    """Load from the checkpoints of a command line, and make its output folder.
 
     Exits with code 1 if there is no usable checkpoint.
     """
-    arguments = parser.parse_args()
     try:
         loaded = load(arguments.checkpoints)
     except (OSError, ValueError) as error:
-        sys.exit(f"{parser.prog}: error: {error}")
+        sys.exit(f"{Path(sys.argv[0]).name}: error: {error}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     return arguments.output, loaded

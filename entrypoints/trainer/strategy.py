@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from trainer import data, gradients, optimizers
+from trainer import data, gradients, optimizers, shards
 from trainer.data import SEED_STEP, Batch
 from trainer.parallelize import parallelize
 from trainer.setup import Setup
@@ -62,10 +62,10 @@ class Strategy:
         return create(optimizers.groups(self.model, self.setup.task.optimizer_settings))
 
     def forward(self, inputs: Any) -> Any:
-        """The outputs of a batch in evaluation, or None if another rank has them."""
+        """The whole outputs of a batch in evaluation, or None if another rank has them."""
         if self.pipeline is not None:
             return self.pipeline.forward(inputs)
-        return self.objective.outputs(self.model, inputs)
+        return shards.whole(self.objective.outputs(self.model, inputs))
 
     def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
         """Compute the gradients of the mean loss over the global batch, times `loss_scale`.

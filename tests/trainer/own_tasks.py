@@ -1,5 +1,7 @@
 """Tasks as users write them, with models that the trainer has never seen."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from trainer.task import IGNORE_INDEX, Task, reset_parameters
+from trainer.task import IGNORE_INDEX, Task, hits, reset_parameters
 
 
 class Net(nn.Module):
@@ -291,6 +293,41 @@ class Twice(Untied):
         return Output(self.head(self.norm(hidden)))
 
 
+class Pair(DecoderBlock):
+    """A layer that returns something besides its hidden states, as some attention layers do."""
+
+    def forward(self, hidden):
+        hidden = super().forward(hidden)
+        return hidden, hidden.mean()
+
+
+class Pairs(Untied):
+    """What the layers return besides the hidden states is of no use."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.__class__ = Pair
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens) * self.scale
+        besides = []
+        for block in self.blocks:
+            hidden, more = block(hidden)
+            besides.append(more)
+        return Output(self.head(self.norm(self.last(hidden, besides))))
+
+    def last(self, hidden, besides):
+        return hidden
+
+
+class UsedPairs(Pairs):
+    """What the first layer returns besides the hidden states is used after the last one."""
+
+    def last(self, hidden, besides):
+        return hidden + besides[0]
+
+
 class Wide(Dataset):
     """Sequences of equal length."""
 
@@ -301,7 +338,21 @@ class Wide(Dataset):
         return torch.arange(index, index + 9) % 11
 
 
-CUT = {"untied": Untied, "tied": Decoder, "ahead": SkipsAhead, "own": Own, "twice": Twice}
+CUT = {
+    "untied": Untied,
+    "tied": Decoder,
+    "ahead": SkipsAhead,
+    "own": Own,
+    "twice": Twice,
+    "pairs": Pairs,
+    "used-pairs": UsedPairs,
+}
+
+
+def parameters_held(parameters, _outputs, targets):
+    """How many of the parameters are still in memory, for each target."""
+    gc.collect()
+    return sum(each() is not None for each in parameters) * (targets != IGNORE_INDEX).sum()
 
 
 def cut(options):
@@ -311,4 +362,13 @@ def cut(options):
     def plan(_model):
         return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 
-    return Task(model, Wide(), Wide(), collate=pad, unit="tokens", tensor_parallel=plan)
+    def build():
+        built = model()
+        parameters.extend(map(weakref.ref, built.parameters()))
+        return built
+
+    parameters = []
+    metrics = {"accuracy": hits, "held": partial(parameters_held, parameters)}
+    return Task(
+        build, Wide(), Wide(), metrics=metrics, collate=pad, unit="tokens", tensor_parallel=plan
+    )

@@ -41,6 +41,19 @@ def test_a_pipeline_trains_like_one_process(pipeline, four, alone, tmp_path):
     assert last(tmp_path, "val_accuracy") == last(alone, "val_accuracy")
 
 
+def test_a_rank_keeps_only_its_stage_of_the_model(four, alone, tmp_path):
+    four.train(tmp_path, *words("pp", "--micro-batches", "4"))
+
+    # the last of four stages has a layer of 6, norm and head; the model 4 layers and an embedding
+    assert (last(tmp_path, "val_held"), last(alone, "val_held")) == (9, 28)
+
+
+def test_what_layers_return_besides_the_hidden_states_may_be_unused(four, alone, tmp_path):
+    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--task-option", "model=pairs"))
+
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
+
+
 def last(folder, name):
     return [line[name] for line in all_lines(folder) if name in line][-1]
 
@@ -69,6 +82,7 @@ def test_stages_are_balanced_by_measured_time(tmp_path, capsys):
         ("tied", "head.weight are one tensor, in several stages of the pipeline: untie them"),
         ("ahead", "what comes before its layers is used after them too"),
         ("own", "the model has parameters that are not used by a part of it"),
+        ("used-pairs", "without its other layers it fails, with TypeError"),
         ("twice", "its layers are not called once each, in their order"),
     ],
 )
