@@ -159,6 +159,9 @@ class Prices(Protocol):
         Raises BackendUnavailable, NotPermitted or TryAgain.
         """
 
+    def alternatives(self, job: JobSpec, options: Any) -> Mapping[str, Estimate]:
+        """What the job may cost bought in other ways, by their names, such as ``spot``."""
+
 
 @runtime_checkable
 class Dump(Protocol):

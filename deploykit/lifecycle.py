@@ -210,7 +210,7 @@ def submit(plan: Plan) -> Run:
     with submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
-            run_record.write(plan, folder)
+            run_record.write(plan, folder, billed(plan))
             _send(plan, folder)
     return registry.known(plan.run)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deploykit import backend, bundle, paths, revision
 from deploykit.decode import as_data
 from deploykit.errors import DeploykitError
 from deploykit.model import Plan
+
+if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
 
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
@@ -19,8 +22,11 @@ https://yaml.org/spec/1.2.2/#51-character-set
 """
 
 
-def write(plan: Plan, folder: Path) -> None:
-    """Write the plan, its job, and the source's changes since its commit, into the run folder."""
+def write(plan: Plan, folder: Path, price: Estimate | None) -> None:
+    """Write the plan, its job, and the source's changes since its commit, into the run folder.
+
+    And its price now, since later prices may differ; None: nothing is billed.
+    """
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
     text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
@@ -36,14 +42,7 @@ def write(plan: Plan, folder: Path) -> None:
             paths.write(folder / "uncommitted.diff", patch.text)
             record["left_out"] = patch.left_out
     paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
-    _write_price(plan, folder)
+    if price is not None:
+        from deploykit.cost import spent  # most jobs cost nothing
 
-
-def _write_price(plan: Plan, folder: Path) -> None:
-    """Keep what an hour of the job costs now: later, prices may differ."""
-    engine: Any = backend.find(plan.backend)
-    bills = getattr(engine, "bills", None)  # see `deploykit.capabilities.Cost`
-    if bills and bills(plan.options):
-        from deploykit.cost import spent
-
-        spent.record(folder / backend.PRICE, engine.cost(plan.job, plan.options))
+        spent.record(folder / backend.PRICE, price)

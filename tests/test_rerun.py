@@ -132,3 +132,11 @@ def test_a_default_of_the_user_does_not_change_an_earlier_run(project, monkeypat
     assert "--partition" not in sent[1].text
     assert cli.main(["submit", "--backend", "slurm", "--run", "third"]) == 0
     assert "--partition=gpu" in sent[2].text
+
+
+def test_what_it_may_cost_is_said_before_it_is_sent(project, sent, capsys):
+    assert cli.main(["submit", "--run", "one", "--set", "local.price=2.50 USD"]) == 0
+    capsys.readouterr()
+    assert cli.main(["rerun", "one"]) == 0
+    assert len(sent) == 2
+    assert "cost: at most " in capsys.readouterr().err

@@ -45,7 +45,7 @@ def recorded(source):
     folder.mkdir(parents=True, exist_ok=True)
     options = backend.find("local").Options()
     plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), options, scanned)
-    run_record.write(plan, folder)
+    run_record.write(plan, folder, None)
     return folder
 
 

@@ -8,6 +8,7 @@ deploykit cost --refresh                        ask for new prices first
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from deploykit import capabilities, lifecycle
 from deploykit.commands import output
@@ -38,10 +39,14 @@ def run(args: argparse.Namespace) -> int:
         asked = capabilities.require(name, capabilities.Prices)
         output.note(asked.refresh_prices(file.job, options))
     estimate = engine.cost(file.job, options)
+    others: Mapping[str, Estimate] = {}
+    if isinstance(engine, capabilities.Prices):
+        others = engine.alternatives(file.job, options)
     if args.json:
-        output.emit({"backend": name, **estimate.data(), "max_cost": file.job.max_cost})
+        more = {"others": {way: other.cases() for way, other in others.items()}}
+        output.emit({"backend": name, **estimate.data(), **more, "max_cost": file.job.max_cost})
         return 0
-    _show(name, estimate, explain=args.explain)
+    _show(name, estimate, others, explain=args.explain)
     if file.job.max_cost is not None and estimate.charges:
         _show_cap(money.parse(file.job.max_cost), estimate)
     return 0
@@ -58,8 +63,8 @@ def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
     return name, file
 
 
-def _show(name: str, estimate: Estimate, *, explain: bool) -> None:
-    """Print the cases, and where the prices come from."""
+def _show(name: str, estimate: Estimate, others: Mapping[str, Estimate], *, explain: bool) -> None:
+    """Print the cases, those of the same job bought in another way, and where prices come from."""
     if estimate.free:
         output.say(f"{name}: nothing is billed: {estimate.free}")
         return
@@ -69,7 +74,7 @@ def _show(name: str, estimate: Estimate, *, explain: bool) -> None:
         output.say(f"{case:<7} {estimate.text(case)}")
         if explain:
             output.say(*(f"  {line}" for line in estimate.explained(case)))
-    for other, its in estimate.others.items():
+    for other, its in others.items():
         low, worst = its.text("low"), its.text("worst")
         output.say(f"{other}: {low} to {worst}")
     if estimate.source:

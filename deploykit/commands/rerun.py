@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             submit.show(prepared, as_json=args.json)
             return 0
+        submit.announce(prepared)
         new = lifecycle.submit(prepared.plan)
     output.note(f"{new.run}: the job and the source of {row.run}, sent {output.when(row.created)}")
     if args.wait:

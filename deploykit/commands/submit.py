@@ -73,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         show(prepared, as_json=args.json)
         return 0
-    if prepared.plan.summary:
-        output.note(prepared.plan.summary)
-    _note_cost(prepared)
+    announce(prepared)
     if output.on_terminal():
         from deploykit.commands.progress_bar import watching
 
@@ -102,6 +100,13 @@ def _switches(args: argparse.Namespace) -> list[str]:
     names = [name for name in _SWITCHES if getattr(args, name)]
     own = [f"max_cost={args.max_cost}"] if args.max_cost else []
     return [*own, *(f"{name}=true" for name in names)]
+
+
+def announce(prepared: Prepared) -> None:
+    """Note where a job goes and what it may cost, before it is sent."""
+    if prepared.plan.summary:
+        output.note(prepared.plan.summary)
+    _note_cost(prepared)
 
 
 def _note_cost(prepared: Prepared) -> Estimate | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_FLOOR
 
 from deploykit.cost import money
 from deploykit.cost.estimate import Estimate, span
@@ -79,10 +79,10 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
 
 def told(job: JobSpec, estimate: Estimate) -> str:
     """A line about a job that is to be stopped at its cap; empty for any other."""
-    values = variables(job, estimate).get(VARIABLE)
-    if values is None or job.max_cost is None:
+    stop = _stop(job, estimate)
+    if stop is None:
         return ""
-    limit, seconds = money.parse(job.max_cost), json.loads(values)["seconds"]
+    limit, seconds = stop
     return f"it is stopped before it costs more than {limit}: after {span(seconds)}"
 
 
@@ -91,16 +91,18 @@ def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:
 
     The job must have passed `problems`.
     """
-    if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
+    stop = _stop(job, estimate)
+    if stop is None:
         return {}
+    limit, seconds = stop
+    price = f"{money.exact(estimate.hourly)} {estimate.currency}"
+    return {VARIABLE: json.dumps({"seconds": seconds, "cap": str(limit), "hourly": price})}
+
+
+def _stop(job: JobSpec, estimate: Estimate) -> tuple[Money, int] | None:
+    """The cap at which a job is to be stopped, and the seconds that it pays for; else None."""
+    if not job.stop_at_cap or job.max_cost is None or not estimate.charges:
+        return None
     cap = money.parse(job.max_cost)
     seconds = paid(cap, estimate)
-    if seconds is None or not exceeds(cap, estimate):
-        return {}
-    price = f"{money.exact(estimate.hourly)} {estimate.currency}"
-    return {VARIABLE: json.dumps({"seconds": seconds, "cap": str(cap), "hourly": price})}
-
-
-def spent(hourly: Decimal, seconds: float) -> Decimal:
-    """What that many billed seconds cost; a part of a second counts as one."""
-    return money.for_seconds(hourly, -int(-seconds // 1))
+    return None if seconds is None or not exceeds(cap, estimate) else (cap, seconds)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -61,8 +61,6 @@ class Estimate:
     notes: tuple[str, ...] = ()
     """What the cases assume, and what is not counted."""
     warnings: tuple[str, ...] = ()
-    others: Mapping[str, Estimate] = field(default_factory=dict)
-    """The same job bought in another way, such as ``spot``."""
 
     def amount(self, case: str) -> Decimal | None:
         """The sum of the charges in a case; None where it is unknown or has no limit."""
@@ -108,11 +106,14 @@ class Estimate:
         parts = [f"{charge.what} x {charge.how}" for charge in self.charges]
         return f"cost: at most {self.text('worst')}: {' + '.join(parts)} ({self.source})"
 
+    def cases(self) -> dict[str, float | None]:
+        """The amount of each case in cents, as JSON; null where unknown or unlimited."""
+        return {case: _number(self.amount(case)) for case in CASES}
+
     def data(self) -> dict[str, Any]:
         """The estimate as JSON: amounts in cents as numbers, null where unknown or unlimited."""
-        cases = {case: _number(self.amount(case)) for case in CASES}
         return {
-            **cases,
+            **self.cases(),
             "currency": self.currency or None,
             "charges": [_charge_data(charge) for charge in self.charges],
             "unknown": list(self.unknown),
@@ -120,12 +121,7 @@ class Estimate:
             "source": self.source or None,
             "notes": list(self.notes),
             "warnings": list(self.warnings),
-            "others": {name: _brief(other) for name, other in self.others.items()},
         }
-
-
-def _brief(estimate: Estimate) -> dict[str, Any]:
-    return {case: _number(estimate.amount(case)) for case in CASES}
 
 
 def _charge_data(charge: Charge) -> dict[str, Any]:

@@ -54,13 +54,9 @@ class PriceList:
     """Price of a gigabyte of disk for a month; empty where it is unknown."""
 
 
+@functools.cache
 def shipped(provider: str) -> list[PriceList]:
     """The lists that ship with deploykit, for example of ``sagemaker``."""
-    return _shipped(provider)
-
-
-@functools.cache
-def _shipped(provider: str) -> list[PriceList]:
     from deploykit import toml_text
 
     path = Path(__file__).parent / f"{provider}.toml"

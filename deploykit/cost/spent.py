@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from deploykit import paths
-from deploykit.cost import cap, money, prices
+from deploykit.cost import money, prices
 from deploykit.cost.estimate import Estimate
 from deploykit.decode import Malformed, read_json
 
@@ -72,5 +73,10 @@ def read(path: Path, seconds: float | None) -> Spent | None:
         case {"hourly": str(hourly), "currency": str(currency), "source": str(source)}:
             if prices.is_price(hourly):
                 each = Decimal(hourly)
-                return Spent(cap.spent(each, seconds), currency, seconds, each, source)
+                return Spent(_amount(each, seconds), currency, seconds, each, source)
     return None
+
+
+def _amount(hourly: Decimal, seconds: float) -> Decimal:
+    """What that many billed seconds cost; a part of a second counts as one."""
+    return money.for_seconds(hourly, math.ceil(seconds))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploykit import backend
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
-from deploykit.backends.sagemaker.options import Options, environment_region, region
+from deploykit.backends.sagemaker.options import Options, environment_region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.errors import DeploykitError, NotFound, UsageError
@@ -27,14 +27,14 @@ PREFLIGHT = backend.PREFLIGHT
 def attach(run: str, folder: Path, target: str | None) -> Handle:
     """The training job of that name in a region, by default the environment's.
 
-    Raises UsageError where no region is chosen, NotFound where it has no such job.
+    Raises UsageError region no region is chosen, NotFound region it has no such job.
     """
-    where = target or environment_region()
-    if not where:
+    region = target or environment_region()
+    if not region:
         raise UsageError("no region is chosen", hint="--target REGION, or AWS_REGION")
-    handle = find(run, folder, where)
+    handle = find(run, folder, region)
     if handle is None:
-        raise NotFound(f"SageMaker has no job {run} in {where}", hint="is it in another region?")
+        raise NotFound(f"SageMaker has no job {run} in {region}", hint="is it in another region?")
     return handle
 
 
@@ -45,11 +45,11 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
         return
     from deploykit.backends.sagemaker import aws
 
-    where = environment_region()
-    if not where:
+    region = environment_region()
+    if not region:
         yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
     try:
-        aws.identify(where)
+        aws.identify(region)
     except DeploykitError as error:
         yield str(error), error.hint or "aws sts get-caller-identity shows who you are to AWS"
 
@@ -95,8 +95,16 @@ def cost(job: JobSpec, options: Options) -> Estimate:
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
     """Ask AWS's price list for the prices of the region; see `deploykit.capabilities.Prices`."""
     from deploykit.backends.sagemaker import price_list
+    from deploykit.backends.sagemaker.options import region
 
     return price_list.refresh(region(options))
+
+
+def alternatives(job: JobSpec, options: Options) -> dict[str, Estimate]:
+    """What the job may cost the other way, on spot or on demand; see `capabilities.Prices`."""
+    from deploykit.backends.sagemaker import job_cost
+
+    return job_cost.alternatives(job, options)
 
 
 __all__ = [
@@ -105,6 +113,7 @@ __all__ = [
     "PROGRAMS",
     "SUMMARY",
     "Options",
+    "alternatives",
     "attach",
     "bills",
     "cancel",

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import Options, region
-from deploykit.cost import cap, prices
+from deploykit.cost import prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
 from deploykit.cost.prices import Price
 from deploykit.model import JobSpec
@@ -34,20 +34,9 @@ _REFRESH = "`deploykit cost --refresh` asks AWS"
 
 
 def estimate(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost as it is, and bought the other way: on demand or on spot instances."""
-    other = replace(options, spot=not options.spot, max_wait=None)
-    bought = "on-demand" if options.spot else "spot"
+    """What the job may cost."""
     if options.training_plan:
         return Estimate(unknown=(_PLAN,))
-    return replace(_estimate(job, options), others={bought: _estimate(job, other)})
-
-
-def cap_variables(job: JobSpec, options: Options) -> dict[str, str]:
-    """The variable that lets the launchers keep the cap, where the job is to be stopped at it."""
-    return cap.variables(job, estimate(job, options))
-
-
-def _estimate(job: JobSpec, options: Options) -> Estimate:
     where, used = region(options) or "", list[Price]()
     unknown = [] if where else ["no region is chosen, and prices differ: AWS_REGION"]
     charges: list[Charge] = []
@@ -76,6 +65,14 @@ def _estimate(job: JobSpec, options: Options) -> Estimate:
         notes=tuple(_notes(options)),
         warnings=(old,) if old else (),
     )
+
+
+def alternatives(job: JobSpec, options: Options) -> dict[str, Estimate]:
+    """The estimate bought the other way: on spot instances, or on demand."""
+    if options.training_plan:
+        return {}
+    other = replace(options, spot=not options.spot, max_wait=None)
+    return {"on-demand" if options.spot else "spot": estimate(job, other)}
 
 
 def _today() -> dt.date:

@@ -298,15 +298,6 @@ def environment_region() -> str | None:
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None
 
 
-def cap_variables(job: JobSpec, options: Options) -> dict[str, str]:
-    """The variable by which the launchers keep the cap, where the job is to be stopped at it."""
-    if not job.stop_at_cap:
-        return {}
-    from deploykit.backends.sagemaker import job_cost  # few jobs are stopped at a cap
-
-    return job_cost.cap_variables(job, options)
-
-
 def channel_names(job: JobSpec, options: Options) -> list[str]:
     """All input channels: those of `data`, then those of `channels` alone."""
     return [*job.data, *(name for name in options.channels if name not in job.data)]

@@ -20,7 +20,6 @@ from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import (
     METRICS,
     Options,
-    cap_variables,
     channel_location,
     channel_names,
 )
@@ -113,7 +112,12 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
         checkpoints=CHECKPOINTS,
         data={name: f"{_DATA}/{name}" for name in channel_names(job, options)},
     )
-    variables |= {"DEPLOYKIT_BUNDLE": bundle, **cap_variables(job, options)}
+    variables["DEPLOYKIT_BUNDLE"] = bundle
+    if job.stop_at_cap:
+        from deploykit.backends.sagemaker import job_cost  # few jobs are stopped at a cap
+        from deploykit.cost import cap
+
+        variables |= cap.variables(job, job_cost.estimate(job, options))
     restored = {
         name: value
         for name, value in job.env.items()

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from deploykit.backends.slurm import billing, site
 from deploykit.backends.slurm.options import Options, Restarts
-from deploykit.cost import cap, money
+from deploykit.cost import money
 from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
 from deploykit.errors import NotFound
 from deploykit.model import JobSpec
@@ -50,11 +50,6 @@ def estimate(job: JobSpec, options: Options) -> Estimate:
         source=f"slurm.price, {options.price}",
         notes=tuple(_notes(options)),
     )
-
-
-def cap_variables(job: JobSpec, options: Options) -> dict[str, str]:
-    """The variable by which the launchers keep the cap."""
-    return cap.variables(job, estimate(job, options))
 
 
 class Unknown(Exception):

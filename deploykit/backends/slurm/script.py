@@ -264,8 +264,9 @@ def _environment(job: JobSpec, options: Options, run: str, folder: Path) -> dict
         environment["DEPLOYKIT_RESTARTS"] = json.dumps(dataclasses.asdict(options.restarts))
     if job.stop_at_cap:
         from deploykit.backends.slurm import job_cost  # few jobs are stopped at a cap
+        from deploykit.cost import cap
 
-        environment |= job_cost.cap_variables(job, options)
+        environment |= cap.variables(job, job_cost.estimate(job, options))
     return dict(sorted(environment.items()))
 
 
