@@ -42,7 +42,5 @@ def write(plan: Plan, folder: Path, price: Estimate | None) -> None:
             paths.write(folder / "uncommitted.diff", patch.text)
             record["left_out"] = patch.left_out
     paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
-    if price is not None:
-        from deploykit.cost import spent  # most jobs cost nothing
-
-        spent.record(folder / backend.PRICE, price)
+    if price is not None and (kept := price.record()):
+        paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")

@@ -113,10 +113,11 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
     """Note what a job may cost, where something is billed; and return that."""
     estimate = lifecycle.billed(prepared.plan)
     if estimate is not None:
-        from deploykit.cost import cap  # the module that made the estimate has imported it
+        output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
+        if prepared.plan.job.stop_at_cap:
+            from deploykit.cost import cap  # few jobs have one
 
-        lines = [estimate.summary(), cap.told(prepared.plan.job, estimate)]
-        output.note(*(f"warning: {text}" for text in estimate.warnings), *filter(None, lines))
+            output.note(*cap.told(prepared.plan.job, estimate))
     return estimate
 
 

@@ -77,13 +77,12 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
     return int(seconds.to_integral_value(ROUND_FLOOR))
 
 
-def told(job: JobSpec, estimate: Estimate) -> str:
-    """A line about a job that is to be stopped at its cap; empty for any other."""
+def told(job: JobSpec, estimate: Estimate) -> Iterator[str]:
+    """A line about a job that is to be stopped at its cap; none about any other."""
     stop = _stop(job, estimate)
-    if stop is None:
-        return ""
-    limit, seconds = stop
-    return f"it is stopped before it costs more than {limit}: after {span(seconds)}"
+    if stop is not None:
+        limit, seconds = stop
+        yield f"it is stopped before it costs more than {limit}: after {span(seconds)}"
 
 
 def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:

@@ -99,6 +99,18 @@ class Estimate:
             how = f" ({charge.how})" if case == "worst" else ""
             yield f"{charge.what}: {price} x {time}{how} / 3600{saved} = {shown}"
 
+    def record(self) -> dict[str, str | None] | None:
+        """The price that a run folder keeps, for `spent.read`; None where nothing is known."""
+        if self.unknown or not self.charges:
+            return None
+        worst = self.amount("worst")
+        return {
+            "hourly": money.exact(self.hourly),
+            "currency": self.currency,
+            "source": self.source,
+            "worst": None if worst is None else str(money.cents(worst)),
+        }
+
     def summary(self) -> str:
         """One line for a dry run: the worst case and what it is made of."""
         if self.unknown:

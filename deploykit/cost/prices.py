@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit import paths
-from deploykit.decode import Malformed, read_file, read_json
+from deploykit.decode import Malformed, read_json
 
 STALE = 60
 """Days after which a price is called old."""
-_LARGEST = 2**20
 _HIGHEST = Decimal(10) ** 9
 
 
@@ -57,10 +56,9 @@ class PriceList:
 @functools.cache
 def shipped(provider: str) -> list[PriceList]:
     """The lists that ship with deploykit, for example of ``sagemaker``."""
-    from deploykit import toml_text
+    import tomllib
 
-    path = Path(__file__).parent / f"{provider}.toml"
-    tree = toml_text.parse(read_file(path, _LARGEST).decode())
+    tree = tomllib.loads((Path(__file__).parent / f"{provider}.toml").read_text(encoding="utf-8"))
     lists = (_list(one) for one in tree["list"])
     return [one for one in lists if one is not None]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths
 from deploykit.cost import money, prices
-from deploykit.cost.estimate import Estimate
 from deploykit.decode import Malformed, read_json
 
 
@@ -45,20 +42,6 @@ class Spent:
     def __str__(self) -> str:
         each = f"{money.exact(self.hourly)} {self.currency}/h"
         return f"{self.total}: {self.seconds:.0f} s at {each} ({self.source})"
-
-
-def record(path: Path, estimate: Estimate) -> None:
-    """Keep the price of a job that costs something in a file of its run folder."""
-    if estimate.unknown or not estimate.charges:
-        return
-    worst = estimate.amount("worst")
-    data = {
-        "hourly": money.exact(estimate.hourly),
-        "currency": estimate.currency,
-        "source": estimate.source,
-        "worst": None if worst is None else str(money.cents(worst)),
-    }
-    paths.write(path, json.dumps(data) + "\n")
 
 
 def read(path: Path, seconds: float | None) -> Spent | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deploykit import backend
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
-from deploykit.backends.sagemaker.options import Options, environment_region
+from deploykit.backends.sagemaker.options import Options, bills, environment_region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.errors import DeploykitError, NotFound, UsageError
@@ -78,11 +78,6 @@ def examine(
     from deploykit.backends.sagemaker import doctor
 
     yield from doctor.examine(job, options, saved, save)
-
-
-def bills(options: Options) -> bool:  # noqa: ARG001 - the contract
-    """Always."""
-    return True
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:

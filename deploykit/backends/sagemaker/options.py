@@ -298,6 +298,11 @@ def environment_region() -> str | None:
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None
 
 
+def bills(_: Options) -> bool:
+    """Whether anything is billed: always."""
+    return True
+
+
 def channel_names(job: JobSpec, options: Options) -> list[str]:
     """All input channels: those of `data`, then those of `channels` alone."""
     return [*job.data, *(name for name in options.channels if name not in job.data)]

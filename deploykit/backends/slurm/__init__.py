@@ -15,6 +15,7 @@ from deploykit.backends.slurm.client import find as find
 from deploykit.backends.slurm.client import submit as submit
 from deploykit.backends.slurm.client import tasks as tasks
 from deploykit.backends.slurm.options import Options as Options
+from deploykit.backends.slurm.options import bills as bills
 from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
 from deploykit.model import Handle, JobSpec, LogLine, Problem, Status
@@ -91,11 +92,6 @@ def check_function(options: Options) -> Iterator[Problem]:
         if getattr(options, name):
             hint = "submit a script instead, as a job"
             yield Problem(f"slurm.{name}", "is not supported for functions", hint)
-
-
-def bills(options: Options) -> bool:
-    """Whether the site has a price."""
-    return options.price is not None
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:

@@ -202,6 +202,11 @@ _REPLACED = re.compile(r"[%\\]")
 """Characters that Slurm replaces in a path."""
 
 
+def bills(options: Options) -> bool:
+    """Whether the site has a price."""
+    return options.price is not None
+
+
 def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """Yield every problem that can be found without the cluster; reads a site profile if named."""
     yield from _check_home(options)
@@ -234,9 +239,8 @@ def _check_home(options: Options) -> Iterator[Problem]:
         )
     if options.host is None:
         if options.folder is not None:
-            yield Problem(
-                "slurm.folder", "requires slurm.host", "set slurm.host, or use DEPLOYKIT_HOME"
-            )
+            hint = "set slurm.host, or use DEPLOYKIT_HOME"
+            yield Problem("slurm.folder", "requires slurm.host", hint)
         return
     if options.host.startswith("-"):
         yield Problem("slurm.host", "starts with a hyphen, like an option of ssh")
@@ -256,7 +260,6 @@ def _check_locations(job: JobSpec, options: Options) -> Iterator[Problem]:
             f"a Slurm node cannot use {location} as a folder",
             f"copy it to a shared folder, and set that folder with --set {path}=FOLDER",
         )
-
     if options.host is None:
         for missing in backend.missing_data(job):
             yield Problem(*missing, severity="warning")
@@ -374,11 +377,9 @@ def _check_container(job: JobSpec, options: Options) -> Iterator[Problem]:
 def _check_numbers(job: JobSpec, options: Options) -> Iterator[Problem]:
     limit, notice = job.resources.time_limit, options.signal_seconds
     if notice is not None and notice >= limit:
-        yield Problem(
-            "slurm.signal_seconds",
-            f"{notice} s is not less than the time limit of {limit} s",
-            "lower it, or raise resources.time_limit",
-        )
+        message = f"{notice} s is not less than the time limit of {limit} s"
+        hint = "lower it, or raise resources.time_limit"
+        yield Problem("slurm.signal_seconds", message, hint)
     memory = job.resources.memory
     if memory is not None and memory < _MIN_MEMORY:
         yield Problem("resources.memory", "must be at least 1MiB on Slurm")
