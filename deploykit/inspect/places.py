@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks at the same place; `ranks` is not empty, and the first stands for all."""
+    """Ranks at the same place; `ranks` is not empty, and the first represents all."""
 
     place: Place
     ranks: tuple[RankStacks, ...]

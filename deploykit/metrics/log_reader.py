@@ -19,7 +19,7 @@ from deploykit.model import LogLine
 _AGAIN = re.compile(r"restart (\d{1,9})\b")
 """What a node's launcher logs before all attempts but the first."""
 _NO_RANK = 1 << 40
-"""Stands for the rank of lines without one, which count where no rank prints numbers."""
+"""The rank of lines without one, which count where no rank prints numbers."""
 _TOTAL = re.compile(
     r"(?:Total optimization steps\s{0,3}= ?|global batch \d{1,9}, strategy \w{1,20}, )([\d,]{1,20})"
 )

@@ -58,16 +58,21 @@ def wait(numbers: Iterable[int], patience: float | None = None) -> Received | No
 
 
 def caught(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; True where the system does not tell.
+    """Whether a process has a handler for a signal; True where the system does not tell."""
+    return in_mask(Path(f"/proc/{pid}/status"), "SigCgt", number) is not False
 
-    SigCgt of /proc/PID/status, https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+
+def in_mask(status: Path, mask: str, number: int) -> bool | None:
+    """Whether a signal is in a mask of a process or thread, by its ``/proc/PID/status``.
+
+    None where that cannot be read: https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
     """
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        lines = status.read_text().splitlines()
     except OSError:
-        return True
-    mask = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt:")), "")
-    return bool(int(mask or "0", 16) >> (number - 1) & 1)
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
+    return bool(int(found, 16) >> (number - 1) & 1)
 
 
 def child_setup(before: set[int], death: int) -> Callable[[], None]:

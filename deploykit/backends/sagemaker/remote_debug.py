@@ -23,7 +23,7 @@ algo-2 and so on are the other nodes; the session needs the Session Manager plug
 def dump_by_hand(handle: Handle) -> tuple[str, str]:
     """Why `dump` cannot take the stacks of a job, and the commands that can."""
     if not _request(handle).get("RemoteDebugConfig", {}).get("EnableRemoteDebug"):
-        reason = f"{handle.run} runs on SageMaker, which lets nobody into its containers"
+        reason = f"{handle.run} runs on SageMaker, which does not allow access to its containers"
         return reason, _NEXT_RUN
     target = f"sagemaker-training-job:{handle.run}_algo-1"
     region = ["--region", handle.target]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from deploykit_node.cluster import Environ
 from deploykit_node.inspect.stacks import Frame, NoStacks, Thread
+from deploykit_node.signals import in_mask
 
 _HOOK = Path(__file__).with_name("hook")
 _PATIENCE = 5.0
@@ -75,7 +76,8 @@ def _check_ready(pid: int, file: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         descriptor = int(file.read_bytes().split(b"\n")[0])
         link = Path(f"/proc/{pid}/fd/{descriptor}")
-        ready = link.samefile(file) and _mask(Path(f"/proc/{pid}/status"), "SigCgt")
+        status = Path(f"/proc/{pid}/status")
+        ready = link.samefile(file) and bool(in_mask(status, "SigCgt", signal.SIGURG))
     if not ready:
         raise NoStacks("the program has not started Python yet, or dropped the handler of SIGURG")
 
@@ -94,24 +96,14 @@ def _main_first(threads: list[Thread]) -> list[Thread]:
 
 
 def _is_pending(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    return _mask(status, "ShdPnd") or bool(_threads_with(pid, "SigPnd"))
+    shared = in_mask(Path(f"/proc/{pid}/status"), "ShdPnd", signal.SIGURG)
+    return bool(shared or _threads_with(pid, "SigPnd"))
 
 
 def _threads_with(pid: int, mask: str) -> set[str]:
-    """The threads in whose mask the signal is; it is blocked while its handler runs."""
+    """The threads in whose mask SIGURG is; it is blocked while its handler runs."""
     statuses = Path(f"/proc/{pid}/task").glob("*/status")
-    return {status.parent.name for status in statuses if _mask(status, mask)}
-
-
-def _mask(status: Path, name: str) -> bool:
-    """Whether SIGURG is in a mask of a process or thread; not for one that has ended."""
-    try:
-        text = status.read_text()
-    except OSError:
-        return False
-    found = re.search(rf"^{name}:\s*([0-9a-f]+)$", text, re.MULTILINE)
-    return bool(found and int(found[1], 16) >> (signal.SIGURG - 1) & 1)
+    return {status.parent.name for status in statuses if in_mask(status, mask, signal.SIGURG)}
 
 
 def _decoded(text: str) -> str:
