@@ -11,11 +11,15 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.model import Entry, Problem
 from deploykit.paths import OpenFolder
+
+if TYPE_CHECKING:
+    import re
 
 SECRETS = (
     *(".env", ".env.*", ".envrc", "!.env.example", "!.env.sample", "!.env.template", "!.env.dist"),
@@ -82,13 +86,22 @@ class _Patterns:
         matched = file in self._files or any(folder in self._folders for folder in folders)
         return matched or None
 
+    def decide_itself(self, path: str) -> bool | None:
+        """The same of the last part alone."""
+        name = path.removesuffix("/").rpartition("/")[2]
+        return self.match(name, is_folder=path.endswith("/")) or None
+
 
 _DEFAULT = _Patterns(pattern for pattern in [*SECRETS, *_CLUTTER] if not pattern.startswith("!"))
 _NOT_DEFAULT = _Patterns(pattern[1:] for pattern in SECRETS if pattern.startswith("!"))
 _ALWAYS = _Patterns([".git", ".deploykit/"])
 
 _Decide = Callable[[str], bool | None]
-"""The decision of an ignore file about a path in its folder; None where no pattern matches."""
+"""The decision of an ignore file about a path in its folder; None where no pattern matches.
+
+git's files decide about a file or folder alone: what is in an ignored folder is never asked for. A
+``.deploykitignore`` decides about all that is in a folder too.
+"""
 
 
 class IgnoreRules:
@@ -101,7 +114,7 @@ class IgnoreRules:
         self._source = source
         self._git: list[tuple[str, _Decide]] = []
         self._explicit: list[tuple[str, _Decide]] = []
-        self._above = _files_above(source.resolve())
+        self._above, self._hidden = _rules_above(source.resolve())
         self._entered: set[str] = set()
 
     def enter(self, folder: str) -> None:
@@ -110,7 +123,7 @@ class IgnoreRules:
             return
         self._entered.add(folder)
         for name, into in ((".gitignore", self._git), (".deploykitignore", self._explicit)):
-            decide = _read(self._source / folder / name)
+            decide = _read(self._source / folder / name, itself=into is self._git)
             if decide is not None:
                 into.append((folder, decide))
 
@@ -127,7 +140,7 @@ class IgnoreRules:
         if not kept and _DEFAULT.match(last, is_folder=is_folder):
             return True
         git = _decision(self._git, name)
-        return bool(_decision_above(self._above, name) if git is None else git)
+        return self._hidden or bool(_decision_above(self._above, name) if git is None else git)
 
     def travels(self, path: str) -> bool:
         """Whether the file `path` would be bundled, by its name and those of its folders."""
@@ -285,22 +298,29 @@ def _decision_above(files: list[tuple[str, _Decide]], name: str) -> bool | None:
     return None
 
 
-def _files_above(source: Path) -> list[tuple[str, _Decide]]:
-    """Ignore files of the folders above `source` in its repository, the nearest first."""
-    if (source / ".git").exists():
-        return []
+def _rules_above(source: Path) -> tuple[list[tuple[str, _Decide]], bool]:
+    """Ignore files of the folders above `source` in its repository, the nearest first.
+
+    Each with the path from its folder to `source`; and whether they ignore `source`, or a folder
+    above it.
+    """
+    folders = [source, *source.parents]
+    top = next((n for n, folder in enumerate(folders) if (folder / ".git").exists()), 0)
     files: list[tuple[str, _Decide]] = []
-    for folder in source.parents:
-        decide = _read(folder / ".gitignore")
-        if decide is not None:
-            files.append((f"{source.relative_to(folder).as_posix()}/", decide))
-        if (folder / ".git").exists():
-            return files
-    return []
+    hidden = False
+    for folder in reversed(folders[:top]):
+        decide = _read(folder.parent / ".gitignore", itself=True)
+        files = [("", decide), *files] if decide else files
+        hidden = hidden or bool(_decision_above(files, f"{folder.name}/"))
+        files = [(f"{prefix}{folder.name}/", decide) for prefix, decide in files]
+    return files, hidden
 
 
-def _read(path: Path) -> _Decide | None:
-    """What an ignore file decides; None where there is no such file, or no pattern in it."""
+def _read(path: Path, *, itself: bool) -> _Decide | None:
+    """What an ignore file decides; None where there is no such file, or no pattern in it.
+
+    `itself`: about a path alone, whatever it decides about the folders above it.
+    """
     try:
         content = paths.read_regular(path, _LARGEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -311,8 +331,9 @@ def _read(path: Path) -> _Decide | None:
     if not patterns:
         return None
     if all(map(_is_name, patterns)):
-        return _Patterns(patterns).decide
-    return _by_pathspec(lines)
+        named = _Patterns(patterns)
+        return named.decide_itself if itself else named.decide
+    return _by_pathspec(lines, itself=itself)
 
 
 def _is_name(pattern: str) -> bool:
@@ -321,7 +342,7 @@ def _is_name(pattern: str) -> bool:
     return name != "" and name.count("*") <= 1 and _SPECIAL.isdisjoint(name)
 
 
-def _by_pathspec(lines: list[str]) -> _Decide:
+def _by_pathspec(lines: list[str], *, itself: bool) -> _Decide:
     """The decisions of patterns of any kind."""
     import re
 
@@ -337,4 +358,25 @@ def _by_pathspec(lines: list[str]) -> _Decide:
         spec = GitIgnoreSpec.from_lines(lines)
     except (ValueError, re.error):  # git skips an invalid pattern
         spec = GitIgnoreSpec.from_lines(filter(is_pattern, lines))
-    return lambda path: spec.check_file(path).include
+    if not itself:
+        return lambda path: spec.check_file(path).include
+    patterns: list[Any] = [one for one in spec.patterns if one.include is not None]
+
+    def decide(path: str) -> bool | None:
+        matching = (
+            one for one in reversed(patterns) if any(map(_is_whole, one.regex.finditer(path)))
+        )
+        return next((one.include for one in matching), None)
+
+    return decide
+
+
+def _is_whole(match: re.Match[str]) -> bool:
+    """Whether a pattern matches a path itself, and not only a folder above it.
+
+    pathspec marks the end of a folder by a group. A pattern of what is in a folder has none, and
+    does not match the folder.
+    """
+    if match.lastindex is not None:
+        return match.end(match.lastindex) == len(match.string)
+    return not (match.string.endswith("/") and match.end() == len(match.string))

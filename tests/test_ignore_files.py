@@ -22,7 +22,11 @@ SIMPLE = st.builds(
     st.sampled_from(["", "", " ", "  ", "\r"]),
 ) | st.sampled_from(["", " ", "#a", "# b"])
 OTHERS = st.sampled_from(
-    ["!a", "!b/", "/a", "a/b", "a/b/", "**/a", "a/**", "a**b", "*a*", "[ab]", "a?", "a\\ ", "\\#a"]
+    [
+        *("!a", "!b/", "!a/b", "!a/b/", "!*/", "!a/**", "!b/*", "!**/b", "/a", "/*", "*", "a/*"),
+        *("a/b", "a/b/", "**/a", "**/b/", "a/**", "b/**", "a/**/b", "a**b", "*a*", "[ab]", "a?"),
+        *("a\\ ", "\\#a"),
+    ]
 )
 TREES = st.sets(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join), max_size=12)
 
@@ -95,7 +99,13 @@ def test_patterns_of_names_mean_the_same_to_pathspec(tree, files):
 @examples
 @given(TREES, files_of(SIMPLE, OTHERS))
 def test_other_patterns_among_them_mean_what_git_says(tree, files):
-    assert_as_git(tree, files, sources=[""])
+    assert_as_git(tree, files)
+
+
+def test_a_folder_that_is_included_does_not_include_what_another_pattern_ignores():
+    """`!b/` is about the folder `b` alone; `a` ignores `a/b/a`."""
+    assert_as_git({"a/b/a/x", "a/b/y"}, {"a": ["a", "!b/"]})
+    assert_as_git({"a/b/x"}, {"": ["a", "!b"], "a": ["!b/"]})
 
 
 @pytest.mark.parametrize("line", ["!a", "/a", "a/b", "**", "a*b*c", "[a]", "a?", "\\!a", "/", "//"])
