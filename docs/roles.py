@@ -126,6 +126,7 @@ _VOLATILE = (
     (r"\b(\d+[dhm] ?)*\d+s\b", "..."),  # a duration
     (r"\b\d+(\.\d+)? [kMG]?B\b", "..."),  # a size
     (r"\b\d\.\d{4}\b", "..."),  # a loss
+    (r"are \d+ days old", "are ... days old"),
     (r"file://\S+", "file://..."),
     (r"(slurm|local)://\S+?/", r"\1://.../"),
     (r"slurm://[^\s;]+", "slurm://..."),
@@ -134,7 +135,6 @@ _VOLATILE = (
     (r"^\[W\d+ [\d:.]+ ", "[W... "),
 )
 _LOOSE = (
-    (r"are \d+ days old", "are N days old"),
     (r"^(\[(rank|node) |  (started|ended) |\w+: running$|...$).*\n", ""),
     (r": (queued|running)$", ": sent"),
     (r"\b(rank|log:|and) ?\d+", r"\1 N"),
