@@ -18,6 +18,7 @@ from deploykit.errors import UsageError
 from deploykit.job import Argument, Job, ResourcesKeys
 from deploykit.model import LogLine, Problem, State
 from deploykit.run import Plan, Run, Runs
+from deploykit.run_search import Search
 
 T = TypeVar("T")
 JobLike = str | os.PathLike[str] | Job
@@ -172,16 +173,11 @@ def runs(
 
     `state` is one or several; `name` is that of the job; `limit` the greatest number.
     """
-    states = None if state is None else _states(state)
-    rows = [
-        row
-        for row in registry.every()
-        if (backend is None or row.backend == backend) and (name is None or row.name == name)
-    ]
-    if states is None:
-        rows = rows[:limit]
-    found = [Run(row) for row in lifecycle.refresh(rows)]
-    return Runs([run for run in found if states is None or run.state in states][:limit])
+    states = None if state is None else [one.value for one in _states(state)]
+    if states == []:
+        return Runs([])
+    search = Search(states or (), backend=backend, job=name)
+    return Runs([Run(row) for row in search.current(limit)])
 
 
 def get(run: str) -> Run:

@@ -313,7 +313,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     if any(run in current and State(current[run].state).final for run in asked):
         from deploykit import storage  # only the end of a run needs it
 
-        storage.tidy(registry.every())
+        storage.tidy()
     # another process may have removed a run that has ended
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
 
@@ -348,9 +348,8 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
     if not handles:
         return failures
     status_by_handle = engine.status(list(handles))
-    for handle, row in handles.items():
-        if status_by_handle[handle] != row.status:
-            registry.update(row.run, status_by_handle[handle])
+    pairs = ((row, status_by_handle[handle]) for handle, row in handles.items())
+    registry.update_all({row.run: status for row, status in pairs if status != row.status})
     return failures
 
 
@@ -376,7 +375,8 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
     pause, longest = _POLL
     last: list[Run] = []
     while True:
-        rows = refresh([registry.known(name) for name in names])
+        found = registry.lookup(*names)
+        rows = refresh([found.get(name) or registry.known(name) for name in names])
         if rows != last:
             yield rows
             last, pause = rows, _POLL[0]

@@ -4,7 +4,8 @@ A row is written before anything is sent, and the job's id after, so that a cras
 visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
 
 Columns of later versions are added at the end and may be NULL, so that an older and a newer
-deploykit can share a file; `_VERSION` is for changes that an older one could not read.
+deploykit can share a file; its version is for changes that an older one could not read. A read
+takes no write lock. Only `every` reads the whole table; the other reads use an index each.
 """
 
 from __future__ import annotations
@@ -13,45 +14,29 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
+from deploykit import registry_layout as layout
 from deploykit.errors import CannotWrite, NeverStarts, NotFound, UsageError
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
     import sqlite3
 
-_VERSION = 1
-"""Of the table's layout; the file's ``user_version``."""
-_SCHEMA = """
-CREATE TABLE runs (
-    run       TEXT PRIMARY KEY,
-    name      TEXT NOT NULL,
-    backend   TEXT NOT NULL,
-    target    TEXT NOT NULL,
-    folder    TEXT NOT NULL,
-    plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
-    bundle    TEXT NOT NULL,  -- SHA-256 of the bundle
-    revision  TEXT,           -- git commit of the source
-    created   REAL NOT NULL,  -- seconds since the epoch
-    output    TEXT NOT NULL,  -- location of the results
-    id        TEXT,           -- of the job at its target, once known
-    state     TEXT NOT NULL,
-    native    TEXT NOT NULL DEFAULT '',
-    reason    TEXT NOT NULL DEFAULT '',
-    exit_code INTEGER,
-    started   REAL,           -- seconds since the epoch, as the target told
-    finished  REAL,
-    billed    REAL            -- seconds
-)
-"""
-_ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL"}
-"""Columns that a table of an older deploykit lacks until this one writes to it."""
+_HIGHEST = "\U0010ffff"
+"""Sorts after every other character."""
+_SHOWN = 5
+"""Runs that an ambiguous name may mean, in the hint."""
+_NEWEST_FIRST = "ORDER BY created DESC, run DESC"
+_CHUNK = 500
+"""Ids in one statement: SQLite before 3.32 takes 999 values at most."""
+_MOST = 2**63 - 1
+"""The largest integer of SQLite."""
 _EITHER = ("revision", "id")
 """Texts that may be NULL."""
 _TEXTS = (
@@ -146,33 +131,43 @@ def add(run: Run) -> bool:
     columns = list(run.__dict__)
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    return _write(statement, *run.__dict__.values()) == 1
+    return _write(statement, [tuple(run.__dict__.values())]) == 1
 
 
 def confirm(run: str, identity: str, status: Status | None = None) -> None:
     """Record the id of the job at its target, and its status; without one it is queued."""
     known = status or Status(State.QUEUED)
     statement = "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?"
-    _write(statement, identity, known.state.value, known.native, known.reason, run)
+    _write(statement, [(identity, known.state.value, known.native, known.reason, run)])
 
 
 def update(run: str, status: Status) -> None:
     """Record the current status of a run. A time that is not told any more stays."""
-    times = [time and time.timestamp() for time in (status.started, status.finished)]
-    times.append(status.billed)
+    update_all({run: status})
+
+
+def update_all(status_by_run: Mapping[str, Status]) -> None:
+    """Record the current status of many runs in one transaction."""
+    if not status_by_run:
+        return
     _write(
         "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
         "started = coalesce(?, started), finished = coalesce(?, finished), "
         "billed = coalesce(?, billed), "
         "output = coalesce(nullif(?, ''), output) WHERE run = ?",
-        *(status.state.value, status.native, status.reason, status.exit_code),
-        *(*times, status.output, run),
+        [(*_columns(status), run) for run, status in status_by_run.items()],
     )
+
+
+def _columns(status: Status) -> tuple[Any, ...]:
+    times = [time and time.timestamp() for time in (status.started, status.finished)]
+    state = (status.state.value, status.native, status.reason, status.exit_code)
+    return (*state, *times, status.billed, status.output)
 
 
 def remove(run: str) -> None:
     """Forget a run."""
-    _write("DELETE FROM runs WHERE run = ?", run)
+    _write("DELETE FROM runs WHERE run = ?", [(run,)])
 
 
 def release(bundle: str, then: Callable[[], None]) -> None:
@@ -193,22 +188,28 @@ def get(name: str | None) -> Run:
     Raises NotFound; where several runs match, with the candidates.
     """
     if name is None:
-        matches = _select("ORDER BY created DESC, run DESC LIMIT 1")
+        matches = select(limit=1)
     else:
-        matches = _select(
-            "WHERE substr(run, 1, length(?)) = ? OR substr(run, -length(?)) = ? "
-            "ORDER BY run = ? DESC, created DESC, run DESC",
-            (name,) * 5,  # Python 3.12.1 warns of `?1`
-        )
-    if len(matches) == 1 or (matches and matches[0].run == name):
+        matches = list(lookup(name).values()) or select(*_like(name), limit=_SHOWN)
+    if len(matches) == 1:
         return matches[0]
     if matches:
         raise NotFound(
-            f"{name!r} matches {len(matches)} runs",
-            hint="; ".join(run.run for run in matches[:5]),
+            f"{name!r} matches {count(*_like(name or ''))} runs",
+            hint="; ".join(run.run for run in matches),
         )
     message = f"no run matches {name!r}" if name else "there are no runs yet"
     raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+
+
+def _like(name: str) -> tuple[str, tuple[str, ...]]:
+    """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
+    begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
+    ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
+    if len(name) >= layout.ENDS:
+        ends += f" AND {layout.END} = ?"
+        values.append(name[-layout.ENDS :])
+    return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
 
 
 def get_to_stop(name: str) -> Run:
@@ -227,13 +228,38 @@ def get_to_stop(name: str) -> Run:
 
 def lookup(*ids: str) -> dict[str, Run]:
     """Those of the runs with exactly these ids that exist, by their ids."""
-    marks = ", ".join("?" * len(ids))
-    return {row.run: row for row in _select(f"WHERE run IN ({marks})", ids)}
+    chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+    clauses = [(f"WHERE run IN ({', '.join('?' * len(some))})", some) for some in chunks]
+    return {row.run: row for row in _select(clauses)}
 
 
 def every() -> list[Run]:
     """All runs, the newest first."""
-    return _select("ORDER BY created DESC, run DESC")
+    return select()
+
+
+def select(condition: str = "1", values: Sequence[str] = (), limit: int | None = None) -> list[Run]:
+    """The runs that meet a condition in SQL, the newest first; at most `limit`."""
+    most = -1 if limit is None else min(limit, _MOST)
+    return list(_select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)]))
+
+
+def count(condition: str = "1", values: Sequence[str] = ()) -> int:
+    """How many runs meet a condition in SQL."""
+    query = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 - ours
+    return next((int(row[0]) for row in _query([(query, values)])), 0)
+
+
+def unfinished(limit: int | None = None) -> list[Run]:
+    """The runs that have not ended as far as the registry knows, the newest first."""
+    return select(layout.UNFINISHED, limit=limit)
+
+
+def named(names: Sequence[str]) -> list[Run]:
+    """The runs of these names, each once. Raises NotFound."""
+    exact = lookup(*dict.fromkeys(names))
+    rows = (exact.get(name) or get(name) for name in names)
+    return list({row.run: row for row in rows}.values())
 
 
 def selected(names: Sequence[str]) -> list[Run]:
@@ -241,9 +267,7 @@ def selected(names: Sequence[str]) -> list[Run]:
 
     Raises NotFound.
     """
-    if names:
-        return [get(name) for name in names]
-    return [row for row in every() if not State(row.state).final] or [get(None)]
+    return named(names) if names else unfinished() or [get(None)]
 
 
 def _run(row: dict[str, Any]) -> Run:
@@ -251,7 +275,7 @@ def _run(row: dict[str, Any]) -> Run:
     values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
     values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
     values["created"] = _seconds(row.get("created")) or 0.0
-    values |= {name: _seconds(row.get(name)) for name in _ADDED}
+    values |= {name: _seconds(row.get(name)) for name in layout.TIMES}
     code = row.get("exit_code")
     values["exit_code"] = code if isinstance(code, int) else None
     if values["state"] not in {state.value for state in State}:
@@ -285,34 +309,48 @@ def _file() -> Path:
     return paths.state() / "runs.sqlite"
 
 
-def _select(clause: str, values: Sequence[str] = ()) -> list[Run]:
-    """The rows that `clause` selects. Takes no write lock, and makes no file."""
-    if not _file().exists():
+def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
+    """The rows that each clause selects with its values."""
+    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
+    return (_run(dict(row)) for row in _query(queries))
+
+
+def _query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
+    """What the queries find, each with its values. Takes no write lock, and makes no file."""
+    if not queries or not _file().exists():
         return []
     with _database() as database:
         if _has_no_table(database):
             return []
-        rows = database.execute(f"SELECT * FROM runs {clause}", values)  # noqa: S608 - ours
-        return [_run(dict(row)) for row in rows]
+        return [row for query, values in queries for row in database.execute(query, values)]
 
 
-def _write(statement: str, *values: Any) -> int:
-    """Execute a statement, in a table that is made first if need be; the number of rows changed."""
+def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Execute a statement with the values of each row; the number of rows changed."""
+    with writing() as database:
+        return int(database.executemany(statement, rows).rowcount)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[sqlite3.Connection]:
+    """The open registry, locked, with a table that is made first if need be."""
     with _database(create=True) as database:
         database.execute("BEGIN IMMEDIATE")
         if _has_no_table(database):
-            database.execute(_SCHEMA)
-            database.execute(f"PRAGMA user_version = {_VERSION}")
-        _add_columns(database)
-        return int(database.execute(statement, values).rowcount)
+            database.execute(layout.SCHEMA)
+            database.execute(f"PRAGMA user_version = {layout.VERSION}")
+        _upgrade(database)
+        yield database
 
 
-def _add_columns(database: sqlite3.Connection) -> None:
-    """Add the columns that an older deploykit did not know."""
+def _upgrade(database: sqlite3.Connection) -> None:
+    """Add what an older deploykit did not know."""
     present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
-    for name, kind in _ADDED.items():
+    for name, kind in layout.ADDED.items():
         if name not in present:
             database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
+    for name, columns in layout.INDEXES.items():
+        database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
 
 
 def _has_no_table(database: sqlite3.Connection) -> bool:
@@ -321,10 +359,10 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version != _VERSION:
+    if version != layout.VERSION:
         raise CannotWrite(
             f"another version of deploykit wrote the registry of runs {_file()} "
-            f"(layout {version}; this version reads {_VERSION})",
+            f"(layout {version}; this version reads {layout.VERSION})",
             hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
             "`deploykit attach` finds jobs again by their run ids",
         )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend, bundle, paths, registry
+from deploykit import registry_layout as layout
 from deploykit.errors import CannotWrite
 from deploykit.model import State
 from deploykit.paths import OpenFolder
@@ -265,22 +266,47 @@ def whole(rows: Iterable[Run]) -> list[Run]:
 
     `rows` are all runs, the newest first.
     """
-    return [
-        row
-        for row in list(rows)[_WHOLE:]
-        if (folder := folder_of(row.run)) is not None
+    return list(filter(_is_whole, list(rows)[_WHOLE:]))
+
+
+def _is_whole(row: Run) -> bool:
+    folder = folder_of(row.run)
+    return (
+        folder is not None
         and folder == Path(row.folder)
         and State(row.state).final
         and row.state != State.UNSENT.value
         and (folder / "source" / backend.LAUNCH).is_file()
-    ]
+    )
 
 
-def tidy(rows: Iterable[Run], most: int | None = _MOST_AT_ONCE) -> None:
-    """Reduce the sources of at most so many runs to what the runs wrote; `rows` as for `whole`."""
-    for row in whole(rows)[:most]:
+def tidy() -> None:
+    """Reduce the sources of a few runs that have ended, each once, to what the runs wrote."""
+    _reduce_all(filter(_is_whole, _next_to_reduce()))
+
+
+def tidy_all() -> None:
+    """The same for all runs, also those that were tried before."""
+    _reduce_all(whole(registry.every()))
+
+
+def _reduce_all(rows: Iterable[Run]) -> None:
+    for row in rows:
         with contextlib.suppress(OSError):
             reduce(paths.run_folder(row.run), row.bundle)
+
+
+def _next_to_reduce() -> list[Run]:
+    """The newest ended runs that no call has returned yet, but none of the newest of all."""
+    newest = "ORDER BY created DESC, run DESC LIMIT"
+    kept = f"SELECT run FROM runs {newest} {_WHOLE}"  # noqa: S608 - ours, as below
+    chosen = f"WHERE {layout.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_MOST_AT_ONCE}"
+    with registry.writing() as database:
+        ids = [row["run"] for row in database.execute(f"SELECT run FROM runs {chosen}")]  # noqa: S608
+        marks = ((run,) for run in ids)
+        database.executemany("UPDATE runs SET reduced = 1 WHERE run = ?", marks)
+    rows = registry.lookup(*ids)
+    return [rows[run] for run in ids if run in rows]
 
 
 def reduce(folder: Path, digest: str) -> None:

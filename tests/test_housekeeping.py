@@ -119,7 +119,7 @@ def test_runs_that_have_ended_keep_what_they_wrote_and_the_newest_stay_whole(add
     oldest = folders[0] / "source"
     (oldest / "snapshot.pt").write_text("weights")
     (oldest / "package/config.json").write_text('{"changed": true}')
-    storage.tidy(registry.every())
+    storage.tidy()
     assert tree(oldest) == {
         "snapshot.pt": b"weights",
         "package/config.json": b'{"changed": true}',
@@ -134,7 +134,7 @@ def test_the_command_of_the_guide_brings_a_reduced_source_back(add):
     folders = [add(f"run-{number}", days=10 - number) for number in range(4)]
     whole = tree(folders[3] / "source")
     (folders[0] / "source/package/config.json").write_text("mine")
-    storage.tidy(registry.every())
+    storage.tidy()
     guide = (Path(__file__).parents[1] / "docs/how-to/clean-up.md").read_text(encoding="utf-8")
     line = next(line for line in guide.splitlines() if line.startswith("tar "))
     line = line.replace("~/.local/state/deploykit", "$DEPLOYKIT_HOME")
@@ -150,7 +150,7 @@ def test_the_source_of_a_run_that_may_need_it_is_not_reduced(add, state):
     for number in range(4):
         add(f"new-{number}")
     before = tree(folder / "source")
-    storage.tidy(registry.every())
+    storage.tidy()
     assert tree(folder / "source") == before
 
 
@@ -162,10 +162,10 @@ def test_without_the_right_archive_nothing_is_taken_away(add):
     (archive,) = storage.bundles().values()
     good = archive.read_bytes()
     archive.write_bytes(good[: len(good) // 2])
-    storage.tidy(registry.every())
+    storage.tidy()
     assert tree(folder / "source") == before
     archive.unlink()
-    storage.tidy(registry.every())
+    storage.tidy_all()
     assert tree(folder / "source") == before
 
 
@@ -178,7 +178,7 @@ def test_a_folder_that_the_run_replaced_by_a_link_is_not_emptied(add, tmp_path):
     (folder / "source/package").rename(elsewhere)
     (folder / "source/package").symlink_to(elsewhere)
     before = tree(elsewhere)
-    storage.tidy(registry.every())
+    storage.tidy()
     assert tree(elsewhere) == before
     assert not (folder / "source/train.py").exists()
 
@@ -192,7 +192,7 @@ def test_a_run_folder_that_is_a_link_is_not_reduced(add, tmp_path, which):
     (folder / which).rename(elsewhere)
     (folder / which).symlink_to(elsewhere)
     before = tree(elsewhere)
-    storage.tidy(registry.every())
+    storage.tidy()
     assert tree(elsewhere) == before
 
 
@@ -212,7 +212,7 @@ def test_runs_of_one_source_take_little_more_than_one(add, source):
     for number in range(20):
         add(f"run-{number:02}", days=30 - number)
     before = storage.size(paths.state())
-    storage.tidy(registry.every())
+    storage.tidy()
     assert len(storage.whole(registry.every())) == 12  # a few at each end of a run
     assert cli.main(["prune", "--yes"]) == 0
     assert before > 20 << 20

@@ -83,15 +83,14 @@ def _zsh(name: str) -> str:
 def _runs() -> Iterable[str]:
     from deploykit import registry
 
-    return [row.run for row in registry.every()[:_NEWEST]]
+    return [row.run for row in registry.select(limit=_NEWEST)]
 
 
 def _unfinished() -> Iterable[str]:
     """As far as this machine knows: asking the targets would take seconds."""
     from deploykit import registry
-    from deploykit.model import State
 
-    return [row.run for row in registry.every() if not State(row.state).final][:_NEWEST]
+    return [row.run for row in registry.unfinished(_NEWEST)]
 
 
 def _backends() -> Iterable[str]:

@@ -7,17 +7,15 @@ deploykit list --name 'exp-*' -n 100     at most 100, by the beginning of their 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 from pathlib import Path
 
-from deploykit import jobfile, lifecycle, registry
+from deploykit import jobfile, registry
 from deploykit.commands import arguments, output
 from deploykit.errors import UsageError
 from deploykit.model import State
 from deploykit.registry import Run
+from deploykit.run_search import Search
 from deploykit.spelling import did_you_mean
-
-_WILD = "*?["
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
-    states = _states(args.state or [])
-    every = registry.every()
-    found = _matching(every, args.name, states)
-    rows = lifecycle.refresh(found[: args.limit]) if not states else found[: args.limit]
+    search = Search(_states(args.state or []), args.name)
+    rows = search.current(args.limit)
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     elif rows:
@@ -57,12 +53,12 @@ def run(args: argparse.Namespace) -> int:
             ["run", "backend", "state", "started (UTC)", "duration", "age", *cost, "reason"],
             [_cells(row, cost=args.cost) for row in rows],
         )
-    elif every:
-        output.note(f"none of {len(every)} runs matches")
+    elif every := registry.count():
+        output.note(f"none of {every} runs matches")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
-    if len(rows) < len(found):
-        output.note(f"the newest {len(rows)} of {len(found)} runs; all: -n {len(found)}")
+    if rows and len(rows) < (found := search.count()):
+        output.note(f"the newest {len(rows)} of {found} runs; all: -n {found}")
     return 0
 
 
@@ -80,21 +76,6 @@ def _states(names: list[str]) -> set[str]:
             hint = did_you_mean(name, known) or f"states: {', '.join(known)}"
             raise UsageError(f"unknown state {name!r}", hint=hint)
     return set(names)
-
-
-def _matching(every: list[Run], name: str | None, states: set[str]) -> list[Run]:
-    """The runs with that name; where states are asked for, those in one of them now."""
-    named = [row for row in every if name is None or _has_name(row, name)]
-    if not states:
-        return named
-    unfinished = [row for row in named if not State(row.state).final]
-    current = {row.run: row for row in lifecycle.refresh(unfinished)}
-    return [row for row in (current.get(row.run, row) for row in named) if row.state in states]
-
-
-def _has_name(row: Run, name: str) -> bool:
-    wild = any(letter in name for letter in _WILD)
-    return fnmatch.fnmatchcase(row.run, name) if wild else name in row.run
 
 
 def _cells(row: Run, *, cost: bool) -> list[str]:

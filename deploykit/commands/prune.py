@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     elif removed:
         output.note(f"removed {len(removed)}: {readable(sum(one.size for one in removed))}")
     if not args.dry_run:
-        storage.tidy(registry.every(), most=None)
+        storage.tidy_all()
     failed = any(outcome is False for _, outcome in outcomes)
     return CannotWrite.exit_code if failed else 0
 

@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Wait; return the exit code of the first run that failed, or 124 on timeout."""
-    names = dict.fromkeys(registry.get(name).run for name in args.run or [None])
+    named = registry.named(args.run) if args.run else [registry.get(None)]
     rows: list[Run] = []
     told: dict[str, tuple[str, str]] = {}
     position = Position()
     with output.last_line(lambda: _now(rows, position)) as last:
-        for current in lifecycle.wait_all(list(names), args.timeout):
+        for current in lifecycle.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
                 _tell(rows, told)
