@@ -106,6 +106,8 @@ class Controller:
         if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
             live.again(repeat)
             return
+        if self._prunes and not live.pruned:
+            live.should_stop_early(row)
         outcome = outcomes.of(row, self.record.sweep.objective)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
@@ -116,10 +118,13 @@ class Controller:
 
     def _prune(self, live: Live, row: Run) -> None:
         """Cancel a run that the pruner ends."""
-        sweep = self.record.sweep
-        if sweep.pruner != "none" and (live.pruned or live.should_stop_early(row)):
+        if self._prunes and (live.pruned or live.should_stop_early(row)):
             self._changed = True
             self._cancel(live, row)
+
+    @property
+    def _prunes(self) -> bool:
+        return self.record.sweep.pruner != "none"
 
     def _cancel(self, live: Live, row: Run) -> None:
         """Cancel a run; where its backend does not answer, another look does."""

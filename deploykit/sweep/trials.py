@@ -10,6 +10,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from deploykit import registry
+from deploykit.metrics.points import Point
+from deploykit.model import State
 from deploykit.registry import Run
 from deploykit.run_metrics import RunMetrics
 from deploykit.sweep import outcomes, samplers, space
@@ -84,21 +86,27 @@ class Live:
         return PRUNED in self.trial.user_attrs
 
     def should_stop_early(self, row: Run) -> bool:
-        """Report what its run has reported since the last time; whether the pruner ends it."""
-        if self.reader is None:
-            self.reader = RunMetrics(row)
-        self.reader.row = row
-        _, points = self.reader.refresh()
-        objective = self.record.sweep.objective
-        for point in outcomes.of_objective(points, objective):
+        """Report what its run has reported since the last time; whether the pruner ends it.
+
+        Each value is reported by itself, since a pruner looks at the last one only. A run that has
+        ended is reported to its end, for the trials that are compared with it.
+        """
+        over = State(row.state).final
+        for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
             last = self._last_step()
             step = last + 1 if point.step is None else point.step
             if step > last:
                 self.trial.report(point.value, step)
-                if self.trial.should_prune():
+                if self.trial.should_prune() and not over:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
+
+    def _new_points(self, row: Run) -> list[Point]:
+        if self.reader is None:
+            self.reader = RunMetrics(row)
+        self.reader.row = row
+        return self.reader.refresh()[1]
 
     def _last_step(self) -> int:
         """The last step that was reported, by this controller or an earlier one; -1: none."""

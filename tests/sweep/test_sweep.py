@@ -286,3 +286,32 @@ def test_without_optuna_the_hint_says_what_to_install(toy, sweep, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     sweep("list", code=69)
     assert "pip install 'deploykit[sweep]'" in sweep.notes
+
+
+REPORTS = """
+def report(step): print(f"step {step}/9 loss={(lr - 0.03) ** 2 + 1 / step:.9f}", flush=True)
+for step in range(4, 10): report(step)
+while lr > 0.1: step += 1; report(step); time.sleep(0.02)
+"""
+"""A good trial has 9 steps; a bad one goes on until it is killed."""
+
+
+@pytest.mark.parametrize(
+    ("pruner", "good"), [("asha", 1), ("hyperband", 12), ("median", 5)], ids=str
+)
+def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good):
+    values = [*(0.03 + number / 1000 for number in range(good)), 0.5, 0.6]
+    write(
+        parameters=json.dumps({"lr": {"choice": values}, "do": {"choice": [REPORTS]}}),
+        sampler="grid",
+        trials=good + 2,
+        pruner=pruner,
+        max_steps=9,
+    )
+    found = sweep("start", "--json")
+    bad = found["trials"][good:]
+    assert [one["state"] for one in bad] == ["pruned", "pruned"]
+    assert [one["runs"][0]["state"] for one in bad] == ["cancelled", "cancelled"]
+    assert bad[0]["reason"].startswith("stopped early at step ")
+    assert found["best"]["trial"] == 0
+    assert set(plain.started(paths.state()).values()) == {1}
