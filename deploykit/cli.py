@@ -29,6 +29,7 @@ VERBS = {
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
+    "sweep": "search for the best arguments of a job, by trials that are runs",
     "rerun": "submit the job of a run again, with the same source",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",

@@ -230,7 +230,8 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
         return _BAD
     before = len(problems)
-    known = {field.name: field for field in dataclasses.fields(cls)}
+    # the key `as` is the field `as_`: a keyword of Python cannot name one
+    known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
     values, unknown = {}, [key for key in data if key not in known]
     misspelled: dict[object, str] = {}
     if unknown:
@@ -240,11 +241,12 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         problems += spelling.unknown_keys(path, unknown, known)
     for key, value in data.items():
         if (name := misspelled.get(key, key)) in known:
-            values[name] = _read(hints(cls)[name], value, _join(path, str(key)), problems)
-    for name, field in known.items():
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if required and name not in values:
-            problems += _missing(cls, name, _join(path, name))
+            field = known[name].name
+            values[field] = _read(hints(cls)[field], value, _join(path, str(key)), problems)
+    for name, one in known.items():
+        required = one.default is one.default_factory is dataclasses.MISSING
+        if required and one.name not in values:
+            problems += _missing(cls, one.name, _join(path, name))
     return _BAD if len(problems) > before else cls(**values)
 
 
@@ -385,7 +387,7 @@ def as_data(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
         data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
-        return {name: one for name, one in data.items() if (name, one) != _NO_LIMIT}
+        return {name.rstrip("_"): one for name, one in data.items() if (name, one) != _NO_LIMIT}
     if isinstance(value, Mapping):
         return {key: as_data(one) for key, one in value.items()}
     return [as_data(one) for one in value] if isinstance(value, tuple) else value

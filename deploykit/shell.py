@@ -94,6 +94,23 @@ def command(*words: str | Path) -> str:
     )
 
 
+def detach(argv: Sequence[str], log: Path) -> None:
+    """Start a program that outlives this one; what it prints goes to the file `log`."""
+    import subprocess
+
+    from deploykit import paths
+
+    with open(log, "a", encoding="utf-8", opener=paths.private_opener) as file:
+        subprocess.run(
+            ["sh", "-c", '"$@" &', "sh", *argv],  # its parent is then none of ours
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            check=True,
+        )
+
+
 def _talk(process: Popen[bytes], data: bytes, deadline: float) -> tuple[bytearray, bytearray]:
     """Write `data` to a program, and read what it prints until it closes both streams.
 

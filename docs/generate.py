@@ -38,6 +38,7 @@ from deploykit.decode import (
 )
 from deploykit.infra.answers import Answers
 from deploykit.model import JobSpec, State
+from deploykit.sweep.model import Sweep
 
 HERE = Path(__file__).resolve().parent
 BUILT_IN = ("local", "slurm", "sagemaker")
@@ -61,6 +62,7 @@ def pages() -> dict[str, str]:
     return {
         "job-file.md": job_file(),
         "job.schema.json": job_schema(),
+        "sweep-file.md": sweep_file(),
         "commands.md": commands(),
         "deploykit.1": man.page(verb_parsers(), error_codes(), spelled),
         "exit-codes.md": exit_codes(),
@@ -115,6 +117,10 @@ def job_file() -> str:
     return page("The job file", words.JOB_FILE, *tables, words.SECRETS, travels)
 
 
+def sweep_file() -> str:
+    return page("The sweep file", words.SWEEP_FILE, *sections(Sweep, ""))
+
+
 def sections(cls: Any, path: str) -> Iterator[str]:
     """The table of a dataclass, then those of the sections in it."""
     yield table(
@@ -150,7 +156,7 @@ def row(cls: Any, field: dataclasses.Field[Any], path: str) -> list[str]:
     text = next(note for note in metadata if isinstance(note, Help))
     usual, example = default(field, metadata), f"`{text.example}`"
     said = "" if text.example is None or example == usual else f" Example: {example}."
-    return [f"`{path}{field.name}`", takes(kind, metadata), usual, f"{text.text}{said}"]
+    return [f"`{path}{field.name.rstrip('_')}`", takes(kind, metadata), usual, f"{text.text}{said}"]
 
 
 def takes(kind: Any, metadata: Sequence[Any]) -> str:

@@ -10,6 +10,11 @@ TODAY = dt.date(2026, 11, 21)
 
 MADE = "<!-- Written by docs/generate.py from the code; change the code or docs/words.py. -->"
 
+SWEEP_FILE = """\
+What `deploykit sweep start` reads, in YAML or TOML: [Find the best arguments](../how-to/sweep.md).
+Unknown and duplicate keys are errors, and all problems are reported at once.
+"""
+
 JOB_FILE = """\
 One file describes a job, in YAML (`job.yaml`) or TOML (any name that ends in `.toml`).
 [`deploykit init`](../how-to/start.md) writes a short one, `deploykit init --full` one with every

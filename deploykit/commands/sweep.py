@@ -1,0 +1,294 @@
+"""Search for the best arguments of a job: each trial is a run, and a sampler chooses its values.
+
+deploykit sweep start sweep.yaml             start, and follow until all trials have ended
+deploykit sweep start --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
+deploykit sweep status [SWEEP]               its trials; `list` shows all sweeps
+deploykit sweep stop [SWEEP]                 cancel its runs
+deploykit sweep resume [SWEEP]               go on: after `stop`, Ctrl-C, or a crash
+deploykit sweep best [SWEEP] --write best.yaml
+
+Ctrl-C ends the controller and no run. The same run is never started twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploykit import lifecycle, script_job, shell
+from deploykit import paths as files
+from deploykit.commands import arguments, output
+from deploykit.errors import DeploykitError, NotFound, RunFailed, TryAgain, UsageError
+from deploykit.spelling import did_you_mean
+from deploykit.sweep import definition, file, folder, journal, space, trial_job
+from deploykit.sweep.definition import Request
+from deploykit.sweep.file import SweepFile
+from deploykit.sweep.folder import SweepRecord
+
+if TYPE_CHECKING:
+    from deploykit.sweep.summary import SweepSummary
+
+SHARED = ("backend",)
+_ACTIONS = ("start", "status", "list", "stop", "resume", "best")
+_ONLY = {
+    "start": ("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials"),
+    "best": ("write",),
+}
+"""Options that one action takes; `--backend` belongs to `start` too."""
+_AGAIN = 0.2
+"""Seconds between two attempts to take over from a controller that ends."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action, what it acts on, and its options."""
+    parser.add_argument("action", metavar="ACTION", help=", ".join(_ACTIONS))
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="FILE|SWEEP",
+        help="start: the sweep file (default: sweep.yaml); else the sweep (default: the newest)",
+    )
+    _add_for_start(parser)
+    parser.add_argument(
+        "--detach", action="store_true", help="start, resume: control it in the background"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="best: write a job file with its values"
+    )
+
+
+def _add_for_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--grid", action="append", metavar="NAME=V,V", help="start: values to try; may be repeated"
+    )
+    parser.add_argument(
+        "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
+    )
+    parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
+    parser.add_argument("--maximize", action="store_true", help="start: maximize it instead")
+    parser.add_argument(
+        "--trials", type=arguments.count, metavar="N", help="start: number of trials"
+    )
+    parser.add_argument(
+        "--parallel", type=arguments.count, metavar="N", help="start: runs at the same time"
+    )
+    parser.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", help="start: override a key of the job"
+    )
+    parser.add_argument("--sweep", metavar="ID", help="start: id; run ids begin with it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `action` says."""
+    if args.action not in _ACTIONS and Path(args.action).suffix in {".yaml", ".yml", ".toml"}:
+        args.action, args.name = "start", args.action
+    if args.action not in _ACTIONS:
+        hint = did_you_mean(args.action, _ACTIONS) or f"actions: {', '.join(_ACTIONS)}"
+        raise UsageError(f"unknown action {args.action!r}", hint=hint)
+    _refuse_others(args)
+    journal.require()
+    return _RUN[args.action](args)
+
+
+def _refuse_others(args: argparse.Namespace) -> None:
+    """Raise UsageError for options of another action."""
+    for action, names in _ONLY.items():
+        for name in names:
+            if action != args.action and getattr(args, name) not in (None, False):
+                raise UsageError(f"--{name} is for `deploykit sweep {action}`")
+
+
+def _start(args: argparse.Namespace) -> int:
+    request = Request(tuple(args.set or ()), args.backend, args.sweep)
+    defined = definition.define(_file(args), request)
+    output.warnings(defined.warnings)
+    definition.keep(defined)
+    return _control(defined.record, args)
+
+
+def _file(args: argparse.Namespace) -> SweepFile:
+    keys = [
+        *([f"job={args.job}"] if args.job else []),
+        *([f"objective.metric={args.metric}"] if args.metric else []),
+        *(["objective.direction=maximize"] if args.maximize else []),
+        *([f"trials={args.trials}"] if args.trials else []),
+        *([f"parallel={args.parallel}"] if args.parallel else []),
+    ]
+    if not args.grid:
+        return file.read(Path(args.name or "sweep.yaml"), keys)
+    if args.name is not None:
+        raise UsageError("a sweep file and --grid are both given", hint="choose one")
+    if not args.metric:
+        raise UsageError("--grid requires --metric", hint="--metric loss, or --metric accuracy")
+    return file.from_grid(args.grid, keys)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    record = folder.find(args.name)
+    record.ask_to_go_on()
+    return _control(record, args)
+
+
+def _control(record: SweepRecord, args: argparse.Namespace) -> int:
+    """Control a sweep to its end, here or in the background."""
+    if args.detach:
+        return _detach(record, as_json=args.json)
+    go_on = shell.command("deploykit", "sweep", "resume", record.id)
+    try:
+        _follow(record)
+    except KeyboardInterrupt:
+        output.note(f"its runs go on; `{go_on}` continues the sweep")
+        raise
+    except TryAgain:
+        raise
+    except DeploykitError as error:
+        error.hint = "\n".join(filter(None, [error.hint, f"then `{go_on}` continues the sweep"]))
+        raise
+    return _end(record, as_json=args.json)
+
+
+def _follow(record: SweepRecord) -> None:
+    from deploykit.sweep.controller import Controller  # imports Optuna
+
+    with folder.controlling(record), trial_job.of(record) as base:
+        trials = space.trials(record.sweep)
+        output.note(f"{record.id}: {trials} trials, {record.sweep.parallel} at a time")
+        Controller(record, journal.write(record), base, output.note).run()
+
+
+def _end(record: SweepRecord, *, as_json: bool) -> int:
+    """Show a sweep that is no longer controlled; whether a trial has succeeded."""
+    from deploykit.sweep import summary
+
+    found = summary.of(record)
+    if as_json:
+        output.emit(found.data())
+    else:
+        _show(found)
+    return 0 if found.best or record.stopping else RunFailed.exit_code
+
+
+def _detach(record: SweepRecord, *, as_json: bool) -> int:
+    log = record.folder / "controller.log"
+    shell.detach([sys.executable, "-m", "deploykit", "sweep", "resume", record.id], log)
+    if as_json:
+        output.emit({"sweep": record.id, "log": str(log)})
+    else:
+        output.say(f"{record.id}: controlled in the background; its log is {log}")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from deploykit.sweep import summary
+
+    found = summary.of(folder.find(args.name))
+    if args.json:
+        output.emit(found.data())
+        return 0
+    _show(found)
+    rows = [
+        [
+            str(one.number),
+            one.state,
+            "-" if one.value is None else f"{one.value:.6g}",
+            one.runs[-1].run if one.runs else "-",
+            " ".join(f"{name}={value}" for name, value in one.values.items()),
+            one.reason,
+        ]
+        for one in found.trials
+    ]
+    if rows:
+        metric = found.record.sweep.objective.metric
+        output.table(["trial", "state", metric, "run", "parameters", "reason"], rows)
+    return 0
+
+
+def _show(found: SweepSummary) -> None:
+    """Print the state of a sweep in a few lines."""
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
+    output.say(f"{found.record.id}: {found.state}")
+    output.say(f"  trials  {len(found.trials)} of {found.total}{f': {counts}' if counts else ''}")
+    if found.cost is not None:
+        cap = found.record.sweep.max_cost
+        output.say(f"  cost    {found.cost}{f' of {cap}' if cap else ''}")
+    if found.best is not None:
+        objective, best = found.record.sweep.objective, found.best
+        settings = " ".join(f"{name}={value}" for name, value in best.values.items())
+        output.say(
+            f"  best    trial {best.number}: {objective.metric} {best.value:.6g} ({settings})"
+        )
+
+
+def _list(args: argparse.Namespace) -> int:
+    from deploykit.sweep import summary
+
+    found = [summary.of(record) for record in folder.every()]
+    if args.json:
+        output.emit([{**one.data(), "trials": len(one.trials)} for one in found])
+        return 0
+    rows = [
+        [one.record.id, one.state, f"{len(one.trials)}/{one.total}", one.record.backend]
+        for one in found
+    ]
+    output.table(["sweep", "state", "trials", "backend"], rows)
+    if not rows:
+        output.note("no sweeps yet; `deploykit sweep start` starts one")
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    record = folder.find(args.name)
+    record.ask_to_stop()
+    while True:
+        try:
+            _follow(record)  # cancels what is left, and returns
+            return _end(record, as_json=args.json)
+        except TryAgain:  # its controller does that
+            time.sleep(_AGAIN)
+
+
+def _best(args: argparse.Namespace) -> int:
+    from deploykit.sweep import summary
+
+    record = folder.find(args.name)
+    best = summary.of(record).best
+    if best is None:
+        raise NotFound(
+            f"no trial of {record.id} has succeeded",
+            hint=f"`{shell.command('deploykit', 'sweep', 'status', record.id)}` shows why",
+        )
+    if args.write:
+        _write(record, best.values, args.write)
+    if args.json:
+        output.emit({"sweep": record.id, **best.data()})
+        return 0
+    output.say(
+        f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
+    )
+    output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
+    output.say(*(f"  run     {row.run}" for row in best.runs))
+    return 0
+
+
+def _write(record: SweepRecord, values: space.Values, path: Path) -> None:
+    """Write the job file of the sweep with the values of a trial. Raises UsageError, NotFound."""
+    passed = space.passed(record.sweep.parameters, values)
+    overrides: list[str | tuple[str, str]] = list(record.overrides)
+    overrides += [(f"env.{name}", one) for name, one in passed.env.items()]
+    draft = lifecycle.read(Path(record.source), overrides)
+    draft.data["backend"] = record.backend
+    files.create(path, script_job.text(draft, passed.arguments, path.parent))
+    output.note(f"wrote {path}")
+
+
+_RUN = {
+    "start": _start,
+    "status": _status,
+    "list": _list,
+    "stop": _stop,
+    "resume": _resume,
+    "best": _best,
+}

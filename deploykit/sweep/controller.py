@@ -1,0 +1,230 @@
+"""The controller of a sweep: starts trials, follows their runs, and records how they end.
+
+It may be killed at any moment. A trial is in the journal before its run is submitted, and the run
+id is made of the sweep's id and the trial's number, so that another controller finds the run, or
+submits it as if for the first time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from deploykit import lifecycle
+from deploykit.errors import DeploykitError, Uncertain
+from deploykit.model import State
+from deploykit.registry import Run
+from deploykit.sweep import outcomes, space, spending, trial_job, trials
+from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.spending import Budget
+from deploykit.sweep.trial_job import Base
+from deploykit.sweep.trials import Live
+
+_POLL = (0.1, 5.0)
+"""Shortest and longest interval between two looks at the runs, in seconds."""
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Controller:
+    """One process that controls a sweep; it holds the sweep's lock."""
+
+    record: SweepRecord
+    study: Study
+    base: Base
+    tell: Tell
+    """Called with a line for each thing that happens."""
+    budget: Budget = field(default_factory=Budget)
+    live: list[Live] = field(default_factory=list)
+    _ended: Decimal = Decimal(0)
+    """What the runs of finished trials have cost."""
+    _number: int = 0
+    """Of the next trial."""
+    _last: int = 0
+    """Number of trials in all."""
+    _changed: bool = False
+    _said: str = ""
+
+    def run(self) -> None:
+        """Go on until all trials have ended, the cap is reached, or the sweep is to stop.
+
+        Raises what `lifecycle.submit` raises where no run is left to wait for.
+        """
+        self._recover()
+        pause, longest = _POLL
+        while self.step():
+            pause = _POLL[0] if self._changed else min(pause * 1.3, longest)
+            time.sleep(pause)
+
+    def _recover(self) -> None:
+        """Take up what earlier controllers have left."""
+        self.budget = spending.budget(self.record.sweep, self.base)
+        self._last = space.trials(self.record.sweep)
+        known = self.study.get_trials(deepcopy=False)
+        self._number = len(known)
+        self.live = trials.unfinished(self.record, self.study)
+        over = [trial for trial in known if trial.state is not TrialState.RUNNING]
+        ids = [run for trial in over for run in trials.runs(self.record, trial)]
+        self._ended = self.budget.committed(trials.rows(ids).values())
+
+    def step(self) -> bool:
+        """Look at all runs once, and act; whether anything is left to do."""
+        self._changed = False
+        if self.record.stopping:
+            return self._stop()
+        rows = self._rows()
+        for live in list(self.live):
+            self._follow(live, rows)
+        self._begin()
+        self._submit_all(rows)
+        return bool(self.live)
+
+    def _rows(self) -> dict[str, Run]:
+        """The current rows of all runs that are waited for: one query to the backend."""
+        ids = [live.run(repeat) for live in self.live for repeat in live.open]
+        return {row.run: row for row in lifecycle.refresh(list(trials.rows(ids).values()))}
+
+    def _follow(self, live: Live, rows: dict[str, Run]) -> None:
+        """Record what has become of a trial's runs, and the trial's end."""
+        for repeat in live.open:
+            row = rows.get(live.run(repeat))
+            if row is not None and _is_over(row):
+                self._settle(live, repeat, row)
+            elif row is not None and row.state == State.RUNNING.value:
+                self._prune(live, row)
+        if not live.open:
+            self._finish(live)
+
+    def _settle(self, live: Live, repeat: int, row: Run) -> None:
+        """Keep the outcome of a run that has ended, or begin another attempt."""
+        self._changed = True
+        if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
+            live.again(repeat)
+            return
+        if self._prunes and not live.pruned:
+            live.should_stop_early(row)
+        outcome = outcomes.of(row, self.record.sweep.objective)
+        attempts = live.attempt(repeat) + 1
+        if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
+            self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
+            live.again(repeat)
+            return
+        live.results[repeat] = outcome
+
+    def _prune(self, live: Live, row: Run) -> None:
+        """Cancel a run that the pruner ends."""
+        if self._prunes and (live.pruned or live.should_stop_early(row)):
+            self._changed = True
+            self._cancel(live, row)
+
+    @property
+    def _prunes(self) -> bool:
+        return self.record.sweep.pruner != "none"
+
+    def _cancel(self, live: Live, row: Run) -> None:
+        """Cancel a run; where its backend does not answer, another look does."""
+        try:
+            lifecycle.cancel(row)
+        except DeploykitError as error:
+            self._say_once(f"trial {live.number}: {row.run} is not cancelled: {error.message}")
+
+    def _finish(self, live: Live) -> None:
+        self.live.remove(live)
+        ids = [
+            live.run(repeat, n) for repeat in live.repeats for n in range(live.attempt(repeat) + 1)
+        ]
+        self._ended += self.budget.committed(trials.rows(ids).values())
+        settings = " ".join(f"{name}={value}" for name, value in live.values.items())
+        self.tell(f"trial {live.number}: {live.tell(self.study)} ({settings})")
+
+    def _begin(self) -> None:
+        """Begin trials while there are slots and money for them."""
+        sweep = self.record.sweep
+        while self._number < self._last and self._busy() < sweep.parallel:
+            if not self.budget.allows(self._committed(), sweep.repeat):
+                self._say_once(f"no trial is started: it could exceed max_cost, {self.budget.cap}")
+                return
+            live = trials.begin(self.record, self.study, self._number)
+            self._number += 1
+            self._changed = True
+            self.live.append(live)
+
+    def _busy(self) -> int:
+        """Slots that are taken, by runs."""
+        return sum(len(live.open) for live in self.live)
+
+    def _committed(self) -> Decimal:
+        """What all runs have cost, those that have not ended at their worst."""
+        past = [
+            live.run(repeat, attempt)
+            for live in self.live
+            for repeat in live.repeats
+            for attempt in range(live.attempt(repeat) + (repeat in live.results))
+        ]
+        return (
+            self._ended
+            + self.budget.committed(trials.rows(past).values())
+            + self._busy() * self.budget.worst
+        )
+
+    def _submit_all(self, rows: dict[str, Run]) -> None:
+        """Submit each run that was not sent yet. Raises where all are refused."""
+        waiting = 0
+        for live in self.live:
+            for repeat in live.open:
+                row = rows.get(live.run(repeat))
+                if row is None or _was_not_sent(row):
+                    waiting += not self._submit(live, repeat, alone=waiting == self._busy() - 1)
+
+    def _submit(self, live: Live, repeat: int, *, alone: bool) -> bool:
+        """Submit a run; whether that was possible. Raises where it is not, and no other goes on."""
+        run, first = live.run(repeat), live.run(repeat, 0)
+        try:
+            lifecycle.submit(trial_job.plan(self.base, run, live.passed(repeat), first))
+        except Uncertain:
+            return True  # `refresh` finds out whether the job exists
+        except DeploykitError as error:
+            if alone and not error.transient:
+                raise
+            self._say_once(f"trial {live.number}: not submitted: {error.message}; trying again")
+            return False
+        self._changed = True
+        return True
+
+    def _stop(self) -> bool:
+        """Cancel all runs, and wait for their end; whether any is left."""
+        rows = self._rows()
+        left = False
+        for live in self.live:
+            for repeat in live.open:
+                row = rows.get(live.run(repeat))
+                if row is None or _is_over(row) or row.handle is None:
+                    continue
+                left = True
+                if row.state == State.STOPPING.value:
+                    continue
+                if not live.is_stopped(repeat):
+                    live.mark_stopped(repeat)
+                    self.tell(f"trial {live.number}: {row.run} is cancelled")
+                self._cancel(live, row)
+        return left
+
+    def _say_once(self, text: str) -> None:
+        """Tell something that stays so for a while only once."""
+        if text != self._said:
+            self._said = text
+            self.tell(text)
+
+
+def _is_over(row: Run) -> bool:
+    """Whether a run was sent and has ended."""
+    return State(row.state).final and row.id is not None
+
+
+def _was_not_sent(row: Run) -> bool:
+    return row.state == State.UNSENT.value and row.id is None

@@ -1,0 +1,89 @@
+"""Define a new sweep: its file and its job checked together, and its source kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from deploykit import backend, bundle, lifecycle, registry
+from deploykit.decode import as_data
+from deploykit.errors import JobFileError
+from deploykit.jobfile import JobFile
+from deploykit.model import Problem
+from deploykit.sweep import folder, space, spending, trial_job
+from deploykit.sweep.file import SweepFile
+from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.model import Sweep
+from deploykit.sweep.trial_job import Base
+
+
+class Request(NamedTuple):
+    """What the command line adds to a sweep file."""
+
+    overrides: tuple[str, ...] = ()
+    """For the job."""
+    backend: str | None = None
+    id: str | None = None
+
+
+class Defined(NamedTuple):
+    """A sweep that can be started."""
+
+    record: SweepRecord
+    base: Base
+    warnings: list[Problem]
+
+
+def define(file: SweepFile, request: Request) -> Defined:
+    """The sweep of a file, which is not kept yet. Only reads files.
+
+    Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
+    """
+    source = _job(file)
+    prepared = lifecycle.prepare(source, request.overrides, request.backend, None)
+    base = trial_job.base(prepared.plan)
+    found = [*spending.problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
+    if any(problem.severity == "error" for problem in found):
+        raise JobFileError(str(file.source), found)
+    record = SweepRecord(
+        _id(file.sweep, base, request.id),
+        file.sweep,
+        base.backend,
+        {**as_data(base.job), base.backend: as_data(base.options)},
+        str(source.absolute()),
+        request.overrides,
+        base.bundle.hash,
+        registry.now(),
+    )
+    return Defined(record, base, [*prepared.warnings, *found])
+
+
+def keep(defined: Defined) -> None:
+    """Keep a new sweep and its source, so that it can be started, and resumed anywhere."""
+    bundle.store(defined.base.bundle)
+    folder.create(defined.record)
+
+
+def _id(sweep: Sweep, base: Base, chosen: str | None) -> str:
+    return folder.checked_id(chosen) if chosen else folder.new_id(sweep.name or base.job.name)
+
+
+def _job(file: SweepFile) -> Path:
+    """The job file, as messages name it."""
+    own = Path(file.sweep.job)
+    return own if file.folder == Path.cwd() else file.folder / own
+
+
+def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
+    """What is wrong with the job of a trial, and not with the job alone."""
+    values = space.choose(sweep.parameters, lambda _, one: space.at(one, 0.5))
+    passed = space.passed(sweep.parameters, values)
+    entry = replace(base.job.entrypoint, args=(*base.job.entrypoint.args, *passed.arguments))
+    job = replace(base.job, entrypoint=entry, env={**base.job.env, **passed.env})
+    file = JobFile(base.job.__dict__, job, {base.backend: base.options}, {}, {})
+    before = set(map(str, lifecycle.problems(file._replace(job=base.job), base.backend)))
+    for problem in (*backend.check_variables(job), *lifecycle.problems(file, base.backend)):
+        if str(problem) not in before:
+            yield problem

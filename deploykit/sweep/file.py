@@ -1,0 +1,183 @@
+"""Read a sweep file, YAML or TOML, or a grid from the command line, with every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploykit import jobfile
+from deploykit.decode import Plain, decode
+from deploykit.errors import JobFileError, UsageError
+from deploykit.jobfile import Draft, Overrides
+from deploykit.problem import Problem
+from deploykit.spelling import did_you_mean
+from deploykit.sweep import space
+from deploykit.sweep.model import Parameter, Sweep
+
+_MOST_POINTS = 100_000
+_VALUES = ("choice", "range", "step")
+_LEARNS_FROM_RANGES = 2
+"""Parameters with a range that CMA-ES needs."""
+
+
+class SweepFile(NamedTuple):
+    """A sweep and the folder from which its job file is named."""
+
+    source: Path
+    sweep: Sweep
+    folder: Path
+
+
+def read(path: Path, overrides: Overrides = ()) -> SweepFile:
+    """The sweep of a file. Raises NotFound, or JobFileError with every problem."""
+    draft = jobfile.override(Draft(path, *jobfile.parse(path)), overrides)
+    return _load(path, draft.data, draft.lines, path.absolute().parent)
+
+
+def from_grid(grids: Sequence[str], keys: Overrides = ()) -> SweepFile:
+    """A sweep over ``lr=0.1,0.01`` and its like; `keys` are others of a sweep file.
+
+    Raises UsageError, or JobFileError with every problem.
+    """
+    parameters: dict[str, Any] = {}
+    for grid in grids:
+        name, equals, values = grid.partition("=")
+        if not equals or not name or name in parameters:
+            raise UsageError(
+                f"--grid {grid}: expected NAME=VALUE,VALUE, and each name once",
+                hint="for example --grid lr=0.1,0.01",
+            )
+        parameters[name] = {"choice": [Plain(value) for value in values.split(",")]}
+    source = Path("command line")
+    draft = Draft(source, {"sampler": "grid", "parameters": parameters}, {})
+    return _load(source, jobfile.override(draft, keys).data, {}, Path.cwd())
+
+
+def from_data(source: Path, data: Mapping[str, Any], folder: Path) -> SweepFile:
+    """The sweep that `data` describes. Raises JobFileError."""
+    return _load(source, dict(data), {}, folder)
+
+
+def _load(source: Path, data: dict[str, Any], lines: Mapping[str, int], folder: Path) -> SweepFile:
+    sweep, problems = decode(Sweep, _with_texts(data))
+    if sweep is not None:
+        problems = list(_check(sweep))
+    if sweep is None or problems:
+        raise JobFileError(str(source), jobfile.located(problems, lines))
+    return SweepFile(source, sweep, folder)
+
+
+def _with_texts(data: dict[str, Any]) -> dict[str, Any]:
+    """The data, in which values of parameters are text also where TOML or Python has numbers."""
+    parameters = data.get("parameters")
+    if not isinstance(parameters, dict):
+        return data
+    return {**data, "parameters": {name: _parameter(one) for name, one in parameters.items()}}
+
+
+def _parameter(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data
+    conditions = data.get("if")
+    own = {key: _texts(data[key]) for key in _VALUES if key in data}
+    if isinstance(conditions, dict):
+        own["if"] = {name: _texts(value) for name, value in conditions.items()}
+    return {**data, **own}
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_texts(one) for one in value]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, int | float) else value
+
+
+def _check(sweep: Sweep) -> Iterator[Problem]:
+    if not sweep.parameters:
+        yield Problem("parameters", "is empty", "for example {lr: {range: [1e-4, 1e-1]}}")
+    for name, one in sweep.parameters.items():
+        yield from _check_parameter(f"parameters.{name}", one)
+        yield from _check_conditions(name, one, sweep.parameters)
+    yield from _check_search(sweep)
+    if sweep.repeat > 1 and (problem := space.form_problem(sweep.repeat_as)):
+        yield Problem("repeat_as", problem, "--seed {value}")
+    if sweep.repeat > 1 and sweep.pruner != "none":
+        yield Problem("repeat", "cannot be combined with a pruner", "remove one of them")
+
+
+def _check_parameter(path: str, one: Parameter) -> Iterator[Problem]:
+    if (one.choice is None) == (one.range is None):
+        yield Problem(path, "expected exactly one of `choice` and `range`", "{choice: [1, 2]}")
+    elif one.choice is not None:
+        yield from _check_choice(path, one)
+    else:
+        yield from _check_range(path, one)
+    if one.as_ is not None and (problem := space.form_problem(one.as_)):
+        yield Problem(f"{path}.as", problem, "env:NAME, or --opt.lr={value}")
+
+
+def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
+    values = one.choice or ()
+    if len(set(values)) < max(1, len(values)):
+        message = "has the same value twice" if values else "is empty"
+        yield Problem(f"{path}.choice", message)
+    for key in ("log", "int", "step"):
+        if getattr(one, key):
+            yield Problem(f"{path}.{key}", "has an effect on a `range` only", "remove it")
+
+
+def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
+    ends = [float(end) for end in one.range or ()]
+    if len(ends) != 2 or not ends[0] < ends[1] < float("inf"):  # noqa: PLR2004 - both ends
+        yield Problem(f"{path}.range", "expected the least and the greatest value", "[0.1, 1]")
+        return
+    if one.log and ends[0] <= 0:
+        yield Problem(f"{path}.range", "must be above 0 with `log`")
+    if one.log and one.step is not None:
+        yield Problem(f"{path}.step", "cannot be combined with `log`", "use `choice`")
+    numbers = [*(one.range or ()), *([one.step] if one.step else [])]
+    if one.int and any(not float(number).is_integer() for number in numbers):
+        yield Problem(path, "has `int`, so its numbers must be whole")
+    if one.step is not None and not 0 < float(one.step) <= ends[1] - ends[0]:
+        yield Problem(f"{path}.step", "must be above 0, and within the range")
+
+
+def _check_conditions(
+    name: str, one: Parameter, parameters: Mapping[str, Parameter]
+) -> Iterator[Problem]:
+    """Whether the conditions of a parameter can be met by those above it."""
+    above = list(parameters)[: list(parameters).index(name)]
+    for other, value in one.if_.items():
+        path = f"parameters.{name}.if.{other}"
+        if other not in above:
+            hint = did_you_mean(other, above) or "name one that stands above it"
+            yield Problem(path, "is not a parameter above this one", hint)
+        elif value not in (values := parameters[other].choice or ()):
+            hint = did_you_mean(value, values) or f"one of {', '.join(values) or 'a `choice`'}"
+            yield Problem(path, f"{value!r} is not one of its values", hint)
+
+
+def _check_search(sweep: Sweep) -> Iterator[Problem]:
+    """Whether the sampler and the pruner have what they need."""
+    if sweep.sampler == "grid":
+        yield from _check_grid(sweep)
+    elif sweep.trials is None:
+        yield Problem("trials", "is required", "for example trials: 40")
+    ranges = [one for one in sweep.parameters.values() if one.range and not one.if_]
+    if sweep.sampler == "cma-es" and len(ranges) < _LEARNS_FROM_RANGES:
+        message = "`cma-es` needs two parameters with a `range` or more"
+        yield Problem("sampler", message, "sampler: tpe")
+    if sweep.pruner == "hyperband" and sweep.max_steps is None:
+        yield Problem("max_steps", "is required for `hyperband`", "the steps of a whole trial")
+
+
+def _check_grid(sweep: Sweep) -> Iterator[Problem]:
+    for name, one in sweep.parameters.items():
+        if one.range is not None and not space.grid_values(one):
+            message = "a grid needs a `step`, or a `choice`"
+            yield Problem(f"parameters.{name}", message, "or sampler: random")
+    if space.size(sweep.parameters) > _MOST_POINTS:
+        message = f"the grid has more than {_MOST_POINTS:,} points"
+        yield Problem("parameters", message, "sampler: random")

@@ -1,0 +1,177 @@
+"""What this machine keeps of a sweep: its definition, its job, its journal, and its lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit import paths, registry
+from deploykit.decode import Malformed, as_data, decode, read_json
+from deploykit.errors import NotFound, TryAgain, UsageError
+from deploykit.sweep.model import SWEEP, Sweep
+
+_ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
+_RANDOM = 6
+_LONGEST = 30
+_DEFINITION = "sweep.json"
+_JOURNAL = "journal.log"
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep that was started: what to search, and the job of its trials."""
+
+    id: str
+    sweep: Sweep
+    backend: str
+    job: Mapping[str, Any]
+    """The job with all overrides and defaults, as a job file for `lifecycle.prepare`."""
+    source: str
+    """The job file, or script, as the user named it; empty where there was none."""
+    overrides: Sequence[str]
+    """Those of the command line, for the job."""
+    bundle: str
+    """SHA-256 of the source that every trial runs."""
+    created: float
+    """Seconds since the epoch."""
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the state folder."""
+        return _folders() / self.id
+
+    @property
+    def journal(self) -> Path:
+        """Optuna's journal of its trials."""
+        return self.folder / _JOURNAL
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to stop, and not to resume."""
+        return (self.folder / _STOP).exists()
+
+    def ask_to_stop(self) -> None:
+        """Tell the controller, if there is one, to cancel the runs and end."""
+        paths.touch(self.folder / _STOP)
+
+    def ask_to_go_on(self) -> None:
+        """Take that back."""
+        (self.folder / _STOP).unlink(missing_ok=True)
+
+    def is_controlled(self) -> bool:
+        """Whether a process controls it now, as far as this machine can tell."""
+        try:
+            with controlling(self):
+                return False
+        except TryAgain:
+            return True
+
+
+def new_id(name: str) -> str:
+    """An id that no sweep has: a name and six random characters. Run ids begin with it."""
+    short = name[:_LONGEST].strip("-")
+    return f"{short}-{''.join(secrets.choice(_ALPHABET) for _ in range(_RANDOM))}"
+
+
+def checked_id(text: str) -> str:
+    """An id that the user chose. Raises UsageError where it is not valid, or taken."""
+    if re.fullmatch(SWEEP.regex, text) is None:
+        raise UsageError(f"the sweep id {text!r} is not valid", hint=SWEEP.meaning)
+    if (_folders() / text / _DEFINITION).exists():
+        hint = f"`deploykit sweep resume {text}` continues it; or choose another id"
+        raise UsageError(f"the sweep {text} exists already", hint=hint)
+    return text
+
+
+def create(record: SweepRecord) -> None:
+    """Write the definition of a new sweep, whole or not at all."""
+    folder = paths.private_folder(record.folder)
+    data = {**as_data(record), "created": record.created}
+    draft = folder / f"{_DEFINITION}.new"
+    paths.write(draft, json.dumps(data, indent=2) + "\n")
+    draft.replace(folder / _DEFINITION)
+
+
+def find(name: str | None) -> SweepRecord:
+    """The sweep with that id, or with a unique beginning of it; without a name the newest.
+
+    Raises NotFound.
+    """
+    known = every()
+    matches = [one for one in known if name is None or one.id.startswith(name)]
+    exact = [one for one in matches if one.id == name]
+    if name is None and matches:
+        return matches[0]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        ids = "; ".join(one.id for one in matches[:5])
+        raise NotFound(f"{name!r} matches {len(matches)} sweeps", hint=ids)
+    message = f"no sweep matches {name!r}" if name else "there are no sweeps yet"
+    hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
+    raise NotFound(message, hint=hint)
+
+
+def every() -> list[SweepRecord]:
+    """All sweeps, the newest first; folders without a valid definition are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in _folders().iterdir():
+            with contextlib.suppress(OSError, Malformed):
+                found.append(_read(folder))
+    return sorted(found, key=lambda one: (-one.created, one.id))
+
+
+def _read(folder: Path) -> SweepRecord:
+    """Raises OSError or Malformed."""
+    match read_json(folder / _DEFINITION):
+        case {
+            "sweep": data,
+            "backend": str(backend),
+            "job": dict(job),
+            "source": str(source),
+            "overrides": list(overrides),
+            "bundle": str(bundle),
+            "created": int(created) | float(created),
+        }:
+            sweep, _ = decode(Sweep, data)
+            if sweep is not None:
+                texts = [one for one in overrides if isinstance(one, str)]
+                return SweepRecord(
+                    folder.name, sweep, backend, job, source, texts, bundle, float(created)
+                )
+    raise Malformed("is not the definition of a sweep")
+
+
+@contextlib.contextmanager
+def controlling(record: SweepRecord) -> Iterator[None]:
+    """Be the only process that controls a sweep. Raises TryAgain where another one does."""
+    path, opener = record.folder / "controller", paths.private_opener
+    with open(path, "w", encoding="utf-8", opener=opener) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TryAgain(
+                f"another process controls the sweep {record.id}",
+                hint=f"`deploykit sweep status {record.id}` shows it",
+            ) from error
+        yield
+
+
+def _folders() -> Path:
+    return paths.state() / "sweeps"
+
+
+def run_id(sweep: str, number: int, repeat: int | None = None, attempt: int = 0) -> str:
+    """The run id of a trial: whoever starts it, it is the same run."""
+    seed = "" if repeat is None else f"-s{repeat}"
+    again = f"-r{attempt}" if attempt else ""
+    return registry.checked_id(f"{sweep}-{number}{seed}{again}")

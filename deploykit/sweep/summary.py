@@ -1,0 +1,143 @@
+"""A sweep as it stands: its trials, the best of them, and what they have cost. Imports Optuna."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from deploykit import lifecycle
+from deploykit.cost.money import Money, cents
+from deploykit.registry import Run
+from deploykit.sweep import journal, samplers, space, spending, trials
+from deploykit.sweep.folder import SweepRecord
+
+_STATES = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "running",
+    TrialState.COMPLETE: "succeeded",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+
+@dataclass(frozen=True)
+class TrialSummary:
+    """A trial: what it tried, what came out, and its runs."""
+
+    number: int
+    state: str
+    """``running``, ``succeeded``, ``pruned`` or ``failed``."""
+    values: Mapping[str, str]
+    """Of its parameters, as its script got them."""
+    value: float | None
+    """Of the objective; of a pruned trial the last one that was reported."""
+    reason: str
+    runs: Sequence[Run]
+    """The current attempts."""
+
+    def data(self) -> dict[str, Any]:
+        """The trial as JSON."""
+        return {
+            "trial": self.number,
+            "state": self.state,
+            "parameters": dict(self.values),
+            "value": self.value,
+            "reason": self.reason,
+            "runs": [{"run": row.run, "state": row.state} for row in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep at one moment."""
+
+    record: SweepRecord
+    trials: Sequence[TrialSummary]
+    controlled: bool
+    """Whether a process controls it."""
+    total: int
+    """Trials in all, once it has ended."""
+    cost: Money | None
+    """Of all runs so far; None where nothing is billed or known."""
+
+    @property
+    def state(self) -> str:
+        """``running``, ``stopping``, ``stopped``, ``finished`` or ``interrupted``."""
+        going = any(trial.state == "running" for trial in self.trials)
+        if self.controlled:
+            return "stopping" if self.record.stopping else "running"
+        if not going and len(self.trials) >= self.total:
+            return "finished"
+        return "stopped" if self.record.stopping else "interrupted"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many trials are in each state."""
+        return dict(Counter(trial.state for trial in self.trials))
+
+    @property
+    def best(self) -> TrialSummary | None:
+        """The trial with the best value; None where none has succeeded."""
+        done = [trial for trial in self.trials if trial.state == "succeeded"]
+        sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
+        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+    def data(self) -> dict[str, Any]:
+        """The sweep as JSON."""
+        sweep, best = self.record.sweep, self.best
+        cost = self.cost and {
+            "amount": float(cents(self.cost.amount)),
+            "currency": self.cost.currency,
+        }
+        return {
+            "sweep": self.record.id,
+            "state": self.state,
+            "backend": self.record.backend,
+            "metric": sweep.objective.metric,
+            "direction": sweep.objective.direction,
+            "total": self.total,
+            "counts": self.counts,
+            "best": best and best.data(),
+            "cost": cost,
+            "max_cost": sweep.max_cost,
+            "folder": str(self.record.folder),
+            "trials": [trial.data() for trial in self.trials],
+        }
+
+
+def of(record: SweepRecord) -> SweepSummary:
+    """A sweep as it stands; the runs of unfinished trials are asked for."""
+    study = journal.read(record)
+    known = study.get_trials(deepcopy=False) if study else []
+    ids = {trial.number: list(trials.runs(record, trial)) for trial in known}
+    rows = trials.rows([run for several in ids.values() for run in several])
+    _refresh(rows, [run for one in known if not one.state.is_finished() for run in ids[one.number]])
+    found = [
+        _trial(record, one, [rows[run] for run in ids[one.number] if run in rows]) for one in known
+    ]
+    return SweepSummary(
+        record,
+        found,
+        record.is_controlled(),
+        space.trials(record.sweep),
+        spending.total(rows.values()),
+    )
+
+
+def _refresh(rows: dict[str, Run], ids: Sequence[str]) -> None:
+    """Ask for the state of some of the runs."""
+    rows |= {row.run: row for row in lifecycle.refresh([rows[run] for run in ids if run in rows])}
+
+
+def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> TrialSummary:
+    values = samplers.values(record.sweep, trial.params)
+    value = trial.value if trial.state is TrialState.COMPLETE else None
+    reason = str(trial.user_attrs.get(trials.REASON, ""))
+    if trial.state is TrialState.PRUNED:
+        reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
+        value = trial.intermediate_values.get(trial.last_step or 0)
+    return TrialSummary(trial.number, _STATES[trial.state], values, value, reason, rows)

@@ -1,0 +1,167 @@
+"""A trial that is not finished: its runs, and what they have reported. Imports Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from deploykit import registry
+from deploykit.metrics.points import Point
+from deploykit.model import State
+from deploykit.registry import Run
+from deploykit.run_metrics import RunMetrics
+from deploykit.sweep import outcomes, samplers, space
+from deploykit.sweep.folder import SweepRecord, run_id
+from deploykit.sweep.outcomes import Outcome
+from deploykit.sweep.space import Values
+
+ATTEMPT, STOPPED, PRUNED, REASON, RESULTS = "attempt", "stopped", "pruned", "reason", "values"
+"""Attributes of a trial in the journal; the first two with the number of the repeat behind."""
+
+
+@dataclass
+class Live:
+    """A trial that is not finished. All of it is in the journal and the registry."""
+
+    record: SweepRecord
+    trial: Trial
+    values: Values
+    results: dict[int, Outcome] = field(default_factory=dict)
+    """Of its runs that have ended, by the number of the repeat."""
+    reader: RunMetrics | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the trial, from 0."""
+        return self.trial.number
+
+    @property
+    def repeats(self) -> range:
+        """The numbers of its runs."""
+        return range(self.record.sweep.repeat)
+
+    @property
+    def open(self) -> list[int]:
+        """The repeats that have no result yet."""
+        return [repeat for repeat in self.repeats if repeat not in self.results]
+
+    def attempt(self, repeat: int) -> int:
+        """The number of the current attempt."""
+        return int(self.trial.user_attrs.get(f"{ATTEMPT} {repeat}", 0))
+
+    def run(self, repeat: int, attempt: int | None = None) -> str:
+        """The run id of a repeat, of its current attempt unless another is given."""
+        chosen = self.attempt(repeat) if attempt is None else attempt
+        seed = repeat if self.record.sweep.repeat > 1 else None
+        return run_id(self.record.id, self.number, seed, chosen)
+
+    def passed(self, repeat: int) -> space.Passed:
+        """What a repeat adds to the job."""
+        sweep = self.record.sweep
+        found = space.passed(sweep.parameters, self.values)
+        if sweep.repeat > 1:
+            space.add(found, sweep.repeat_as, str(repeat))
+        return found
+
+    def again(self, repeat: int) -> None:
+        """Begin another attempt of a repeat, whose last one has ended."""
+        self.trial.set_user_attr(f"{ATTEMPT} {repeat}", self.attempt(repeat) + 1)
+        self.reader = None
+
+    def mark_stopped(self, repeat: int) -> None:
+        """Note that the sweep, and no one else, cancels the current attempt."""
+        self.trial.set_user_attr(f"{STOPPED} {repeat}", self.attempt(repeat))
+
+    def is_stopped(self, repeat: int) -> bool:
+        """Whether the current attempt was cancelled by `sweep stop`."""
+        return self.trial.user_attrs.get(f"{STOPPED} {repeat}") == self.attempt(repeat)
+
+    @property
+    def pruned(self) -> bool:
+        """Whether it was stopped early."""
+        return PRUNED in self.trial.user_attrs
+
+    def should_stop_early(self, row: Run) -> bool:
+        """Report what its run has reported since the last time; whether the pruner ends it.
+
+        Each value is reported by itself, since a pruner looks at the last one only. A run that has
+        ended is reported to its end, for the trials that are compared with it.
+        """
+        over = State(row.state).final
+        for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
+            last = self._last_step()
+            step = last + 1 if point.step is None else point.step
+            if step > last:
+                self.trial.report(point.value, step)
+                if self.trial.should_prune() and not over:
+                    self.trial.set_user_attr(PRUNED, step)
+                    return True
+        return False
+
+    def _new_points(self, row: Run) -> list[Point]:
+        if self.reader is None:
+            self.reader = RunMetrics(row)
+        self.reader.row = row
+        return self.reader.refresh()[1]
+
+    def _last_step(self) -> int:
+        """The last step that was reported, by this controller or an earlier one; -1: none."""
+        last = self.trial.storage.get_trial(self.trial._trial_id).last_step  # noqa: SLF001
+        return -1 if last is None else last
+
+    def tell(self, study: Study) -> str:
+        """Record its end in the journal; returns that in words."""
+        failures = [one.reason for one in self.results.values() if one.value is None]
+        if self.pruned:
+            study.tell(self.number, state=TrialState.PRUNED)
+            return f"stopped early at step {self.trial.user_attrs[PRUNED]}"
+        if failures:
+            self.trial.set_user_attr(REASON, failures[0])
+            study.tell(self.number, state=TrialState.FAIL)
+            return f"failed: {failures[0]}"
+        results = [self.results[repeat].value or 0.0 for repeat in self.repeats]
+        if len(results) > 1:
+            self.trial.set_user_attr(RESULTS, results)
+        study.tell(self.number, fmean(results))
+        return f"{self.record.sweep.objective.metric} {fmean(results):.6g}"
+
+
+def begin(record: SweepRecord, study: Study, number: int) -> Live:
+    """A new trial, with the values that the sampler chooses."""
+    study.sampler = samplers.sampler(record.sweep, number)
+    trial = study.ask()
+    return Live(record, trial, samplers.suggest(record.sweep, trial))
+
+
+def resume(record: SweepRecord, study: Study, frozen: FrozenTrial) -> Live:
+    """A trial that an earlier controller began, perhaps without choosing all of its values."""
+    study.sampler = samplers.sampler(record.sweep, frozen.number)
+    trial = Trial(study, frozen._trial_id)  # noqa: SLF001 - no other way to go on with a trial
+    return Live(record, trial, samplers.suggest(record.sweep, trial))
+
+
+def unfinished(record: SweepRecord, study: Study) -> list[Live]:
+    """The trials that are not finished, by number."""
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [resume(record, study, frozen) for frozen in running]
+
+
+def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
+    """The run ids of all attempts of a trial."""
+    sweep = record.sweep
+    for repeat in range(sweep.repeat):
+        seed = repeat if sweep.repeat > 1 else None
+        for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
+            yield run_id(record.id, frozen.number, seed, attempt)
+
+
+def rows(ids: list[str]) -> dict[str, Run]:
+    """The rows of these runs, by their ids, however many they are."""
+    found: dict[str, Run] = {}
+    for start in range(0, len(ids), 500):
+        found |= registry.lookup(*ids[start : start + 500])
+    return found

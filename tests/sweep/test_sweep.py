@@ -1,0 +1,317 @@
+"""Sweeps from start to best, with real processes: samplers, failures, stop and resume, cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli, paths
+from tests.sweep import plain
+
+SAMPLERS = {
+    "grid": "{lr: {choice: [0.01, 0.03, 0.05]}}",
+    "random": "{lr: {range: [0.01, 0.05]}}",
+    "sobol": "{lr: {range: [0.01, 0.05]}, n: {range: [1, 8], int: true, log: true}}",
+    "tpe": "{lr: {range: [0.01, 0.05], log: true}, n: {choice: [a, b]}}",
+    "cma-es": "{lr: {range: [0.01, 0.05]}, n: {range: [1, 9], int: true}}",
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_finds_a_best_trial(write, sweep, sampler):
+    write(sampler=sampler, trials=5, parallel=3, parameters=SAMPLERS[sampler])
+    found = sweep("start", "--json")
+    trials = 3 if sampler == "grid" else 5
+    assert (found["state"], found["counts"]) == ("finished", {"succeeded": trials})
+    assert found["best"]["value"] == min(one["value"] for one in found["trials"])
+    for one in found["trials"]:
+        lr = float(one["parameters"]["lr"])
+        assert one["value"] == pytest.approx((lr - 0.03) ** 2 + 1 / 3, abs=1e-8)
+        passed = eval((paths.run_folder(one["runs"][0]["run"]) / "args").read_text())
+        assert passed == [
+            word for name, text in one["parameters"].items() for word in (f"--{name}", text)
+        ]
+    assert len({json.dumps(one["parameters"]) for one in found["trials"]}) == trials
+    assert set(plain.started(paths.state()).values()) == {1}
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "sobol"])
+def test_the_same_seed_chooses_the_same_values(write, sweep, sampler):
+    write(sampler=sampler, parallel=3, parameters=SAMPLERS[sampler])
+    first, second = sweep("start", "--json"), sweep("start", "--json")
+    assert first["sweep"] != second["sweep"]
+    chosen = [[one["parameters"] for one in found["trials"]] for found in (first, second)]
+    assert chosen[0] == chosen[1]
+
+
+def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
+    grid = ["--grid", "lr=0.01,0.030,0.05", "--metric", "loss", "--sweep", "g", "--parallel", "3"]
+    shown = sweep("start", *grid)
+    assert "g: finished\n  trials  3 of 3: 3 succeeded\n  best    trial 1: loss" in shown
+    assert sweep("best", "g", "--write", "best.yaml").startswith("g: trial 1: loss 0.333333")
+    text = Path("best.yaml").read_text()
+    assert "args: [--lr, 0.030]" in text
+    assert cli.main(["submit", "best.yaml", "--run", "again", "--wait"]) == 0
+    assert eval((paths.run_folder("again") / "args").read_text()) == ["--lr", "0.030"]
+    assert sweep("list") == "g\tfinished\t3/3\tplain\n"
+    assert len(sweep("status").splitlines()) == 3 + 3
+    assert sweep("best", "--json")["parameters"] == {"lr": "0.030"}
+    assert "already exists" in run_error(capsys, "best", "g", "--write", "best.yaml")
+
+
+def test_a_variable_and_the_greatest_value(write, sweep):
+    write(
+        parameters='{lr: {choice: [1, 2]}, e: {choice: [x], as: "env:FROM_ENV"}}',
+        objective="{metric: top, direction: maximize, value: best}",
+        sampler="grid",
+    )
+    best = sweep("start", "--json")["best"]
+    assert (best["parameters"], best["value"]) == ({"lr": "2", "e": "x"}, 6)
+    sweep("best", "--write", "best.yaml")
+    assert "env:\n  FROM_ENV: x\n" in Path("best.yaml").read_text()
+
+
+def test_failed_trials_do_not_end_the_sweep(write, sweep):
+    write(sampler="grid", parameters="{do: {choice: ['raise ValueError', 'pass', 'print(1)']}}")
+    found = sweep("start", "--json")
+    assert found["counts"] == {"failed": 1, "succeeded": 2}
+    assert found["trials"][0]["reason"].startswith("user_code_error: exit code 1")
+    assert plain.started(paths.state())[f"{found['sweep']}-0"] == 1
+
+
+def test_without_any_success_the_code_says_so(write, sweep):
+    write(objective="{metric: acuracy}", trials=1)
+    found = sweep("start", "--json", code=1)
+    assert found["best"] is None
+    assert "no metric 'acuracy' was found; it has loss, top" in found["trials"][0]["reason"]
+    assert "no trial" in run_error_of(sweep, "best")
+
+
+def run_error_of(sweep, *words):
+    sweep(*words, code=66)
+    return sweep.notes
+
+
+def run_error(capsys, *words):
+    assert cli.main(["sweep", *words]) != 0
+    return capsys.readouterr().err
+
+
+LOST = (
+    "import os; print('slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 "
+    "DUE TO PREEMPTION ***'); os._exit(1)"
+)
+MEMORY = "print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'); 1/0"
+
+
+def test_what_the_machines_broke_is_tried_again_and_what_the_script_broke_is_not(write, sweep):
+    once = f"if not os.path.exists('../../seen'): open('../../seen', 'w'); {LOST}"
+    choices = json.dumps([once, LOST, MEMORY])
+    write(sampler="grid", parameters=f"{{do: {{choice: {choices}}}}}", retries=1)
+    found = sweep("start", "--json")
+    assert [one["state"] for one in found["trials"]] == ["succeeded", "failed", "failed"]
+    assert [len(one["runs"]) for one in found["trials"]] == [2, 2, 1]
+    assert found["trials"][1]["reason"].startswith("slurm_preempted")
+    assert found["trials"][2]["reason"].startswith("cuda_oom")
+    name = found["sweep"]
+    assert set(plain.started(paths.state())) == {
+        f"{name}-{run}" for run in ("0", "0-r1", "1", "1-r1", "2")
+    }
+
+
+def test_repeats_have_seeds_and_a_mean(write, sweep):
+    write(trials=2, repeat=3, parallel=4, repeat_as="--lr {value}", parameters="{n: {choice: [1]}}")
+    found = sweep("start", "--json")
+    mean = sum((seed - 0.03) ** 2 for seed in range(3)) / 3 + 1 / 3
+    assert [one["value"] for one in found["trials"]] == pytest.approx([mean, mean])
+    runs = [f"{found['sweep']}-1-s{seed}" for seed in range(3)]
+    assert [one["run"] for one in found["trials"][1]["runs"]] == runs
+    assert eval((paths.run_folder(runs[2]) / "args").read_text()) == ["--n", "1", "--lr", "2"]
+
+
+def wait_for(condition):
+    """Until something is true; the test's own time limit ends it."""
+    while not condition():
+        time.sleep(0.05)
+
+
+def deploykit(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "deploykit", "sweep", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+SLEEP = "{do: {choice: ['while not os.path.exists(\"../../go\"): time.sleep(0.05)', 'pass']}}"
+
+
+def test_stop_cancels_and_resume_goes_on(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        assert sweep("status", "s", "--json")["state"] == "running"
+        assert "another process controls" in run_resumed(sweep)
+        assert sweep("stop", "s", "--json")["state"] == "stopped"
+        assert controller.wait() == 0
+    assert not (paths.run_folder("s-0") / "code").exists()
+    (paths.state() / "runs/go").touch()
+    found = sweep("resume", "s", "--json")
+    assert (found["state"], found["counts"]) == ("finished", {"succeeded": 2})
+    assert plain.started(paths.state()) == {"s-0": 1, "s-0-r1": 1, "s-1": 1}
+    plan = (paths.run_folder("s-0-r1") / "job.json").read_text()
+    assert json.loads(plan)["checkpoints"] == str(paths.run_folder("s-0") / "checkpoints")
+
+
+def run_resumed(sweep):
+    sweep("resume", "s", code=75)
+    return sweep.notes
+
+
+def test_in_the_background(write, sweep, toy):
+    write(trials=2)
+    started = sweep("start", "--sweep", "b", "--detach", "--json")
+    assert started["sweep"] == "b"
+    wait_for(lambda: sweep("status", "b", "--json")["state"] == "finished")
+    assert "trial 1: loss" in Path(started["log"]).read_text()
+
+
+def test_a_source_that_changes_changes_no_trial(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        controller.kill()
+    (toy / "train.py").write_text("raise SystemExit('changed')")
+    (toy / "job.yaml").unlink()
+    (paths.state() / "runs/go").touch()
+    assert sweep("resume", "s", "--json")["counts"] == {"succeeded": 2}
+
+
+def test_jobs_that_are_refused_wait_for_those_that_run(write, sweep, toy):
+    refuse = toy / "full"
+    refuse.touch()
+    job = {"name": "toy", "entrypoint": {"script": "train.py"}, "plain": {"refuse": str(refuse)}}
+    (toy / "job.yaml").write_text(json.dumps(job))
+    write()
+    (toy / "full").touch()
+    sweep("start", "--sweep", "s", code=76)
+    assert "the queue is full" in sweep.notes
+    assert "`deploykit sweep resume s` continues the sweep" in sweep.notes
+    refuse.unlink()
+    assert sweep("resume", "--json")["counts"] == {"succeeded": 3}
+    assert set(plain.started(paths.state()).values()) == {1}
+
+
+def priced(toy, billed=1):
+    section = {"price": "3600 USD", "billed": billed}
+    job = {"name": "toy", "entrypoint": {"script": "train.py"}, "plain": section}
+    (toy / "job.yaml").write_text(json.dumps({**job, "resources": {"time_limit": "60s"}}))
+
+
+def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
+    """A run may cost 60 USD and does cost 20: with 130 USD two run, and six are all."""
+    priced(toy, billed=20)
+    write(trials=20, parallel=4, max_cost="130 USD")
+    found = sweep("start", "--json")
+    assert found["cost"] == {"amount": 80.0, "currency": "USD"}
+    assert found["counts"] == {"succeeded": 4}
+    assert (found["state"], found["total"]) == ("interrupted", 20)
+    assert "no trial is started: it could exceed max_cost, 130.00 USD" in sweep.notes
+
+
+@pytest.mark.parametrize(
+    ("cap", "said"),
+    [
+        ("59 USD", "max_cost: 59.00 USD is less than one trial may cost, 60.00 USD"),
+        ("99 EUR", "max_cost: is in EUR, but the prices are in USD"),
+    ],
+)
+def test_a_cap_that_is_too_low_is_refused(write, sweep, toy, cap, said):
+    priced(toy)
+    write(max_cost=cap)
+    sweep("start", code=65)
+    assert said in sweep.notes
+    assert not (paths.state() / "sweeps").exists()
+
+
+def test_a_cap_without_prices_has_no_effect_and_says_so(write, sweep, toy):
+    write(max_cost="1 USD", trials=1)
+    sweep("start")
+    assert "warning: max_cost: has no effect: plain.price is not set" in sweep.notes
+
+
+def test_a_variable_of_the_launcher_is_refused(write, sweep):
+    write(parameters='{lr: {choice: [1], as: "env:RANK"}}', sampler="grid")
+    sweep("start", code=65)
+    assert "env.RANK: is set by the launcher" in sweep.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["strat"], 64, "did you mean 'start'?"),
+        (["start"], 66, "cannot read the job file sweep.yaml"),
+        (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
+        (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
+        (["status", "--grid", "lr=1"], 64, "--grid is for `deploykit sweep start`"),
+        (["start", "--write", "x"], 64, "--write is for `deploykit sweep best`"),
+        (["status"], 66, "there are no sweeps yet"),
+        (["stop", "nope"], 66, "no sweep matches 'nope'"),
+    ],
+)
+def test_wrong_command_lines(toy, sweep, words, code, said):
+    sweep(*words, code=code)
+    assert said in sweep.notes
+
+
+def test_ids(toy, sweep):
+    grid = ["start", "--grid", "lr=1", "--metric", "loss", "--sweep"]
+    sweep(*grid, "a-1")
+    sweep(*grid, "a-1", code=64)
+    assert "the sweep a-1 exists already" in sweep.notes
+    sweep(*grid, "a b", code=64)
+    sweep(*grid, "a-2")
+    sweep("status", "a-", code=66)
+    assert "'a-' matches 2 sweeps" in sweep.notes
+    assert sweep("status", "a-2", "--json")["sweep"] == "a-2"
+
+
+def test_without_optuna_the_hint_says_what_to_install(toy, sweep, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    sweep("list", code=69)
+    assert "pip install 'deploykit[sweep]'" in sweep.notes
+
+
+REPORTS = """
+def report(step): print(f"step {step}/9 loss={(lr - 0.03) ** 2 + 1 / step:.9f}", flush=True)
+for step in range(4, 10): report(step)
+while lr > 0.1: step += 1; report(step); time.sleep(0.02)
+"""
+"""A good trial has 9 steps; a bad one goes on until it is killed."""
+
+
+@pytest.mark.parametrize(
+    ("pruner", "good"), [("asha", 1), ("hyperband", 12), ("median", 5)], ids=str
+)
+def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good):
+    values = [*(0.03 + number / 1000 for number in range(good)), 0.5, 0.6]
+    write(
+        parameters=json.dumps({"lr": {"choice": values}, "do": {"choice": [REPORTS]}}),
+        sampler="grid",
+        trials=good + 2,
+        pruner=pruner,
+        max_steps=9,
+    )
+    found = sweep("start", "--json")
+    bad = found["trials"][good:]
+    assert [one["state"] for one in bad] == ["pruned", "pruned"]
+    assert [one["runs"][0]["state"] for one in bad] == ["cancelled", "cancelled"]
+    assert bad[0]["reason"].startswith("stopped early at step ")
+    assert found["best"]["trial"] == 0
+    assert set(plain.started(paths.state()).values()) == {1}

@@ -1,0 +1,81 @@
+"""SIGKILL of the controller at 20 random points: no trial is lost, and none is started twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit import paths
+from tests.sweep import plain
+
+KILLS = 20
+CALLS = 6000
+"""Of which each controller survives a part: half of them go by until it has taken over."""
+
+pytestmark = pytest.mark.slow
+
+
+def killed_after(calls, *argv):
+    script = Path(__file__).parent / "kill_after.py"
+    full = [sys.executable, str(script), str(calls), "--", "sweep", *argv]
+    done = subprocess.run(full, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr, done.stderr
+    return done.returncode
+
+
+def survives(sweep, runs):
+    """Kill the controller 20 times, then let it end; `runs` are all that must have run, once."""
+    chance, kills, code = random.Random(os.environ.get("CI")), 0, 66
+    while kills < KILLS and code != 0:
+        code = killed_after(chance.randint(1, CALLS), "resume", "s")
+        if code == 66:  # killed before there was a sweep
+            code = killed_after(chance.randint(1, CALLS), "start", "--sweep", "s")
+        kills += code == -signal.SIGKILL
+    found = sweep("resume", "s", "--json")
+    assert found["state"] == "finished"
+    assert found["counts"] == {"succeeded": found["total"]}
+    assert plain.started(paths.state()) == dict.fromkeys(runs, 1)
+    assert kills == KILLS
+    return found
+
+
+def shown(found):
+    """What the journal says, but for the ids of runs."""
+    return [(one["trial"], one["parameters"], one["value"]) for one in found["trials"]]
+
+
+def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
+    write(trials=20, parallel=3)
+    found = survives(sweep, [f"s-{number}" for number in range(20)])
+    assert shown(found) == shown(sweep("start", "--json"))
+
+
+def test_with_repeats_and_a_sampler_that_learns(write, sweep):
+    write(trials=10, parallel=4, sampler="tpe", repeat=2, repeat_as="--n {value}")
+    survives(sweep, [f"s-{number}-s{seed}" for number in range(10) for seed in range(2)])
+
+
+@pytest.mark.torch
+def test_on_this_machine(write, sweep, monkeypatch):
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "local")
+    write(trials=12, parallel=3)
+    found = survives(sweep, [f"s-{number}" for number in range(12)])
+    assert [one["trial"] for one in found["trials"]] == list(range(12))
+
+
+@pytest.mark.slurm
+@pytest.mark.xdist_group("slurm")
+def test_on_slurm(write, sweep, monkeypatch, cluster, toy):
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "slurm")
+    (toy / "job.yaml").write_text(
+        "name: toy\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\n"
+    )
+    write(trials=12, parallel=3)
+    survives(sweep, [f"s-{number}" for number in range(12)])
