@@ -65,6 +65,9 @@ def test_its_whole_life(project, capsys):
         in run(capsys, "prune", "--state", "succeeded", "--dry-run")[1].out
     )
     assert "\none\tsucceeded\t" in run(capsys, "disk")[1].out
+    again = ["rerun", "one", "--run", "two", "--json"]
+    assert run(capsys, *again)[0] == 0
+    assert "state\tsucceeded\tsucceeded\n" in run(capsys, "compare", "one", "two")[1].out
     assert run(capsys, "rm", "one")[0] == 0
 
 
@@ -119,6 +122,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
     tried |= {
         "check",
+        "compare",
         "config",
         "cost",
         "doctor",

@@ -135,6 +135,7 @@ VERBS = {
     "watch": ["watch", "one"],
     "watch-once": ["watch", "--once"],
     "metrics": ["metrics", "one"],
+    "compare": ["compare", "one", HOSTILE],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "disk": ["disk"],
     "prune": ["prune", "--state", "failed", "--dry-run"],
