@@ -15,8 +15,9 @@ from deploykit.cost import spent
 from deploykit.cost.spent import Spent
 from deploykit.decode import from_json
 from deploykit.metrics.points import Point
-from deploykit.metrics.series import Series, is_chosen
-from deploykit.model import State
+from deploykit.metrics.progress import Progress
+from deploykit.metrics.series import Series, is_chosen, without_repeats
+from deploykit.model import LogLine, State
 from deploykit.registry import Run, now
 from deploykit.run_metrics import RunMetrics
 
@@ -35,6 +36,9 @@ _MORE |= {"r2", "psnr", "ssim", "reward", "iou", "dice"}
 _RATE = re.compile(
     r"(?:.*[\W_])?(?:per_|/)s(?:ec|econd)?(?:[\W_].*)?|.*\w/s(?:/.*)?|mfu", re.DOTALL
 )
+_REMARK = re.compile(r"step \d{1,15}: rank \d{1,9} is slow: ")
+"""What the reference trainer logs (entrypoints/trainer/meter.py)."""
+_MOST_LINES = 20_000
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 
@@ -80,6 +84,9 @@ class RunFacts:
     metrics: dict[str, Metric]
     points: list[Point] = field(repr=False)
     """Every step once."""
+    remarks: list[LogLine] = field(repr=False)
+    """Lines of the launchers, and those of the trainer about slow ranks."""
+    progress: Progress
     problems: list[str]
     """What could not be read."""
 
@@ -88,17 +95,20 @@ def of(row: Run, names: Sequence[str] = ()) -> RunFacts:
     """The facts of a run; `names` are patterns of the metrics that are wanted."""
     folder = Path(row.folder)
     read = RunMetrics(row)
-    points = read.whole(names)
+    lines, points = read.refresh()
+    points = [one for one in [*points, *read.final()] if is_chosen(one.name, names)]
     series = [one for one in read.collection.series.values() if is_chosen(one.name, names)]
     return RunFacts(
         row,
-        dict(_settings(_json(folder, backend.JOB))),
+        dict(_settings(job_data(folder))),
         _source(row, folder),
         row.seconds(now()),
         _spent(row),
         exit_records.attempt(folder) or 0,
         _metrics(series),
-        points,
+        without_repeats(points),
+        [line for line in lines if line.rank is None or _REMARK.match(line.text)][:_MOST_LINES],
+        read.progress(),
         list(read.problems),
     )
 
@@ -201,10 +211,10 @@ def _metric(one: Series) -> Metric:
     return Metric(one.name, one.last.value, best, one.source)
 
 
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object in the run folder; empty where there is none."""
+def job_data(folder: Path) -> dict[str, Any]:
+    """The job as it was submitted; empty where it was not kept."""
     try:
-        data = from_json(paths.read_below(folder, name, _LARGEST) or b"{}")
+        data = from_json(paths.read_below(folder, backend.JOB, _LARGEST) or b"{}")
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}

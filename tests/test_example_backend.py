@@ -68,6 +68,7 @@ def test_its_whole_life(project, capsys):
     again = ["rerun", "one", "--run", "two", "--json"]
     assert run(capsys, *again)[0] == 0
     assert "state\tsucceeded\tsucceeded\n" in run(capsys, "compare", "one", "two")[1].out
+    assert run(capsys, "report", "one")[1].out.startswith("report-one.html: ")
     assert run(capsys, "rm", "one")[0] == 0
 
 
@@ -129,6 +130,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "guide",
         "init",
         "attach",
+        "report",
         "rerun",
         "disk",
         "dump",

@@ -136,6 +136,7 @@ VERBS = {
     "watch-once": ["watch", "--once"],
     "metrics": ["metrics", "one"],
     "compare": ["compare", "one", HOSTILE],
+    "report": ["report", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "disk": ["disk"],
     "prune": ["prune", "--state", "failed", "--dry-run"],
