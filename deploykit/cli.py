@@ -38,6 +38,8 @@ VERBS = {
     "wait": "wait for a run, and exit with its exit code",
     "watch": "watch runs: state, step, time left, loss, the first error",
     "metrics": "print the metrics of a run, from its files and its log",
+    "compare": "compare runs: what differs in source, job and arguments, and their metrics",
+    "report": "write a report of runs: one HTML file",
     "diagnose": "find why a run failed, from its logs",
     "dump": "show where each rank of a running run stands: its stack",
     "guide": "print a troubleshooting guide with the values of a run or a job",

@@ -94,6 +94,17 @@ def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
     return [reasons[number] for number in sorted(reasons) if upto is None or number <= upto]
 
 
+def restart_times(folder: Path) -> list[tuple[int, str, datetime]]:
+    """Number, reason and time of each restart of the job, in order."""
+    found = []
+    for path in folder.glob("exit_records/restart-*.json"):
+        match _data(path):
+            case {"restart": int(number), "why": str(why), "time": str(time)}:
+                with contextlib.suppress(ValueError, OverflowError):
+                    found.append((number, why, _aware(datetime.fromisoformat(time))))
+    return sorted(found)
+
+
 def attempt(folder: Path) -> int | None:
     """The number of the latest attempt, from 0; None before the first."""
     number = _data(folder / "exit_records" / "attempt.json").get("attempt")
@@ -150,7 +161,11 @@ def _exit_record(record: dict[str, Any]) -> ExitRecord | None:
             "attempt": int(number),
         } if 0 <= code <= _LAST_CODE:
             with contextlib.suppress(ValueError, OverflowError):
-                moment = datetime.fromisoformat(finished)
-                moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-                return ExitRecord(code, reason, rank, moment.astimezone(UTC), number)
+                moment = _aware(datetime.fromisoformat(finished))
+                return ExitRecord(code, reason, rank, moment, number)
     return None
+
+
+def _aware(moment: datetime) -> datetime:
+    """A time in UTC, which one without a zone already is."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)

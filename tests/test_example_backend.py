@@ -70,6 +70,10 @@ def test_its_whole_life(project, capsys):
         in run(capsys, "prune", "--state", "succeeded", "--dry-run")[1].out
     )
     assert "\none\tsucceeded\t" in run(capsys, "disk")[1].out
+    again = ["rerun", "one", "--run", "two", "--json"]
+    assert run(capsys, *again)[0] == 0
+    assert "state\tsucceeded\tsucceeded\n" in run(capsys, "compare", "one", "two")[1].out
+    assert run(capsys, "report", "one")[1].out.startswith("report-one.html: ")
     assert run(capsys, "rm", "one")[0] == 0
 
 
@@ -124,12 +128,14 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
     tried = {"submit", "status", "list", "logs", "wait", "diagnose", "cancel", "backends"}
     tried |= {
         "check",
+        "compare",
         "config",
         "cost",
         "doctor",
         "guide",
         "init",
         "attach",
+        "report",
         "rerun",
         "disk",
         "dump",

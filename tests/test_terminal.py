@@ -135,6 +135,8 @@ VERBS = {
     "watch": ["watch", "one"],
     "watch-once": ["watch", "--once"],
     "metrics": ["metrics", "one"],
+    "compare": ["compare", "one", HOSTILE],
+    "report": ["report", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "disk": ["disk"],
     "prune": ["prune", "--state", "failed", "--dry-run"],
