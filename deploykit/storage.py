@@ -301,8 +301,9 @@ def _next_to_reduce() -> list[Run]:
     newest = "ORDER BY created DESC, run DESC LIMIT"
     kept = f"SELECT run FROM runs {newest} {_WHOLE}"  # noqa: S608 - ours, as below
     chosen = f"WHERE {layout.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_MOST_AT_ONCE}"
+    query = f"SELECT run FROM runs {chosen}"  # noqa: S608 - ours
     with registry.writing() as database:
-        ids = [row["run"] for row in database.execute(f"SELECT run FROM runs {chosen}")]  # noqa: S608
+        ids = [row["run"] for row in database.execute(query)]
         marks = ((run,) for run in ids)
         database.executemany("UPDATE runs SET reduced = 1 WHERE run = ?", marks)
     rows = registry.lookup(*ids)

@@ -151,5 +151,6 @@ def test_the_billed_seconds_are_part_of_the_status(monkeypatch):
     monkeypatch.setattr(sagemaker.monitor.aws, "client", lambda *_: None)
     monkeypatch.setattr(sagemaker.monitor, "_describe", lambda *_: answer)
     assert sagemaker.status([handle])[handle].billed == 37
-    answer["BillableTimeInSeconds"] = "37"
-    assert sagemaker.status([handle])[handle].billed is None
+    for unusable in ("37", -1, 10**400):
+        answer["BillableTimeInSeconds"] = unusable
+        assert sagemaker.status([handle])[handle].billed is None

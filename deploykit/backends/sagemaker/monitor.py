@@ -30,6 +30,8 @@ _OUTAGE_LIMIT = 900.0
 _LARGEST_EXIT_CODE = 255
 _OrderedLine = tuple[tuple[int, int], LogLine]
 """A line, and its key for sorting: milliseconds, then number within its stream."""
+_LONGEST = 10**9
+"""Seconds that a job can be billed for: thirty years."""
 _NODE = re.compile(r".*/algo-(\d{1,9})-.*")
 _EXIT_CODE = re.compile(r"[Ee]xit ?[Cc]ode:? ?\"?(\d{1,3})\b")
 _STATES = {
@@ -266,7 +268,7 @@ def _billing(job: Any) -> str:
 def _billed(job: Any) -> float | None:
     """The billed seconds of one instance; for spot instances, those that on-demand would cost."""
     billed = job.get("BillableTimeInSeconds")
-    return float(billed) if isinstance(billed, int) and billed >= 0 else None
+    return float(billed) if isinstance(billed, int) and 0 <= billed <= _LONGEST else None
 
 
 def _exit_code(state: State, reason: str) -> int | None:

@@ -104,13 +104,9 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     AWS's launcher overwrites some network variables, so ``DEPLOYKIT_ENV`` carries a second copy of
     them that the node plane restores last. ``DEPLOYKIT_BUNDLE`` is the hash of the planned source.
     """
+    data = {name: f"{_DATA}/{name}" for name in channel_names(job, options)}
     variables = backend.environment(
-        job,
-        backend="sagemaker",
-        run=run,
-        output=OUTPUT,
-        checkpoints=CHECKPOINTS,
-        data={name: f"{_DATA}/{name}" for name in channel_names(job, options)},
+        job, backend="sagemaker", run=run, output=OUTPUT, checkpoints=CHECKPOINTS, data=data
     )
     variables["DEPLOYKIT_BUNDLE"] = bundle
     if job.stop_at_cap:
