@@ -118,7 +118,7 @@ def job_file() -> str:
 
 
 def sweep_file() -> str:
-    return page("The sweep file", words.SWEEP_FILE, *sections(Sweep, ""))
+    return page("The sweep file", words.SWEEP_FILE, "## Keys", *sections(Sweep, ""))
 
 
 def sections(cls: Any, path: str) -> Iterator[str]:
