@@ -29,6 +29,7 @@ from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Sta
 from deploykit.names import MONEY
 
 if TYPE_CHECKING:
+    from deploykit.capabilities import Start
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
@@ -281,6 +282,13 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     from deploykit.cost.estimate import for_machine
 
     return for_machine("this machine", options.price, "local.price", job.resources.time_limit)
+
+
+def when(plan: Plan) -> Iterator[Start]:
+    """At once: nothing queues on this machine; see `deploykit.capabilities.When`."""
+    from deploykit.capabilities import Start
+
+    yield Start("this machine", plan.options, datetime.now(UTC))
 
 
 def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract

@@ -12,9 +12,10 @@ from deploykit.backends.sagemaker.options import Options, environment_region, re
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.errors import DeploykitError, NotFound, UsageError
-from deploykit.model import Handle, JobSpec
+from deploykit.model import Handle, JobSpec, Plan
 
 if TYPE_CHECKING:
+    from deploykit.capabilities import Start
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
@@ -92,6 +93,13 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     return job_cost.estimate(job, options)
 
 
+def when(plan: Plan) -> Iterator[Start]:
+    """What the quota allows: see `quota.starts`."""
+    from deploykit.backends.sagemaker import quota
+
+    yield from quota.starts(plan)
+
+
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
     """Ask AWS's price list for the prices of the region; see `deploykit.capabilities.Prices`."""
     from deploykit.backends.sagemaker import price_list
@@ -121,4 +129,5 @@ __all__ = [
     "remains",
     "status",
     "submit",
+    "when",
 ]
