@@ -58,7 +58,7 @@ class Controller:
         self._recover()
         pause, longest = _POLL
         while self.step():
-            pause = _POLL[0] if self._changed else min(pause * 1.3, longest)
+            pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
             time.sleep(pause)
 
     def _recover(self) -> None:

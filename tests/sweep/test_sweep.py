@@ -129,6 +129,11 @@ def test_repeats_have_seeds_and_a_mean(write, sweep):
     found = sweep("start", "--json")
     mean = sum((seed - 0.03) ** 2 for seed in range(3)) / 3 + 1 / 3
     assert [one["value"] for one in found["trials"]] == pytest.approx([mean, mean])
+    spread = found["best"]["spread"]
+    assert spread["values"] == pytest.approx([(seed - 0.03) ** 2 + 1 / 3 for seed in range(3)])
+    assert spread["mean"] == pytest.approx(mean)
+    assert found["not_clearly_worse"] == [1]
+    assert "not clearly worse, since the intervals overlap: 1" in sweep("best")
     runs = [f"{found['sweep']}-1-s{seed}" for seed in range(3)]
     assert [one["run"] for one in found["trials"][1]["runs"]] == runs
     assert eval((paths.run_folder(runs[2]) / "args").read_text()) == ["--n", "1", "--lr", "2"]
