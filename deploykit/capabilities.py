@@ -209,6 +209,17 @@ class DumpByHand(Protocol):
         """Why no stacks can be taken from here, and what a person can do instead. Offline."""
 
 
+@runtime_checkable
+class Slots(Protocol):
+    """A backend on which jobs that run at the same time must be told apart."""
+
+    def slots(self, job: JobSpec, options: Any) -> Sequence[Mapping[str, str]]:
+        """Variables for each of the jobs that can run at once; none where there is no limit.
+
+        Asks nothing but this machine.
+        """
+
+
 REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, When, Dump)
 """Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
