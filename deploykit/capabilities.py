@@ -6,12 +6,13 @@ A command asks for a capability with `require`, or uses it where a backend has i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from deploykit import backend
 from deploykit.errors import UsageError
-from deploykit.model import Handle, JobSpec, Problem
+from deploykit.model import Handle, JobSpec, Plan, Problem
 
 if TYPE_CHECKING:
     from deploykit.cost.estimate import Estimate
@@ -30,6 +31,33 @@ class Profile(NamedTuple):
     """The same as plain data."""
     summary: tuple[str, ...]
     """The same as lines for a person."""
+
+
+class Start(NamedTuple):
+    """Where a job could run, and when it would start there."""
+
+    where: str
+    """``partition gpu``, ``ml.g5.xlarge in us-east-1``, ``this machine``."""
+    options: Any
+    """The backend's section with which it runs there."""
+    at: datetime | None
+    """When the target expects it to start; None where it does not tell."""
+    reason: str = ""
+    """Why it cannot start there, or what else is known."""
+    possible: bool = True
+    settings: Mapping[str, str] = {}
+    """Keys of the job file that choose it, such as ``slurm.partition``; none where it is chosen."""
+
+
+@runtime_checkable
+class When(Protocol):
+    """A backend that can say when a job would start, and where else it could."""
+
+    def when(self, plan: Plan) -> Iterator[Start]:
+        """Where the job could run. Asks the target, and submits nothing.
+
+        Raises BackendUnavailable, NotPermitted or TryAgain.
+        """
 
 
 @runtime_checkable
@@ -184,7 +212,18 @@ class DumpByHand(Protocol):
         """Why no stacks can be taken from here, and what a person can do instead. Offline."""
 
 
-REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, Dump)
+@runtime_checkable
+class Slots(Protocol):
+    """A backend on which jobs that run at the same time must be told apart."""
+
+    def slots(self, job: JobSpec, options: Any) -> Sequence[Mapping[str, str]]:
+        """Variables for each of the jobs that can run at once; none where there is no limit.
+
+        Asks nothing but this machine.
+        """
+
+
+REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, When, Dump)
 """Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
 

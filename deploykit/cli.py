@@ -26,6 +26,7 @@ VERBS = {
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
     "cost": "show what a job may cost: low, likely and worst",
+    "when": "show when a job would start, and where it starts first",
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",

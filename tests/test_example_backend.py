@@ -99,6 +99,7 @@ LACKING = {
     "probe": (["backends", "print", "--probe"], "slurm"),
     "tasks": (["logs", "one", "--task", "0"], "slurm"),
     "cost": (["cost", "--backend", "print"], "local, slurm, sagemaker"),
+    "when": (["when", "--backend", "print"], "local, slurm, sagemaker"),
 }
 
 
@@ -144,6 +145,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "sweep",
         "metrics",
         "watch",
+        "when",
     }
     assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
 

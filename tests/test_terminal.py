@@ -165,6 +165,7 @@ VERBS = {
     "advise": ["advise", "--gpu", HOSTILE, "--batch-size", "1", "--sequence", "8"],
     "infra": ["infra", "check", HOSTILE],
     "init": ["init", f"{HOSTILE}/{FORGED}"],
+    "when": ["when", "--backend", "local", "--set", f"local.python={HOSTILE}"],
     "cost": ["cost", "--backend", "local", "--set", f"local.price={HOSTILE}"],
     "cost-cap": ["cost", "--backend", "local", "--max-cost", HOSTILE],
     "config": ["config", f"{HOSTILE}.yaml".replace("/", "_")],

@@ -29,6 +29,7 @@ from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Sta
 from deploykit.names import MONEY
 
 if TYPE_CHECKING:
+    from deploykit.capabilities import Start
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
@@ -281,6 +282,23 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     from deploykit.cost.estimate import for_machine
 
     return for_machine("this machine", options.price, "local.price", job.resources.time_limit)
+
+
+def when(plan: Plan) -> Iterator[Start]:
+    """At once: nothing queues on this machine; see `deploykit.capabilities.When`."""
+    from deploykit.capabilities import Start
+
+    yield Start("this machine", plan.options, datetime.now(UTC))
+
+
+def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
+    """The GPUs of each job that can run at once; see `deploykit.capabilities.Slots`."""
+    each = job.resources.nodes * job.resources.gpus_per_node
+    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    count = (machine.gpus(visible) or 0) if each else 0
+    names = visible.split(",") if visible else list(map(str, range(count)))
+    starts = range(0, count - each + 1, each) if count else ()
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + each])} for start in starts]
 
 
 def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract

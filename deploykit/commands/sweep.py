@@ -29,7 +29,7 @@ from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
 
 if TYPE_CHECKING:
-    from deploykit.sweep.summary import SweepSummary
+    from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 SHARED = ("backend",)
 _ACTIONS = ("start", "status", "list", "stop", "resume", "best")
@@ -220,6 +220,17 @@ def _show(found: SweepSummary) -> None:
         output.say(
             f"  best    trial {best.number}: {objective.metric} {best.value:.6g} ({settings})"
         )
+        _show_spread(found, best)
+
+
+def _show_spread(found: SweepSummary, best: TrialSummary) -> None:
+    """Print how sure the best of repeated trials is."""
+    if best.spread is None:
+        return
+    output.say(f"          {best.spread}")
+    if others := found.not_clearly_worse:
+        numbers = ", ".join(map(str, others))
+        output.say(f"          not clearly worse, since the intervals overlap: {numbers}")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -254,7 +265,8 @@ def _best(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
     record = folder.find(args.name)
-    best = summary.of(record).best
+    found = summary.of(record)
+    best = found.best
     if best is None:
         raise NotFound(
             f"no trial of {record.id} has succeeded",
@@ -269,6 +281,7 @@ def _best(args: argparse.Namespace) -> int:
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
     )
     output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
+    _show_spread(found, best)
     output.say(*(f"  run     {row.run}" for row in best.runs))
     return 0
 

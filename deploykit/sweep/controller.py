@@ -8,14 +8,14 @@ submits it as if for the first time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from deploykit import lifecycle
+from deploykit import backend, capabilities, lifecycle
 from deploykit.errors import DeploykitError, Uncertain
 from deploykit.model import State
 from deploykit.registry import Run
@@ -41,6 +41,8 @@ class Controller:
     """Called with a line for each thing that happens."""
     budget: Budget = field(default_factory=Budget)
     live: list[Live] = field(default_factory=list)
+    slots: Sequence[Mapping[str, str]] = ()
+    """Variables of each slot; none where slots do not differ."""
     _ended: Decimal = Decimal(0)
     """What the runs of finished trials have cost."""
     _number: int = 0
@@ -58,12 +60,13 @@ class Controller:
         self._recover()
         pause, longest = _POLL
         while self.step():
-            pause = _POLL[0] if self._changed else min(pause * 1.3, longest)
+            pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
             time.sleep(pause)
 
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
         self.budget = spending.budget(self.record.sweep, self.base)
+        self.slots = _slots(self.base)
         self._last = space.trials(self.record.sweep)
         known = self.study.get_trials(deepcopy=False)
         self._number = len(known)
@@ -123,6 +126,12 @@ class Controller:
             self._cancel(live, row)
 
     @property
+    def _limit(self) -> int:
+        """How many runs there may be at once."""
+        parallel = self.record.sweep.parallel
+        return min(parallel, len(self.slots)) if self.slots else parallel
+
+    @property
     def _prunes(self) -> bool:
         return self.record.sweep.pruner != "none"
 
@@ -145,7 +154,7 @@ class Controller:
     def _begin(self) -> None:
         """Begin trials while there are slots and money for them."""
         sweep = self.record.sweep
-        while self._number < self._last and self._busy() < sweep.parallel:
+        while self._number < self._last and self._busy() < self._limit:
             if not self.budget.allows(self._committed(), sweep.repeat):
                 self._say_once(f"no trial is started: it could exceed max_cost, {self.budget.cap}")
                 return
@@ -173,28 +182,39 @@ class Controller:
         )
 
     def _submit_all(self, rows: dict[str, Run]) -> None:
-        """Submit each run that was not sent yet. Raises where all are refused."""
-        waiting = 0
-        for live in self.live:
-            for repeat in live.open:
-                row = rows.get(live.run(repeat))
-                if row is None or _was_not_sent(row):
-                    waiting += not self._submit(live, repeat, alone=waiting == self._busy() - 1)
+        """Submit runs that were not sent yet, as far as there are slots.
 
-    def _submit(self, live: Live, repeat: int, *, alone: bool) -> bool:
-        """Submit a run; whether that was possible. Raises where it is not, and no other goes on."""
+        Raises the last error where all are refused, and no other run goes on.
+        """
+        every = [(live, repeat) for live in self.live for repeat in live.open]
+        unsent = [one for one in every if _was_not_sent(rows.get(one[0].run(one[1])))]
+        going = len(every) - len(unsent)
+        errors = [self._submit(*one) for one in unsent[: max(0, self._limit - going)]]
+        if not going and errors and all(errors) and errors[-1] and not errors[-1].transient:
+            raise errors[-1]
+
+    def _submit(self, live: Live, repeat: int) -> DeploykitError | None:
+        """Submit a run; why that was not possible."""
         run, first = live.run(repeat), live.run(repeat, 0)
         try:
-            lifecycle.submit(trial_job.plan(self.base, run, live.passed(repeat), first))
+            lifecycle.submit(trial_job.plan(self.base, run, self._passed(live, repeat), first))
         except Uncertain:
-            return True  # `refresh` finds out whether the job exists
+            return None  # `refresh` finds out whether the job exists
         except DeploykitError as error:
-            if alone and not error.transient:
-                raise
-            self._say_once(f"trial {live.number}: not submitted: {error.message}; trying again")
-            return False
+            self._say_once(f"trial {live.number}: not submitted: {error.message}")
+            return error
         self._changed = True
-        return True
+        return None
+
+    def _passed(self, live: Live, repeat: int) -> space.Passed:
+        """What a run adds to the job, the variables of its slot included."""
+        found = live.passed(repeat)
+        if self.slots:
+            if live.slot(repeat) is None:
+                taken = {one.slot(other) for one in self.live for other in one.open}
+                live.take(repeat, min(set(range(len(self.slots))) - taken))
+            found.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
+        return found
 
     def _stop(self) -> bool:
         """Cancel all runs, and wait for their end; whether any is left."""
@@ -226,5 +246,10 @@ def _is_over(row: Run) -> bool:
     return State(row.state).final and row.id is not None
 
 
-def _was_not_sent(row: Run) -> bool:
-    return row.state == State.UNSENT.value and row.id is None
+def _was_not_sent(row: Run | None) -> bool:
+    return row is None or (row.state == State.UNSENT.value and row.id is None)
+
+
+def _slots(base: Base) -> Sequence[Mapping[str, str]]:
+    engine = backend.find(base.backend)
+    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()

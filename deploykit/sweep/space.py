@@ -65,12 +65,14 @@ def text(value: float | str) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def points(parameters: Mapping[str, Parameter]) -> list[Values]:
+def points(parameters: Mapping[str, Parameter]) -> Sequence[Values]:
     """The points of a grid; the last parameter varies fastest."""
+    if not any(one.if_ for one in parameters.values()):
+        return _Grid({name: grid_values(one) for name, one in parameters.items()})
     found: list[dict[str, str]] = [{}]
     for name, one in parameters.items():
         found = [more for point in found for more in _with(point, name, one)]
-    return list(found)
+    return found
 
 
 def _with(point: dict[str, str], name: str, one: Parameter) -> Iterator[dict[str, str]]:
@@ -107,6 +109,25 @@ def _steps(one: Parameter) -> Sequence[str]:
     low, high, each = Decimal(one.range[0]), Decimal(one.range[1]), Decimal(step)
     count = int(((high - low) / each).to_integral_value(ROUND_FLOOR)) + 1
     return _Steps(low, each, count, whole=one.int)
+
+
+class _Grid(Sequence[Values]):
+    """The points of a grid without conditions, made when they are asked for."""
+
+    def __init__(self, values: Mapping[str, Sequence[str]]) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self._values.values()))
+
+    def __getitem__(self, index: int) -> Values:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        point = {}
+        for name, values in reversed(list(self._values.items())):
+            index, place = divmod(index, len(values))
+            point[name] = values[place]
+        return dict(reversed(list(point.items())))
 
 
 class _Steps(Sequence[str]):

@@ -12,8 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 from deploykit import lifecycle
 from deploykit.cost.money import Money, cents
 from deploykit.registry import Run
-from deploykit.sweep import journal, samplers, space, spending, trials
+from deploykit.sweep import journal, samplers, space, spending, spread, trials
 from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.spread import Spread
 
 _STATES = {
     TrialState.RUNNING: "running",
@@ -37,7 +38,9 @@ class TrialSummary:
     """Of the objective; of a pruned trial the last one that was reported."""
     reason: str
     runs: Sequence[Run]
-    """The current attempts."""
+    """Those of all attempts."""
+    spread: Spread | None = None
+    """Of repeated runs."""
 
     def data(self) -> dict[str, Any]:
         """The trial as JSON."""
@@ -47,6 +50,7 @@ class TrialSummary:
             "parameters": dict(self.values),
             "value": self.value,
             "reason": self.reason,
+            "spread": self.spread and self.spread._asdict(),
             "runs": [{"run": row.run, "state": row.state} for row in self.runs],
         }
 
@@ -86,6 +90,18 @@ class SweepSummary:
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
         return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
+    @property
+    def not_clearly_worse(self) -> list[int]:
+        """The numbers of trials whose repeated runs may differ from the best by chance alone."""
+        best = self.best
+        if best is None or best.spread is None:
+            return []
+        return [
+            one.number
+            for one in self.trials
+            if one is not best and one.spread is not None and one.spread.overlaps(best.spread)
+        ]
+
     def data(self) -> dict[str, Any]:
         """The sweep as JSON."""
         sweep, best = self.record.sweep, self.best
@@ -102,6 +118,7 @@ class SweepSummary:
             "total": self.total,
             "counts": self.counts,
             "best": best and best.data(),
+            "not_clearly_worse": self.not_clearly_worse,
             "cost": cost,
             "max_cost": sweep.max_cost,
             "folder": str(self.record.folder),
@@ -140,4 +157,5 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
     if trial.state is TrialState.PRUNED:
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
-    return TrialSummary(trial.number, _STATES[trial.state], values, value, reason, rows)
+    found = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
+    return TrialSummary(trial.number, _STATES[trial.state], values, value, reason, rows, found)

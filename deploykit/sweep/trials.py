@@ -19,8 +19,9 @@ from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
 
-ATTEMPT, STOPPED, PRUNED, REASON, RESULTS = "attempt", "stopped", "pruned", "reason", "values"
-"""Attributes of a trial in the journal; the first two with the number of the repeat behind."""
+ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
+RESULTS = "values"
+"""Attributes of a trial in the journal; the first three with the number of the repeat behind."""
 
 
 @dataclass
@@ -66,6 +67,15 @@ class Live:
         if sweep.repeat > 1:
             space.add(found, sweep.repeat_as, str(repeat))
         return found
+
+    def slot(self, repeat: int) -> int | None:
+        """The slot of a run; None before it has one. Later attempts keep it."""
+        known = self.trial.user_attrs.get(f"{SLOT} {repeat}")
+        return known if isinstance(known, int) else None
+
+    def take(self, repeat: int, slot: int) -> None:
+        """Give a run its slot, before it is submitted: the slot is part of its plan."""
+        self.trial.set_user_attr(f"{SLOT} {repeat}", slot)
 
     def again(self, repeat: int) -> None:
         """Begin another attempt of a repeat, whose last one has ended."""

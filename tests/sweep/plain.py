@@ -32,6 +32,7 @@ class Options:
 
     price: str | None = None
     billed: int = 1
+    slots: int = 0
     refuse: str | None = None
     """A file: while it exists, jobs are refused."""
 
@@ -110,6 +111,10 @@ def bills(options):
 
 def cost(job, options):
     return for_machine("this machine", options.price, "plain.price", job.resources.time_limit)
+
+
+def slots(job, options):
+    return [{"FROM_ENV": str(slot)} for slot in range(options.slots)]
 
 
 def check_function(options):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, paths
+from deploykit import cli, machine, paths
+from deploykit.backends import local
+from deploykit.model import Entrypoint, JobSpec, Resources
 from tests.sweep import plain
 
 SAMPLERS = {
@@ -129,6 +131,11 @@ def test_repeats_have_seeds_and_a_mean(write, sweep):
     found = sweep("start", "--json")
     mean = sum((seed - 0.03) ** 2 for seed in range(3)) / 3 + 1 / 3
     assert [one["value"] for one in found["trials"]] == pytest.approx([mean, mean])
+    spread = found["best"]["spread"]
+    assert spread["values"] == pytest.approx([(seed - 0.03) ** 2 + 1 / 3 for seed in range(3)])
+    assert spread["mean"] == pytest.approx(mean)
+    assert found["not_clearly_worse"] == [1]
+    assert "not clearly worse, since the intervals overlap: 1" in sweep("best")
     runs = [f"{found['sweep']}-1-s{seed}" for seed in range(3)]
     assert [one["run"] for one in found["trials"][1]["runs"]] == runs
     assert eval((paths.run_folder(runs[2]) / "args").read_text()) == ["--n", "1", "--lr", "2"]
@@ -315,3 +322,46 @@ def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good)
     assert bad[0]["reason"].startswith("stopped early at step ")
     assert found["best"]["trial"] == 0
     assert set(plain.started(paths.state()).values()) == {1}
+
+
+ALONE = """
+with open(f"../../slot-{args['--env']}", "x"): time.sleep(0.1)
+os.remove(f"../../slot-{args['--env']}")
+"""
+"""Fails where another run has the same slot."""
+
+
+def test_runs_at_the_same_time_have_slots_of_their_own(write, sweep, toy):
+    job = {"name": "toy", "entrypoint": {"script": "train.py"}, "plain": {"slots": 2}}
+    (toy / "job.yaml").write_text(json.dumps(job))
+    parameters = json.dumps({"do": {"choice": [ALONE]}})
+    write(parameters=parameters, trials=3, parallel=5, repeat=2, repeat_as="--n {value}")
+    found = sweep("start", "--json")
+    assert found["counts"] == {"succeeded": 3}
+    used = [json.loads(path.read_text())["env"] for path in paths.state().glob("runs/*/job.json")]
+    assert {one["FROM_ENV"] for one in used} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "each", "visible", "slots"),
+    [
+        (4, 1, "", ["0", "1", "2", "3"]),
+        (5, 2, "", ["0,1", "2,3"]),
+        (4, 1, "2,0", ["2", "0"]),
+        (4, 0, "", []),
+        (0, 1, "", []),
+        (1, 2, "", []),
+    ],
+)
+def test_on_this_machine_each_run_has_gpus_of_its_own(
+    tmp_path, monkeypatch, gpus, each, visible, slots
+):
+    (tmp_path / "root/dev").mkdir(parents=True)
+    for number in range(gpus):
+        (tmp_path / f"root/dev/nvidia{number}").touch()
+    monkeypatch.setattr(machine, "_ROOT", tmp_path / "root")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    job = JobSpec("toy", Entrypoint("train.py"), Resources(gpus_per_node=each), env=env)
+    found = local.slots(job, local.Options())
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots

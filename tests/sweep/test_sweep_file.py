@@ -116,7 +116,10 @@ def test_yaml_and_toml_say_the_same(tmp_path):
 
 def test_a_grid_from_the_command_line_keeps_the_texts():
     swept = file.from_grid(["lr=0.10,1e-3", "b=x"], ["objective.metric=loss"]).sweep
-    assert space.points(swept.parameters) == [{"lr": "0.10", "b": "x"}, {"lr": "1e-3", "b": "x"}]
+    assert list(space.points(swept.parameters)) == [
+        {"lr": "0.10", "b": "x"},
+        {"lr": "1e-3", "b": "x"},
+    ]
     for wrong in (["lr"], ["=1"], ["lr=1", "lr=2"]):
         with pytest.raises(UsageError):
             file.from_grid(wrong, ["objective.metric=loss"])

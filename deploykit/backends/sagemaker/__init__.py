@@ -12,9 +12,10 @@ from deploykit.backends.sagemaker.options import Options, bills, environment_reg
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
 from deploykit.errors import DeploykitError, NotFound, UsageError
-from deploykit.model import Handle, JobSpec
+from deploykit.model import Handle, JobSpec, Plan
 
 if TYPE_CHECKING:
+    from deploykit.capabilities import Start
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
@@ -87,6 +88,13 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     return job_cost.estimate(job, options)
 
 
+def when(plan: Plan) -> Iterator[Start]:
+    """What the quota allows: see `quota.starts`."""
+    from deploykit.backends.sagemaker import quota
+
+    yield from quota.starts(plan)
+
+
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
     """Ask AWS's price list for the prices of the region; see `deploykit.capabilities.Prices`."""
     from deploykit.backends.sagemaker import price_list
@@ -125,4 +133,5 @@ __all__ = [
     "remains",
     "status",
     "submit",
+    "when",
 ]

@@ -18,10 +18,10 @@ from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.options import bills as bills
 from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.model import Handle, JobSpec, LogLine, Problem, Status
+from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
-    from deploykit.capabilities import Profile
+    from deploykit.capabilities import Profile, Start
     from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
@@ -99,6 +99,13 @@ def cost(job: JobSpec, options: Options) -> Estimate:
     from deploykit.backends.slurm import job_cost
 
     return job_cost.estimate(job, options)
+
+
+def when(plan: Plan) -> Iterator[Start]:
+    """When the job would start in each partition: see `start_times.of`."""
+    from deploykit.backends.slurm import start_times
+
+    yield from start_times.of(plan)
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:

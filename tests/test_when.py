@@ -1,0 +1,87 @@
+"""`deploykit when` without a queue, and the key that `--pick` writes into a job file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit import cli, jobfile, jobfile_edit
+from deploykit.errors import UsageError
+from tests.aws_server import SECTION
+
+
+def run(capsys, *argv, code=0):
+    assert cli.main(["when", *argv]) == code, capsys.readouterr()
+    return capsys.readouterr()
+
+
+def test_on_this_machine_now(project, capsys):
+    assert run(capsys).out.split("\t")[0::2] == ["this machine", "now", "\n"]
+    (one,) = json.loads(run(capsys, "--json", "--pick").out)["starts"]
+    assert (one["possible"], one["seconds"], one["settings"]) == (True, 0, {})
+
+
+@pytest.mark.aws
+def test_the_quota_is_what_aws_tells(aws, project, capsys):
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    quota = "the quota 'ml.g5.xlarge for training job usage'"
+    pages = [
+        {"Quotas": [{"QuotaName": "another", "Value": 7.0}], "NextToken": "t"},
+        {"Quotas": [{"QuotaName": "ml.g5.xlarge for training job usage", "Value": 2.0}]},
+    ]
+    aws.answers["ListServiceQuotas"] = lambda body: pages["NextToken" in body]
+    argv = ["--backend", "sagemaker"]
+    shown = run(capsys, *argv).out
+    assert shown.startswith("ml.g5.xlarge in us-east-1\t-\t-\t0.16 USD\t")
+    assert f"{quota} is 2; AWS does not tell when instances are free" in shown
+    shown = run(capsys, *argv, "--nodes", "3", code=81).out
+    assert f"{quota} is 2, and the job needs 3" in shown
+    pages[1]["Quotas"] = []
+    assert f"{quota} is not listed" in run(capsys, *argv).out
+
+
+BLOCK = "name: x\nslurm:\n  # ours\n  price: 1 USD/node-hour  # really\nenv: {A: b}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("name: x\n", "name: x\nslurm:\n  partition: gpu\n"),
+        (BLOCK, BLOCK.replace("slurm:\n", "slurm:\n  partition: gpu\n")),
+        (BLOCK.replace("price: 1", "partition: cpu # c\n  price: 1"), None),
+        ("slurm:\n    nodes: 1\n    partition: 'a b'\n", None),
+        ("slurm: {partition: cpu, account: a} # c\n", "slurm: {partition: gpu, account: a} # c\n"),
+        ("slurm: {account: a}\n", "slurm: {partition: gpu, account: a}\n"),
+        ("slurm: {}\n", "slurm: {partition: gpu}\n"),
+        ("slurm:\nname: x\n", "slurm:\n  partition: gpu\nname: x\n"),
+    ],
+)
+def test_one_key_changes_and_nothing_else(tmp_path, text, changed):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    before = jobfile.parse(path)[0]
+    jobfile_edit.set_key(path, "slurm.partition", "gpu")
+    after = jobfile.parse(path)[0]
+    assert after == {**before, "slurm": {**(before.get("slurm") or {}), "partition": "gpu"}}
+    if changed is not None:
+        assert path.read_text() == changed
+    assert path.read_text().count("#") == text.count("#")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.toml", "[slurm]\npartition = 'cpu'\n"),
+        ("job.yaml", "a: &a {partition: cpu}\nslurm: *a\n"),
+        ("job.yaml", "slurm: {\n  partition: |-\n    cpu}\n"),
+    ],
+)
+def test_a_file_that_cannot_be_changed_stays_as_it_is(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises((UsageError, jobfile.JobFileError)) as caught:
+        jobfile_edit.set_key(path, "slurm.partition", "gpu")
+    assert path.read_text() == text
+    assert "slurm.partition" in (caught.value.hint or "slurm.partition")
