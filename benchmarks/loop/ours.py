@@ -25,6 +25,7 @@ def main() -> None:
     trainer = train.Trainer(
         parse(words.split()), process_group.join(), train.collect_stop_signals()
     )
+    clock.moments.clear()  # the first batch was tried, for unused parameters
     trainer.train()
     clock.report(trainer.best_loss)
 

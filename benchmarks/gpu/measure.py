@@ -1,0 +1,233 @@
+"""Every strategy, precision, speed, memory and failure on the GPUs of this machine.
+
+    make gpu                                      # writes docs/gpu.md
+    python benchmarks/gpu/measure.py --dry        # all of it in a small form on the CPU
+
+Exits with code 1 if a strategy fails or trains something else than one process does, if a step
+waits for the GPU, or if `diagnose` does not name a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import failures
+import runs
+from runs import TOP, Machine, Result, Size
+
+sys.path.insert(0, str(runs.ENTRYPOINTS))
+
+from trainer.presets import STRATEGIES  # noqa: E402
+
+PAGE = TOP / "docs/gpu.md"
+TOLERANCE = 1e-3
+"""Largest relative difference of a loss from that of one process, in fp32."""
+_GIB = 2**30
+_REFUSED = "cannot arrange"
+"""What the trainer says of a strategy that needs more ranks."""
+_GPUS = {"H200": "h200", "H100": "h100", "B200": "b200", "A100": "a100-80gb", "L40S": "l40s"}
+_GPUS |= {"A10G": "a10g", "L4": "l4", "T4": "t4", "V100": "v100"}
+"""Names of `deploykit advise`, by a part of the driver's."""
+
+
+class Section(NamedTuple):
+    """A table of the page."""
+
+    title: str
+    text: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    failed: list[str]
+
+
+class Sizes(NamedTuple):
+    """The models: one for correctness, and two for speed."""
+
+    small: Size
+    gpt2: Size
+    large: Size
+
+
+REAL = Sizes(
+    Size("4 layers of 256", 4, 256, 4, 256, 8, 20),
+    Size("GPT-2's 12 layers of 768", 12, 768, 12, 1024, 16, 30),
+    Size("16 layers of 2048, 0.8 billion parameters", 16, 2048, 16, 2048, 4, 20),
+)
+DRY = Sizes(
+    Size("2 layers of 32", 2, 32, 4, 32, 4, 6),
+    Size("2 layers of 32", 2, 32, 4, 32, 4, 6),
+    Size("2 layers of 64", 2, 64, 4, 32, 2, 6),
+)
+
+
+def strategies(machine: Machine, sizes: Sizes) -> Section:
+    """Each strategy on all GPUs, against one process with the same global batch, in fp32."""
+    size, ranks = sizes.small, machine.ranks
+    batch = f"--batch-size={size.batch * ranks}"
+    alone = runs.train(machine, size, 1, "--strategy=single", batch)
+    rows, failed = [_row("single", 1, alone, "-")], _errors("single", alone)
+    for name in STRATEGIES:
+        if name in {"single", "dp"}:
+            continue
+        words = ["--micro-batches=4"] if STRATEGIES[name].pipeline else []
+        found = runs.train(machine, size, ranks, f"--strategy={name}", *words)
+        if _REFUSED in found.error:
+            rows.append((name, str(ranks), "more ranks needed", "", "", ""))
+            continue
+        difference = found.difference(alone)
+        rows.append(_row(name, ranks, found, f"{difference:.1e}"))
+        failed += _errors(name, found)
+        if not found.error and difference > TOLERANCE:
+            failed.append(f"{name} differs from one process by {difference:.1e}")
+    text = f"{size.name}, {size.steps} steps. Difference: the largest of a loss from one process."
+    return Section("Strategies", text, ("strategy", *_HEADER), rows, failed)
+
+
+def options(machine: Machine, sizes: Sizes) -> Section:
+    """Precision, compilation and memory saving, on all GPUs."""
+    size, ranks = sizes.small, machine.ranks
+    cases = (
+        ("fp32", ()),
+        ("bf16", ("--precision=bf16",)),
+        ("fp16", ("--precision=fp16",)),
+        ("bf16, compiled", ("--precision=bf16", "--compile")),
+        ("bf16, all recomputed", ("--precision=bf16", "--checkpoint-activations")),
+        ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
+        ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
+        ("compressed gradients", ("--compress=bf16",)),
+    )
+    first: Result | None = None
+    rows, failed = [], []
+    for name, words in cases:
+        found = runs.train(machine, size, ranks, "--strategy=ddp", *words)
+        first = first or found
+        rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
+        failed += _errors(name, found)
+    text = f"{size.name}, ddp unless it says otherwise. Difference: from fp32, as expected of 16 bits."
+    return Section("Precision and options", text, ("option", *_HEADER), rows, failed)
+
+
+_HEADER = ("ranks", "difference", "tokens/s", "memory of a rank", "MFU")
+
+
+def _row(name: str, ranks: int, result: Result, difference: str) -> tuple[str, ...]:
+    if result.error:
+        return name, str(ranks), f"failed: {result.error}", "", "", ""
+    speed, mfu = f"{result.tokens_per_second:,.0f}", result.mfu
+    memory = f"{result.memory / _GIB:.2f} GiB"
+    return name, str(ranks), difference, speed, memory, "-" if mfu is None else f"{mfu:.1%}"
+
+
+def _errors(name: str, result: Result) -> list[str]:
+    return [f"{name}: {result.error}"] if result.error else []
+
+
+def speed(machine: Machine, sizes: Sizes) -> Section:
+    """The trainer beside the hand-written loop, and a larger model, in bf16."""
+    rows, failed = [], []
+    for size, words in ((sizes.gpt2, ()), (sizes.large, ("--checkpoint-activations=selective",))):
+        found = runs.train(machine, size, machine.ranks, "--strategy=ddp", *_BF16, *words)
+        failed += _errors(size.name, found)
+        by_hand = failures.by_hand(machine, size) if size is sizes.gpt2 else 0.0
+        ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
+        _, _, _, rate, memory, mfu = _row(size.name, machine.ranks, found, "")
+        rows.append((size.name, rate, f"{by_hand:,.0f}" if by_hand else "-", ratio, memory, mfu))
+    header = ("model", "tokens/s", "by hand", "ratio", "memory of a rank", "MFU")
+    text = "bf16 and ddp. The vocabulary is 256 bytes, so that GPT-2's 124 million are 86 million."
+    return Section("Speed", text, header, rows, failed)
+
+
+_BF16 = ("--precision=bf16",)
+
+
+def memory(machine: Machine, sizes: Sizes) -> Section:
+    """What `deploykit advise` predicts, beside what was allocated."""
+    gpu = next((name for part, name in _GPUS.items() if part in machine.gpu), "cpu")
+    rows, failed = [], []
+    for name in ("ddp", "zero3") if machine.ranks > 1 else ("single",):
+        predicted = failures.predicted(machine, sizes.gpt2, gpu, name)
+        found = runs.train(machine, sizes.gpt2, machine.ranks, f"--strategy={name}", *_BF16)
+        failed += _errors(name, found)
+        measured = f"{found.memory / _GIB:.2f} GiB"
+        ratio = f"{predicted / found.memory:.2f}" if found.memory and predicted else "-"
+        rows.append((name, f"{predicted / _GIB:.2f} GiB", measured, ratio))
+    text = f"{sizes.gpt2.name}. Predicted without the reserve for the CUDA context."
+    return Section("Memory", text, ("strategy", "predicted", "measured", "ratio"), rows, failed)
+
+
+def waits(machine: Machine, sizes: Sizes) -> Section:
+    """Whether a step that is not logged waits for the GPU."""
+    error = failures.waits(machine, sizes.small)
+    row = ("a step that is not logged", error or "does not wait for the GPU")
+    text = "With `torch.cuda.set_sync_debug_mode`, which raises an error where it does."
+    return Section("Waiting", text, ("what", "result"), [row], [error] if error else [])
+
+
+def diagnosed(machine: Machine, _: Sizes) -> Section:
+    """Failures made on purpose, through the launcher, and what `diagnose` says of them."""
+    rows, failed = [], []
+    for name, expected, said in failures.diagnosed(machine):
+        rows.append((name, expected, said))
+        if said != expected:
+            failed.append(f"diagnose says {said} of {name}, expected {expected}")
+    text = "Each by `deploykit submit` on this machine; one line is the preflight's test."
+    return Section("Failures", text, ("made on purpose", "expected", "diagnosed"), rows, failed)
+
+
+SECTIONS: tuple[Callable[[Machine, Sizes], Section], ...] = (
+    strategies,
+    options,
+    speed,
+    memory,
+    waits,
+    diagnosed,
+)
+
+
+def page(machine: Machine, sections: Sequence[Section], day: dt.date) -> str:
+    """The page of the documentation."""
+    return "\n".join([*_head(machine, day), *(line for one in sections for line in _lines(one))])
+
+
+def _head(machine: Machine, day: dt.date) -> Iterator[str]:
+    yield "<!-- Written by `make gpu`; change benchmarks/gpu/measure.py. -->\n\n# On GPUs\n"
+    yield f"Measured on {day}, with `make gpu`:\n"
+    yield from (f"* {fact}" for fact in machine.facts)
+
+
+def _lines(section: Section) -> Iterator[str]:
+    yield f"\n## {section.title}\n\n{section.text}\n"
+    yield f"| {' | '.join(section.header)} |"
+    yield f"|{' --- |' * len(section.header)}"
+    yield from (f"| {' | '.join(row)} |" for row in section.rows)
+    yield from (f"\nFailed: {text}" for text in section.failed)
+
+
+def main() -> int:
+    """Measure everything; without `--dry`, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dry", action="store_true", help="a small form on the CPU; no page")
+    dry = parser.parse_args().dry
+    machine = runs.machine(dry=dry)
+    if not dry and not machine.gpus:
+        print("no GPU was found: `python benchmarks/gpu/measure.py --dry` tries it on the CPU")
+        return 1
+    found = []
+    for measure in SECTIONS:
+        found.append(measure(machine, DRY if dry else REAL))
+        print("\n".join(_lines(found[-1])), flush=True)
+    if not dry:
+        PAGE.write_text(page(machine, found, dt.datetime.now(dt.UTC).date()) + "\n", "utf-8")
+    return int(any(one.failed for one in found))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as home:
+        failures.HOME = Path(home)
+        sys.exit(main())
