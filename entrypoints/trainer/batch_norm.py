@@ -24,7 +24,7 @@ def synchronize(model: nn.Module, shard: DataShard) -> None:
     if shard.num_shards == 1:
         return
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _BatchNorm) and not hasattr(module, "hollow"):
             layer: Any = module
             layer.forward = partial(_forward, module, shard)
 

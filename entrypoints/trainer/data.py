@@ -126,8 +126,7 @@ class BatchLoader:
             return self._in_memory(order, self._counts, first, workers)
         rows = list(order.split(self._batch_size))[first:]
         collate = self._task.collate or default_collate
-        least = self._batch_size // self._shard.num_shards if self._shard.equal_sizes else 1
-        source = Indexed(self._dataset, collate, self._slice, least)
+        source = Indexed(self._dataset, collate, self._slice, self._least)
         return self._counted(loader(source, rows, workers, gpu=self._gpu))
 
     def _in_memory(
@@ -144,14 +143,15 @@ class BatchLoader:
 
     def _streamed(self, first: int, workers: int, passes: Iterable[int]) -> Iterator[Batch]:
         collate = self._task.collate or default_collate
-        source = Stream(self._dataset, collate, self._batch_size, self._slice, first, passes)
+        read = (self._batch_size, self._slice, self._least, first, passes)
+        source = Stream(self._dataset, collate, *read)
         return self._counted(loader(source, None, workers, gpu=self._gpu))
 
     def _counted(self, loaded: Iterable[Samples]) -> Iterator[Batch]:
         """The batches on the device, with the numbers of their targets. Collective."""
         for samples in loaded:
             inputs, targets = self._on_device(self._task.split(samples.batch))
-            if self._shard.equal_sizes:
+            if self._shard.equal_sizes and samples.of_all < self._batch_size:
                 _ignore(targets, samples.real)
             if self._task.count is None and not is_integer(targets):
                 yield Batch(inputs, targets, samples.real, samples.of_all)
@@ -177,6 +177,11 @@ class BatchLoader:
         return self._device.type == "cuda"
 
     @property
+    def _least(self) -> int:
+        """The least number of samples in a batch of this rank."""
+        return self._batch_size // self._shard.num_shards if self._shard.equal_sizes else 1
+
+    @property
     def _slice(self) -> slice:
         return slice(self._shard.index, None, self._shard.num_shards)
 
@@ -198,11 +203,29 @@ def _sums(counts: Tensor, rows: Tensor) -> list[int]:
     return sums
 
 
+def check_equal_sizes(task: Task, targets: Any, size: int) -> None:
+    """Raise ConfigError if a pipeline cannot fill up the last batch of a dataset of `task`.
+
+    `targets` are those of a batch, and `size` is the number of samples in a global one.
+    """
+    if is_integer(targets):
+        return
+    datasets: dict[str, Any] = {"training": task.training, "validation": task.validation}
+    for name, dataset in (datasets | {"test": task.test}).items():
+        short = dataset is not None and hasattr(dataset, "__len__") and len(dataset) % size
+        if short:
+            raise ConfigError(
+                f"a pipeline requires batches of equal size, and the last one of the {name} data "
+                f"has {short} samples, which only integer targets can fill up: leave them out, or "
+                f"choose a --batch-size that divides {len(dataset)}, or another strategy"
+            )
+
+
 def _ignore(targets: Any, first: int) -> None:
     """Do not count the targets from number `first` on. Raises ConfigError if that is impossible."""
     if not is_integer(targets):
         raise ConfigError(
-            "a pipeline requires batches of equal size, and targets that are integers to fill the "
-            "last one: choose another strategy"
+            "a pipeline requires batches of equal size, and targets that are integers to fill up "
+            "the last one of a stream: choose another strategy"
         )
     targets[first:] = IGNORE_INDEX

@@ -63,8 +63,7 @@ class Indexed(Dataset[Samples]):
     def __getitem__(self, row: Tensor) -> Samples:
         indices: list[int] = row.tolist()
         mine = indices[self.shard]
-        filler = (mine or indices)[:1] * (self.least - len(mine))
-        samples = [self.dataset[index] for index in (*mine, *filler)]
+        samples = [self.dataset[index] for index in filled(mine, indices, self.least)]
         return Samples(self.collate(samples), len(mine), len(indices))
 
 
@@ -74,13 +73,14 @@ class Stream(IterableDataset[Samples]):
 
     Each worker reads the whole stream and collates every n-th batch, so that the batches do not
     depend on the number of workers. `passes` is how often the dataset is read, each time after a
-    call of its `set_epoch`, if it has one.
+    call of its `set_epoch`, if it has one. `least` is that of `Indexed`.
     """
 
     dataset: Iterable[Any]
     collate: Collate
     batch_size: int
     shard: slice
+    least: int
     first: int
     passes: Iterable[int]
 
@@ -89,7 +89,8 @@ class Stream(IterableDataset[Samples]):
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         for samples in islice(self._global_batches(), self.first + number, None, workers):
             mine = samples[self.shard]
-            yield Samples(self.collate(mine or samples[:1]), len(mine), len(samples))
+            batch = self.collate(filled(mine, samples, self.least))
+            yield Samples(batch, len(mine), len(samples))
 
     def _global_batches(self) -> Iterator[list[Any]]:
         for number in self.passes:
@@ -98,6 +99,11 @@ class Stream(IterableDataset[Samples]):
             samples = iter(self.dataset)
             while batch := list(islice(samples, self.batch_size)):
                 yield batch
+
+
+def filled(mine: list[Any], others: list[Any], least: int) -> list[Any]:
+    """Those of `mine`, and repetitions of one of them or of `others` up to the number `least`."""
+    return mine + (mine or others)[:1] * (least - len(mine))
 
 
 def loader(source: Any, order: list[Any] | None, workers: int, *, gpu: bool) -> Iterable[Any]:

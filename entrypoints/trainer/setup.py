@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer import comm_timing
-from trainer.data import Batch
+from trainer.data import Batch, check_equal_sizes
 from trainer.deferred import FirstWeights
 from trainer.layout import Layout
 from trainer.objective import Objective
@@ -18,9 +18,12 @@ class Setup:
     """What every part of a strategy needs to know.
 
     `sample` is a batch of this rank for measurements. `timer` times the sections of a step.
+    Raises ConfigError if a pipeline cannot take the batches.
     """
 
     def __init__(self, layout: Layout, task: Task, sample: Batch) -> None:
+        if layout.preset.pipeline:
+            check_equal_sizes(task, sample.targets, layout.options.batch_size)
         self.layout = layout
         self.task = task
         self.sample = sample

@@ -9,7 +9,8 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any
 
@@ -41,6 +42,8 @@ def apply(part: nn.Module, setup: Setup) -> None:
     tied = shards.tied(part)
     plan = _plan(part, setup)
     styles = {name: style for words, style in plan.items() for name in _modules(part, words)}
+    if not setup.preset.pipeline:  # a stage has some modules of the plan, or none
+        _check(part, plan, styles, own=setup.task.tensor_parallel is not None)
     parallelize_module(part, setup.layout.mesh.axes("tp"), styles)
     for names in tied:
         shards.tie(part, names)
@@ -63,6 +66,23 @@ def _plan(model: nn.Module, setup: Setup) -> Mapping[str, ParallelStyle]:
     if setup.task.tensor_parallel is not None:
         return setup.task.tensor_parallel(model)
     return _plan_of_hugging_face(model, setup.layout.dims.tp, setup.options)
+
+
+def _check(model: nn.Module, plan: Iterable[str], styles: Collection[str], *, own: bool) -> None:
+    """Raise ConfigError if `plan` names modules that the model does not have.
+
+    A plan of transformers serves several models: of it, one module is enough.
+    """
+    unknown = [words for words in plan if not any(_modules(model, words))]
+    if not unknown or (styles and not own):
+        return
+    known = [name for name, _ in model.named_modules()]
+    alike = get_close_matches(unknown[0], known, 1)
+    hint = f": did you mean {alike[0]}?" if alike else ""
+    raise ConfigError(
+        f"the plan for tensor parallelism names {unknown[0]}, which {type(model).__name__} has "
+        f"not{hint}"
+    )
 
 
 def _modules(model: nn.Module, pattern: str) -> Iterator[str]:

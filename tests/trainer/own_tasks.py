@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -156,6 +156,34 @@ def sequence(options):
     """A model that a pipeline can cut; the last batch has 3 samples."""
     init = reset_parameters if "deferred" in options.task_options else None
     return Task(layers, Classes(99), Classes(21), init=init)
+
+
+def ratings(_options):
+    """A sequence with targets that are no integers, in full batches."""
+    return Task(layers, Ratings(96), Ratings(32), loss=functional.mse_loss)
+
+
+class Ratings(Points):
+    """Points with two numbers each."""
+
+    def __getitem__(self, index):
+        return self.values[index], self.values[index, :2].abs()
+
+
+class StreamedClasses(Numbers):
+    """A stream of points with a class each; its last batch has 6 samples."""
+
+    def __iter__(self):
+        for (values, _), _ in super().__iter__():
+            yield values, (values.sum() > 0).long()
+
+
+def streamed_sequence(_options):
+    return Task(layers, StreamedClasses(70), StreamedClasses(21))
+
+
+def misspelled(_options):
+    return replace(planned(_options), tensor_parallel=lambda _: {"frist": ColwiseParallel()})
 
 
 def planned(_options):

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -25,6 +26,10 @@ from trainer import process_group, tasks
 
 class RankPool:
     """Processes that form one process group; restarted after one has died or hung."""
+
+    python = sys.executable
+    variables: ClassVar[dict[str, str]] = {}
+    """More environment variables."""
 
     def __init__(self, world, folder):
         self.world = world
@@ -58,10 +63,10 @@ class RankPool:
         for rank in range(self.world):
             variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.world}
             variables |= {"LOCAL_WORLD_SIZE": self.world, "MASTER_PORT": port}
-            variables = {name: str(value) for name, value in variables.items()}
+            variables = {name: str(value) for name, value in variables.items()} | self.variables
             with (self._folder / f"rank-{rank}.log").open("a") as log:
                 yield subprocess.Popen(
-                    [sys.executable, "-m", "tests.trainer.rank_pool"],
+                    [self.python, "-m", "tests.trainer.rank_pool"],
                     env=environment(self._folder, MASTER_ADDR="127.0.0.1", **variables),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

@@ -57,6 +57,8 @@ def test_every_data_parallel_strategy_trains_like_one_process(
     [
         ("sequence", "pp-dp", ("--micro-batches", "4", "--balance", "layers")),
         ("sequence", "pp-fsdp", ("--micro-batches", "2", "--balance", "layers")),
+        ("ratings", "pp-dp", ("--micro-batches", "2", "--balance", "layers")),
+        ("streamed_sequence", "pp-dp", ("--micro-batches", "2", "--balance", "layers")),
         ("planned", "tp", ()),
         ("planned", "tp-dp", ("--tensor-parallel", "2")),
         ("planned", "fsdp-tp", ("--tensor-parallel", "2")),
@@ -72,8 +74,9 @@ def test_pipelines_and_tensor_parallelism_take_models_that_fit(
 @pytest.mark.parametrize(
     ("task", "strategy", "message"),
     [
-        ("language", "pp", "cuts an nn.Sequential between its layers, and Language is none"),
-        ("regression", "pp", "targets that are integers to fill the last one"),
+        ("language", "pp", "between its layers: blocks.1 does not take what blocks.0 returns"),
+        ("regression", "pp", "the last one of the training data has 3 samples, which only integer"),
+        ("misspelled", "tp", "frist, which Net has not: did you mean first?"),
         (
             "regression",
             "tp",
