@@ -228,7 +228,7 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     found = sweep("start", "--json")
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
-    assert (found["state"], found["total"]) == ("interrupted", 20)
+    assert (found["state"], found["total"]) == ("capped", 20)
     assert "no trial is started: it could exceed max_cost, 130.00 USD" in sweep.notes
 
 
@@ -267,6 +267,12 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
         (["status", "--grid", "lr=1"], 64, "--grid is for `deploykit sweep start`"),
+        (
+            ["stop", "--detach"],
+            64,
+            "--detach is for `deploykit sweep start` and `deploykit sweep res",
+        ),
+        (["best", "-b", "local"], 64, "--backend is for `deploykit sweep start`"),
         (["start", "--write", "x"], 64, "--write is for `deploykit sweep best`"),
         (["status"], 66, "there are no sweeps yet"),
         (["stop", "nope"], 66, "no sweep matches 'nope'"),
@@ -365,3 +371,35 @@ def test_on_this_machine_each_run_has_gpus_of_its_own(
     job = JobSpec("toy", Entrypoint("train.py"), Resources(gpus_per_node=each), env=env)
     found = local.slots(job, local.Options())
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"sweep": 1}', "\x00", '{"sweep": {"parameters": []}, "created": 1e999}'],
+)
+def test_a_definition_that_was_changed_is_no_sweep(toy, sweep, text):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    (paths.state() / "sweeps/a/sweep.json").write_text(text)
+    assert sweep("list", "--json") == []
+    sweep("status", "a", code=66)
+
+
+@pytest.mark.parametrize(
+    "damage", ["x\n{}\n", '{"op_code": 99}\n' * 2, '{"a": 1}\n[]\n', "\x00\n1\n"]
+)
+def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    journal = paths.state() / "sweeps/a/journal.log"
+    journal.write_text(damage + journal.read_text())
+    for action in ("status", "resume"):
+        sweep(action, "a", code=66)
+        assert "journal.log is not a journal that Optuna" in sweep.notes
+
+
+def test_a_journal_that_was_cut_off_goes_on(toy, sweep):
+    sweep("start", "--grid", "lr=1,2", "--metric", "loss", "--sweep", "a")
+    journal = paths.state() / "sweeps/a/journal.log"
+    journal.write_text(journal.read_text().rstrip("\n")[:-5])
+    found = sweep("resume", "a", "--json")
+    assert found["counts"] == {"succeeded": 2}
+    assert set(plain.started(paths.state()).values()) == {1}
