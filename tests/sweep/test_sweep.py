@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -403,3 +404,29 @@ def test_a_journal_that_was_cut_off_goes_on(toy, sweep):
     found = sweep("resume", "a", "--json")
     assert found["counts"] == {"succeeded": 2}
     assert set(plain.started(paths.state()).values()) == {1}
+
+
+def test_an_interrupt_ends_the_controller_and_no_run(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        controller.send_signal(signal.SIGINT)
+        _, told = controller.communicate()
+    assert controller.returncode == 130
+    assert "its runs go on; `deploykit sweep resume s` continues the sweep" in told
+    found = sweep("status", "--json")
+    assert (found["state"], found["trials"][0]["runs"][0]["state"]) == ("interrupted", "running")
+    (paths.state() / "runs/go").touch()
+    assert sweep("resume", "--json")["counts"] == {"succeeded": 2}
+    assert set(plain.started(paths.state()).values()) == {1}
+
+
+def test_a_trial_that_the_user_cancels_has_failed(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        assert cli.main(["cancel", "s-0"]) == 0
+        assert controller.wait() == 0
+    found = sweep("status", "--json")
+    assert [one["state"] for one in found["trials"]] == ["failed", "succeeded"]
+    assert found["trials"][0]["reason"] == "cancelled"
