@@ -155,8 +155,11 @@ def _read(folder: Path) -> SweepRecord:
 
 @contextlib.contextmanager
 def controlling(record: SweepRecord) -> Iterator[None]:
-    """Be the only process that controls a sweep. Raises TryAgain where another one does."""
-    path, opener = record.folder / _LOCK, paths.private_opener
+    """Be the only process that controls a sweep. Raises TryAgain where another one does.
+
+    Raises CannotWrite where the folder is another user's: Optuna's CMA-ES unpickles its journal.
+    """
+    path, opener = paths.private_folder(record.folder) / _LOCK, paths.private_opener
     with open(path, "w", encoding="utf-8", opener=opener) as file:
         for pause in _LOOKS:
             if _locked(file, fcntl.LOCK_EX):

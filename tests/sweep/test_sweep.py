@@ -397,6 +397,15 @@ def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
         assert "journal.log is not a journal that Optuna" in sweep.notes
 
 
+def test_a_folder_that_others_may_enter_is_closed_before_its_journal_is_used(toy, sweep):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    folder = paths.state() / "sweeps/a"
+    folder.chmod(0o777)
+    sweep("resume", "a")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
+
+
 def test_a_journal_that_was_cut_off_goes_on(toy, sweep):
     sweep("start", "--grid", "lr=1,2", "--metric", "loss", "--sweep", "a")
     journal = paths.state() / "sweeps/a/journal.log"
