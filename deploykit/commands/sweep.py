@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 SHARED = ("backend",)
 _ACTIONS = ("start", "status", "list", "stop", "resume", "best")
-_ONLY = {
-    "start": ("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials"),
-    "best": ("write",),
-}
-"""Options that one action takes; `--backend` belongs to `start` too."""
+_START = ("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials", "backend")
+_ONLY = {("start",): _START, ("start", "resume"): ("detach",), ("best",): ("write",)}
+"""Options that only some of the actions take."""
 _AGAIN = 0.2
 """Seconds between two attempts to take over from a controller that ends."""
 
@@ -95,10 +93,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_others(args: argparse.Namespace) -> None:
     """Raise UsageError for options of another action."""
-    for action, names in _ONLY.items():
+    for actions, names in _ONLY.items():
         for name in names:
-            if action != args.action and getattr(args, name) not in (None, False):
-                raise UsageError(f"--{name} is for `deploykit sweep {action}`")
+            if args.action not in actions and getattr(args, name) not in (None, False):
+                known = " and ".join(f"`deploykit sweep {action}`" for action in actions)
+                raise UsageError(f"--{name} is for {known}")
 
 
 def _start(args: argparse.Namespace) -> int:

@@ -27,6 +27,8 @@ from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
 """Shortest and longest interval between two looks at the runs, in seconds."""
+CAPPED = "capped"
+"""Attribute of the study: whether the sweep has ended at its cap."""
 Tell = Callable[[str], None]
 
 
@@ -57,6 +59,7 @@ class Controller:
 
         Raises what `lifecycle.submit` raises where no run is left to wait for.
         """
+        self.study.set_user_attr(CAPPED, False)
         self._recover()
         pause, longest = _POLL
         while self.step():
@@ -157,6 +160,8 @@ class Controller:
         while self._number < self._last and self._busy() < self._limit:
             if not self.budget.allows(self._committed(), sweep.repeat):
                 self._say_once(f"no trial is started: it could exceed max_cost, {self.budget.cap}")
+                if not self.live:
+                    self.study.set_user_attr(CAPPED, True)
                 return
             live = trials.begin(self.record, self.study, self._number)
             self._number += 1

@@ -16,6 +16,10 @@ from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
 
 _MOST_POINTS = 100_000
+_MOST_STEPS = 1_000_000
+_INFINITE = float("inf")
+_LARGEST = 2**53
+"""Whole numbers up to this are exact as floating-point numbers."""
 _VALUES = ("choice", "range", "step")
 _LEARNS_FROM_RANGES = 2
 """Parameters with a range that CMA-ES needs."""
@@ -130,7 +134,7 @@ def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
 
 def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
     ends = [float(end) for end in one.range or ()]
-    if len(ends) != 2 or not ends[0] < ends[1] < float("inf"):  # noqa: PLR2004 - both ends
+    if len(ends) != 2 or not -_INFINITE < ends[0] < ends[1] < _INFINITE:  # noqa: PLR2004 - both ends
         yield Problem(f"{path}.range", "expected the least and the greatest value", "[0.1, 1]")
         return
     if one.log and ends[0] <= 0:
@@ -140,8 +144,13 @@ def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
     numbers = [*(one.range or ()), *([one.step] if one.step else [])]
     if one.int and any(not float(number).is_integer() for number in numbers):
         yield Problem(path, "has `int`, so its numbers must be whole")
-    if one.step is not None and not 0 < float(one.step) <= ends[1] - ends[0]:
+    if one.int and max(map(abs, ends)) > _LARGEST:
+        yield Problem(f"{path}.range", "is too large for whole numbers")
+    width = ends[1] - ends[0]
+    if one.step is not None and not 0 < float(one.step) <= width:
         yield Problem(f"{path}.step", "must be above 0, and within the range")
+    elif one.step is not None and width / float(one.step) > _MOST_STEPS:
+        yield Problem(f"{path}.step", f"divides the range into more than {_MOST_STEPS:,} values")
 
 
 def _check_conditions(

@@ -7,10 +7,11 @@ import fcntl
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from deploykit import paths, registry
 from deploykit.decode import Malformed, as_data, decode, read_json
@@ -23,6 +24,9 @@ _LONGEST = 30
 _DEFINITION = "sweep.json"
 _JOURNAL = "journal.log"
 _STOP = "stop"
+_LOCK = "controller"
+_LOOKS = (0.02, 0.1, 0.2)
+"""Seconds to wait for another process that only looks whether the sweep is controlled."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,9 @@ class SweepRecord:
 
     def is_controlled(self) -> bool:
         """Whether a process controls it now, as far as this machine can tell."""
-        try:
-            with controlling(self):
-                return False
-        except TryAgain:
-            return True
+        with contextlib.suppress(FileNotFoundError), (self.folder / _LOCK).open() as file:
+            return not _locked(file, fcntl.LOCK_SH)
+        return False
 
 
 def new_id(name: str) -> str:
@@ -153,17 +155,31 @@ def _read(folder: Path) -> SweepRecord:
 
 @contextlib.contextmanager
 def controlling(record: SweepRecord) -> Iterator[None]:
-    """Be the only process that controls a sweep. Raises TryAgain where another one does."""
-    path, opener = record.folder / "controller", paths.private_opener
+    """Be the only process that controls a sweep. Raises TryAgain where another one does.
+
+    Raises CannotWrite where the folder is another user's: Optuna's CMA-ES unpickles its journal.
+    """
+    path, opener = paths.private_folder(record.folder) / _LOCK, paths.private_opener
     with open(path, "w", encoding="utf-8", opener=opener) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        for pause in _LOOKS:
+            if _locked(file, fcntl.LOCK_EX):
+                break
+            time.sleep(pause)
+        else:
             raise TryAgain(
                 f"another process controls the sweep {record.id}",
                 hint=f"`deploykit sweep status {record.id}` shows it",
-            ) from error
+            )
         yield
+
+
+def _locked(file: TextIO, kind: int) -> bool:
+    """Whether the lock of an open file could be taken."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _folders() -> Path:

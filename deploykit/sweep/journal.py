@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
-from deploykit.errors import BackendUnavailable
+from deploykit.errors import BackendUnavailable, NotFound
 from deploykit.sweep.folder import SweepRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
 
 _NAME = "deploykit"
+_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What Optuna raises for a journal that is not one of its own."""
 
 
 def require() -> None:
@@ -47,14 +49,21 @@ def _open(record: SweepRecord, lock: Any) -> Study:
 
     from deploykit.sweep import samplers
 
-    storage = JournalStorage(JournalFileBackend(str(record.journal), lock))
-    return optuna.create_study(
-        study_name=_NAME,
-        storage=storage,
-        direction=record.sweep.objective.direction,
-        pruner=samplers.pruner(record.sweep),
-        load_if_exists=True,
-    )
+    try:
+        storage = JournalStorage(JournalFileBackend(str(record.journal), lock))
+        return optuna.create_study(
+            study_name=_NAME,
+            storage=storage,
+            direction=record.sweep.objective.direction,
+            pruner=samplers.pruner(record.sweep),
+            load_if_exists=True,
+        )
+    except _DAMAGED as error:
+        raise NotFound(
+            f"{record.journal} is not a journal that Optuna {optuna.__version__} can read: "
+            f"{type(error).__name__}: {error}",
+            hint="its runs are in `deploykit list`; start a new sweep",
+        ) from error
 
 
 def _drop_incomplete_line(path: Path) -> None:

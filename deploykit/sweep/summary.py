@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from deploykit import lifecycle
 from deploykit.cost.money import Money, cents
 from deploykit.registry import Run
-from deploykit.sweep import journal, samplers, space, spending, spread, trials
+from deploykit.sweep import controller, journal, samplers, space, spending, spread, trials
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.spread import Spread
 
@@ -67,16 +67,20 @@ class SweepSummary:
     """Trials in all, once it has ended."""
     cost: Money | None
     """Of all runs so far; None where nothing is billed or known."""
+    capped: bool = False
+    """Whether it has ended at its cap."""
 
     @property
     def state(self) -> str:
-        """``running``, ``stopping``, ``stopped``, ``finished`` or ``interrupted``."""
+        """``running``, ``stopping``, ``stopped``, ``finished``, ``capped`` or ``interrupted``."""
         going = any(trial.state == "running" for trial in self.trials)
         if self.controlled:
             return "stopping" if self.record.stopping else "running"
         if not going and len(self.trials) >= self.total:
             return "finished"
-        return "stopped" if self.record.stopping else "interrupted"
+        if self.record.stopping:
+            return "stopped"
+        return "capped" if self.capped else "interrupted"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -142,6 +146,7 @@ def of(record: SweepRecord) -> SweepSummary:
         record.is_controlled(),
         space.trials(record.sweep),
         spending.total(rows.values()),
+        bool(study and study.user_attrs.get(controller.CAPPED)),
     )
 
 

@@ -101,7 +101,8 @@ def logs(handle, *, follow):
 def cancel(handle):
     folder = Path(handle.folder)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(int((folder / "claim").read_text()), signal.SIGKILL)
+        group = os.getpgid(int((folder / "claim").read_text()))  # of the shell that started it
+        os.killpg(group, signal.SIGKILL)
     (folder / "cancelled").touch()
 
 

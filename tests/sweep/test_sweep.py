@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -228,7 +229,7 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     found = sweep("start", "--json")
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
-    assert (found["state"], found["total"]) == ("interrupted", 20)
+    assert (found["state"], found["total"]) == ("capped", 20)
     assert "no trial is started: it could exceed max_cost, 130.00 USD" in sweep.notes
 
 
@@ -267,6 +268,12 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
         (["status", "--grid", "lr=1"], 64, "--grid is for `deploykit sweep start`"),
+        (
+            ["stop", "--detach"],
+            64,
+            "--detach is for `deploykit sweep start` and `deploykit sweep res",
+        ),
+        (["best", "-b", "local"], 64, "--backend is for `deploykit sweep start`"),
         (["start", "--write", "x"], 64, "--write is for `deploykit sweep best`"),
         (["status"], 66, "there are no sweeps yet"),
         (["stop", "nope"], 66, "no sweep matches 'nope'"),
@@ -365,3 +372,70 @@ def test_on_this_machine_each_run_has_gpus_of_its_own(
     job = JobSpec("toy", Entrypoint("train.py"), Resources(gpus_per_node=each), env=env)
     found = local.slots(job, local.Options())
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == slots
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"sweep": 1}', "\x00", '{"sweep": {"parameters": []}, "created": 1e999}'],
+)
+def test_a_definition_that_was_changed_is_no_sweep(toy, sweep, text):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    (paths.state() / "sweeps/a/sweep.json").write_text(text)
+    assert sweep("list", "--json") == []
+    sweep("status", "a", code=66)
+
+
+@pytest.mark.parametrize(
+    "damage", ["x\n{}\n", '{"op_code": 99}\n' * 2, '{"a": 1}\n[]\n', "\x00\n1\n"]
+)
+def test_a_journal_that_was_damaged_is_named(toy, sweep, damage):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    journal = paths.state() / "sweeps/a/journal.log"
+    journal.write_text(damage + journal.read_text())
+    for action in ("status", "resume"):
+        sweep(action, "a", code=66)
+        assert "journal.log is not a journal that Optuna" in sweep.notes
+
+
+def test_a_folder_that_others_may_enter_is_closed_before_its_journal_is_used(toy, sweep):
+    sweep("start", "--grid", "lr=1", "--metric", "loss", "--sweep", "a")
+    folder = paths.state() / "sweeps/a"
+    folder.chmod(0o777)
+    sweep("resume", "a")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o077 for path in folder.iterdir()} == {0}
+
+
+def test_a_journal_that_was_cut_off_goes_on(toy, sweep):
+    sweep("start", "--grid", "lr=1,2", "--metric", "loss", "--sweep", "a")
+    journal = paths.state() / "sweeps/a/journal.log"
+    journal.write_text(journal.read_text().rstrip("\n")[:-5])
+    found = sweep("resume", "a", "--json")
+    assert found["counts"] == {"succeeded": 2}
+    assert set(plain.started(paths.state()).values()) == {1}
+
+
+def test_an_interrupt_ends_the_controller_and_no_run(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        controller.send_signal(signal.SIGINT)
+        _, told = controller.communicate()
+    assert controller.returncode == 130
+    assert "its runs go on; `deploykit sweep resume s` continues the sweep" in told
+    found = sweep("status", "--json")
+    assert (found["state"], found["trials"][0]["runs"][0]["state"]) == ("interrupted", "running")
+    (paths.state() / "runs/go").touch()
+    assert sweep("resume", "--json")["counts"] == {"succeeded": 2}
+    assert set(plain.started(paths.state()).values()) == {1}
+
+
+def test_a_trial_that_the_user_cancels_has_failed(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        assert cli.main(["cancel", "s-0"]) == 0
+        assert controller.wait() == 0
+    found = sweep("status", "--json")
+    assert [one["state"] for one in found["trials"]] == ["failed", "succeeded"]
+    assert found["trials"][0]["reason"] == "cancelled"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit.errors import JobFileError, UsageError
+from deploykit.decode import Plain
+from deploykit.errors import DeploykitError, JobFileError, UsageError
 from deploykit.sweep import file, space
 from deploykit.sweep.model import Parameter
 from tests.docs_runner import blocks
@@ -61,6 +63,9 @@ def test_every_problem_with_its_line_and_what_was_meant(tmp_path):
         ("{range: [0, 1], log: true}", "must be above 0 with `log`"),
         ("{range: [1, 8], log: true, step: 1}", "cannot be combined with `log`"),
         ("{range: [0.5, 8], int: true}", "its numbers must be whole"),
+        ("{range: [-1e999, 1]}", "expected the least and the greatest value"),
+        ("{range: [0, 1e17], int: true}", "is too large for whole numbers"),
+        ("{range: [0, 1], step: 1e-9}", "divides the range into more than 1,000,000 values"),
         ("{range: [0, 1], step: 2}", "must be above 0, and within the range"),
         ("{choice: [1], as: 'env:A B'}", "'A B' is not an environment variable's name"),
         ("{choice: [1], as: '--x'}", "expected {value} in it"),
@@ -170,3 +175,46 @@ def test_whole_numbers_of_a_log_range_include_both_ends():
     one = Parameter(range=("1", "4"), log=True, int=True)
     found = {space.at(one, number / 1000) for number in range(1000)}
     assert found == {"1", "2", "3", "4"}
+
+
+NUMBERS = st.sampled_from(["0", "1", "-1e999", "1e30", "1e-30", "0.1", "8", "nan", "x"])
+PARAMETERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "choice": st.lists(st.one_of(NUMBERS, st.booleans(), st.integers(), st.none())),
+        "range": st.lists(NUMBERS.map(Plain), max_size=3),
+        "log": st.booleans(),
+        "int": st.booleans(),
+        "step": NUMBERS.map(Plain),
+        "as": st.sampled_from(["env:A", "--x={value}", "'", "{value}", ""]),
+        "if": st.dictionaries(st.sampled_from("abc"), NUMBERS),
+    },
+)
+KEYS = st.fixed_dictionaries(
+    {"objective": st.just({"metric": "loss"})},
+    optional={
+        "parameters": st.dictionaries(st.sampled_from("abc"), PARAMETERS),
+        "trials": st.integers(-1, 10),
+        "sampler": st.sampled_from(["grid", "random", "sobol", "tpe", "cma-es", 1]),
+        "pruner": st.sampled_from(["asha", "hyperband", None]),
+        "repeat": st.integers(0, 3),
+    },
+)
+
+
+@given(KEYS, st.floats(0, 1, exclude_max=True))
+def test_any_data_are_a_sweep_or_problems(data, share):
+    with contextlib.suppress(JobFileError):
+        swept = file.from_data(Path("x"), data, Path()).sweep
+        assert space.trials(swept) >= 0
+        values = space.choose(swept.parameters, lambda _, one: space.at(one, share))
+        arguments, env = space.passed(swept.parameters, values)
+        assert len(arguments) + len(env) >= len(values)
+
+
+@given(st.text())
+def test_any_text_is_a_sweep_or_an_error(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("any") / "sweep.yaml"
+    path.write_text(text, errors="replace")
+    with pytest.raises(DeploykitError):
+        file.read(path)
