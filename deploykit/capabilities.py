@@ -223,7 +223,24 @@ class Slots(Protocol):
         """
 
 
-REQUESTED: tuple[type, ...] = (Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, When, Dump)
+@runtime_checkable
+class Shell(Protocol):
+    """A backend on whose nodes a command can be run beside a rank."""
+
+    def enter(
+        self, handle: Handle, rank: int, command: Sequence[str], *, terminal: bool
+    ) -> Sequence[str]:
+        """The command line of this machine that runs `command` on the rank's node.
+
+        It runs in the rank's working folder with its environment; without `command` it is a shell.
+        `terminal` says that a person types and reads. Starts nothing. Raises TryAgain where the
+        rank is not running, UsageError where the job or the backend does not allow it.
+        """
+
+
+REQUESTED: tuple[type, ...] = (
+    *(Doctor, Attach, Probe, Tasks, Preflight, Launch, Cost, When, Dump, Shell),
+)
 """Those that a user asks for, which ``deploykit backends`` lists; the others are used unasked."""
 
 

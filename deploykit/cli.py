@@ -32,6 +32,7 @@ VERBS = {
     "submit": "run a job on a backend, or show exactly what would be sent",
     "sweep": "search for the best arguments of a job, by trials that are runs",
     "rerun": "submit the job of a run again, with the same source",
+    "reproduce": "submit exactly the same bytes as a run again",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",
     "list": "list all runs",
@@ -43,6 +44,8 @@ VERBS = {
     "report": "write a report of runs: one HTML file",
     "diagnose": "find why a run failed, from its logs",
     "dump": "show where each rank of a running run stands: its stack",
+    "exec": "run a command beside a rank: on its node, with its environment",
+    "shell": "open a shell beside a rank: on its node, with its environment",
     "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
     "rm": "remove runs that have ended, with their files on this machine",
@@ -175,7 +178,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
     if "--" not in argv or argv[0] not in VERBS:
         return argv, []
-    if argv[0] != "rerun" and "job" not in _shared(_module(argv[0])):
+    if argv[0] not in {"exec", "rerun"} and "job" not in _shared(_module(argv[0])):
         return argv, []
     end = argv.index("--")
     return argv[:end], argv[end + 1 :]

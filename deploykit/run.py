@@ -7,7 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import display, functions, job, lifecycle, log_selection, rerun, run_diagnosis
+from deploykit import (
+    display,
+    functions,
+    job,
+    lifecycle,
+    log_selection,
+    reproduce,
+    rerun,
+    run_diagnosis,
+)
 from deploykit.errors import NeverStarts, TimedOut, UsageError
 from deploykit.job import Argument
 from deploykit.log_selection import Selection
@@ -179,6 +188,18 @@ class Run:
         chosen, words = job.overrides(set), job.words(args)
         with rerun.prepare(self._row, chosen, run, words, backend) as prepared:
             return Run(lifecycle.submit(prepared.plan), prepared.warnings)
+
+    def reproduce(
+        self, *, backend: str | None = None, run: str | None = None, new_launcher: bool = False
+    ) -> Run:
+        """Submit exactly the same bytes as a new run: its bundle, its job, its arguments.
+
+        `backend` is another one to send it to, `run` the id of the new run; `new_launcher` accepts
+        the launcher of this deploykit where the run had another.
+        Raises NotFound where its bundle was not kept, UsageError where anything would differ.
+        """
+        with reproduce.prepare(self._row, run, backend, new_launcher=new_launcher) as same:
+            return Run(same.submit(), same.prepared.warnings)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.id == self.id

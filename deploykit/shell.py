@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from deploykit.errors import BackendUnavailable
 
@@ -55,13 +55,9 @@ def raw(
     data: bytes | None = None,
 ) -> tuple[int, bytes, str]:
     """The same, with its output as bytes, and `data` as its standard input."""
-    import shutil  # neither is needed for a dry run
-    import subprocess
+    import subprocess  # not needed for a dry run
 
-    if shutil.which(argv[0], path=env.get("PATH") if env else None) is None:
-        raise BackendUnavailable(
-            f"the program {argv[0]!r} is not on PATH", hint=f"install {argv[0]}, or fix PATH"
-        )
+    _require(argv[0], env.get("PATH") if env else None)
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         list(argv),
@@ -84,6 +80,31 @@ def raw(
         finally:
             process.kill()  # no effect on one that has ended
     return code, bytes(out), err.decode(errors="replace")
+
+
+def _require(program: str, path: str | None) -> None:
+    """Raise BackendUnavailable where a program is not on `path`, by default the process's."""
+    import shutil
+
+    if shutil.which(program, path=path) is None:
+        raise BackendUnavailable(
+            f"the program {program!r} is not on PATH", hint=f"install {program}, or fix PATH"
+        )
+
+
+def has_person() -> bool:
+    """Whether a person types the input of this process and reads its output."""
+    return os.isatty(0) and os.isatty(1)
+
+
+def become(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by `argv`, which takes over its terminal and ends with its own code.
+
+    What is still buffered for standard output is lost. Raises BackendUnavailable when the program
+    is missing.
+    """
+    _require(argv[0], None)
+    os.execvp(argv[0], list(argv))  # noqa: S606 - no shell is the point
 
 
 def command(*words: str | Path) -> str:

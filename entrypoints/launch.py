@@ -15,6 +15,7 @@ at the top of `sys.path`, where it could hide another module:
     launch.py --preflight-rank RANK LOCAL_RANK LOCAL_WORLD_SIZE STORE_ADDRESS
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
+    launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
 
 Exit codes: the program's own (128 + signal), among them 75 for a program that was told to stop and
 saved a checkpoint; 64 for a wrong command; 78 for an environment in which the job cannot run; 70
@@ -52,6 +53,10 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.inspect import dump
 
         dump.main(rest)
+    elif program == "--enter":
+        from deploykit_node.inspect import enter
+
+        enter.main(rest, environ)
     else:
         _launch(argv, environ)
 

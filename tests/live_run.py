@@ -87,6 +87,9 @@ class OnTerminal:
         os.close(its)
         self.seen = ""
 
+    def type(self, text):
+        os.write(self._ours, text.encode())
+
     def until(self, text):
         while text not in self.seen:
             piece = os.read(self._ours, 1 << 16).decode()

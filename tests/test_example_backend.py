@@ -58,6 +58,8 @@ def test_its_whole_life(project, capsys):
         run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
     )
     assert run(capsys, "dump", "one")[1].err.startswith("error: one is succeeded, and no stacks")
+    said = "error: one is succeeded: no rank is running"
+    assert run(capsys, "exec", "one", "--", "true")[1].err.startswith(said)
     assert run(capsys, "cancel", "one")[0] == 0
     grid = ["--grid", "lr=1", "--metric", "loss", "--backend", "print", "--sweep", "s"]
     code, shown = run(capsys, "sweep", "start", *grid)
@@ -73,6 +75,8 @@ def test_its_whole_life(project, capsys):
     again = ["rerun", "one", "--run", "two", "--json"]
     assert run(capsys, *again)[0] == 0
     assert "state\tsucceeded\tsucceeded\n" in run(capsys, "compare", "one", "two")[1].out
+    same = ["reproduce", "one", "--run", "three", "--json"]
+    assert json.loads(run(capsys, *same)[1].out)["run"] == "three"
     assert run(capsys, "report", "one")[1].out.startswith("report-one.html: ")
     assert run(capsys, "rm", "one")[0] == 0
 
@@ -136,7 +140,10 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "guide",
         "init",
         "attach",
+        "exec",
+        "shell",
         "report",
+        "reproduce",
         "rerun",
         "disk",
         "dump",

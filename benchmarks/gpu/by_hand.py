@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
-from trainer import arguments, tasks  # noqa: E402
+from trainer import arguments, tasks
 
 
 def main(words: list[str]) -> None:

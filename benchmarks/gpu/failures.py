@@ -1,9 +1,9 @@
-"""What `make gpu` runs besides the trainer: the hand-written loop, `advise`, and failing programs."""
+"""What `make gpu` runs besides the trainer: the hand-written loop, `advise`, failing programs."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +17,7 @@ from runs import TOP, Machine, Size
 HERE = Path(__file__).resolve().parent
 HOME = Path(tempfile.gettempdir())
 """Where deploykit keeps the runs."""
+_NUMBERS = itertools.count()
 
 
 class Failure(NamedTuple):
@@ -109,7 +110,8 @@ def _preflight(machine: Machine) -> str:
 def _label(machine: Machine, failure: Failure) -> str:
     """The first cause that `diagnose` names."""
     run, last = _submit(machine, failure)
-    answer: dict[str, Any] = json.loads(_deploykit(machine, "diagnose", run, "--json").stdout or "{}")
+    said = _deploykit(machine, "diagnose", run, "--json").stdout
+    answer: dict[str, Any] = json.loads(said or "{}")
     causes = answer.get("causes") or [{"label": f"none: {last}"}]
     return str(causes[0]["label"])
 
@@ -117,7 +119,7 @@ def _label(machine: Machine, failure: Failure) -> str:
 def _submit(machine: Machine, failure: Failure, *words: str) -> tuple[str, str]:
     """Run a program on this machine to its end; its run id, and the last line of the command."""
     with tempfile.TemporaryDirectory() as folder:
-        script, run = Path(folder, "fails.py"), f"gpu-{len(os.listdir(HOME))}-{abs(hash(failure))}"
+        script, run = Path(folder, "fails.py"), f"gpu-{next(_NUMBERS)}"
         script.write_text(_START + failure.text)
         wanted = ["--run", run, "--wait", f"--set=resources.processes_per_node={failure.processes}"]
         if failure.gpus:

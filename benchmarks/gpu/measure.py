@@ -23,7 +23,7 @@ from runs import TOP, Machine, Result, Size
 
 sys.path.insert(0, str(runs.ENTRYPOINTS))
 
-from trainer.presets import STRATEGIES  # noqa: E402
+from trainer.presets import STRATEGIES
 
 PAGE = TOP / "docs/gpu.md"
 TOLERANCE = 1e-3
@@ -109,7 +109,7 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         first = first or found
         rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
         failed += _errors(name, found)
-    text = f"{size.name}, ddp unless it says otherwise. Difference: from fp32, as expected of 16 bits."
+    text = f"{size.name}, ddp unless it says otherwise. Difference: of a loss from that of fp32."
     return Section("Precision and options", text, ("option", *_HEADER), rows, failed)
 
 

@@ -73,7 +73,7 @@ class Result:
 
 
 def machine(*, dry: bool) -> Machine:
-    """This machine; with `dry`, without its GPUs."""
+    """The machine that runs this; with `dry`, without its GPUs."""
     import torch
 
     gpus = 0 if dry or not torch.cuda.is_available() else torch.cuda.device_count()

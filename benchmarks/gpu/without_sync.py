@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
-import train  # noqa: E402
+import train
 
 _FIRST = 3
 """Steps in which memory is allocated and libraries start."""

@@ -259,6 +259,17 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     return [done.err.strip().rpartition("\n")[2]] if done.code else []
 
 
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:  # noqa: ARG001 - the contract
+    """Run a command beside a rank; see `deploykit.capabilities.Shell`."""
+    from deploykit.inspect import node_command
+
+    _require_this_machine(handle)
+    node_command.require_program(Path(handle.folder), handle.run)
+    processes = exit_records.processes(Path(handle.folder))
+    process = node_command.process_of(processes, handle.run, rank)
+    return node_command.enter(process, "local", handle.folder, command)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:

@@ -14,6 +14,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def rank(text: str) -> int:
+    """The number of a rank. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(10**9))):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a rank")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Seconds, from a number or a time such as 30m. Raises ArgumentTypeError."""
     try:

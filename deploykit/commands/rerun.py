@@ -15,6 +15,7 @@ import argparse
 
 from deploykit import lifecycle, registry, rerun
 from deploykit.commands import output, submit, wait
+from deploykit.registry import Run
 
 SHARED = ("run",)
 
@@ -49,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
         submit.announce(prepared)
         new = lifecycle.submit(prepared.plan)
     output.note(f"{new.run}: the job and the source of {row.run}, sent {output.when(row.created)}")
+    return shown(new, args)
+
+
+def shown(new: Run, args: argparse.Namespace) -> int:
+    """Print a run that was just sent; with --wait follow it, and return its exit code."""
     if args.wait:
         return wait.follow(new, as_json=args.json, timeout=None)
     if args.json:

@@ -143,6 +143,7 @@ _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 def short(value: float, digits: int = 4) -> str:
     """A number in few characters: ``12k``, ``0.05``."""
     size = abs(value)
+    digits = 4 if size >= 1000 else digits  # noqa: PLR2004 - none as a power of ten
     for unit, suffix in _SUFFIXES:
         if unit <= size < 1e15:  # noqa: PLR2004 - then as a power of ten
             return f"{value / (1e3 if suffix == 'k' else unit):.{digits}g}{suffix}"

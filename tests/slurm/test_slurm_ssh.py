@@ -15,7 +15,7 @@ import pytest
 
 from deploykit import cli, paths
 from tests.slurm.login_node import SSHD, login_node
-from tests.slurm.slurm_helpers import PATIENCE, output
+from tests.slurm.slurm_helpers import PATIENCE, output, wait_for
 from tests.strangers import modes, too_wide
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
@@ -113,6 +113,18 @@ def test_an_array_and_the_exit_code_of_the_trainer(laptop):
     code, out, _ = run("logs", "seven", "--task", "1", "--rank", "0")
     assert (code, out) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
     assert (remote_folder(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"
+
+
+def test_a_command_beside_a_rank(laptop):
+    (Path.cwd() / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    assert submit(laptop, "inside")[0] == 0
+    wait_for(lambda: "up" in run("logs", "inside")[1])
+    wait_for(lambda: json.loads(run("status", "inside", "--json")[1])[0]["state"] == "running")
+    script = 'echo "$RANK $1 $(id -un)"; exit 7'
+    code, out, err = run("exec", "inside", "--", "sh", "-c", script, "sh", "it's  $HOME")
+    assert code == 7, err
+    assert out.endswith(f"\n0 it's  $HOME {laptop.user}\n")  # after what the login prints
+    assert run("cancel", "inside")[0] == 0
 
 
 def test_a_refusal(laptop):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from deploykit import exit_records
 from deploykit.backends import slurm
 from deploykit.backends.slurm import stacks as slurm_stacks
 from deploykit.errors import TryAgain, UsageError
@@ -60,10 +62,36 @@ def test_eight_ranks_on_two_nodes(cluster, make_plan, send, monkeypatch):
     ended(handle)
 
 
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+def test_a_command_beside_a_rank_of_the_second_node(cluster, make_plan, send, monkeypatch):
+    """Also from inside another job, and with input that it reads."""
+    handle = send(make_plan(HANGING, nodes=2, processes_per_node=2, env={"MINE": "a  b"}))
+    folder = Path(handle.folder)
+    monkeypatch.setenv("SLURM_NNODES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    wait_for(lambda: len(list(folder.glob("exit_records/process-*.json"))) == 4)
+    hosts = {one.rank: one.host for one in exit_records.processes(folder)}
+    script = 'cat; echo "$RANK $MINE $SLURMD_NODENAME $PWD"; exit 7'
+    argv = slurm.enter(handle, 3, ["sh", "-c", script], terminal=False)
+    done = subprocess.run(argv, input="in\n", capture_output=True, text=True, check=False)
+    assert done.stdout == f"in\n3 a  b {hosts[3]} {folder / 'source'}\n", done.stderr
+    assert done.returncode == 7
+    assert "--pty" in slurm.enter(handle, 3, (), terminal=True)
+    assert len(list(folder.glob("exit_records/process-*.json"))) == 4  # all go on
+    slurm.cancel(handle)
+    ended(handle)
+
+
 def test_a_job_without_a_running_rank(make_plan, tmp_path):
     handle = Handle("slurm", "localhost", "42", "one-1", str(tmp_path))
     with pytest.raises(TryAgain, match="no rank of one-1 is running"):
         slurm.dump(handle, tmp_path / "stacks/1", native=False)
+    with pytest.raises(TryAgain, match="no rank of one-1 is running"):
+        slurm.enter(handle, 0, (), terminal=True)
     (tmp_path / "array").write_text("3\n")
     with pytest.raises(UsageError, match="is a job array"):
         slurm.dump(handle, tmp_path / "stacks/1", native=False)
+    with pytest.raises(UsageError, match="is a job array"):
+        slurm.enter(handle, 0, (), terminal=True)

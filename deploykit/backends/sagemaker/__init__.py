@@ -72,6 +72,13 @@ def dump_by_hand(handle: Handle) -> tuple[str, str]:
     return remote_debug.dump_by_hand(handle)
 
 
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
+    """A shell in the container of a rank's node; see `deploykit.capabilities.Shell`."""
+    from deploykit.backends.sagemaker import remote_debug
+
+    return remote_debug.enter(handle, rank, command, terminal=terminal)
+
+
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
@@ -123,6 +130,7 @@ __all__ = [
     "check",
     "cost",
     "dump_by_hand",
+    "enter",
     "examine",
     "find",
     "logs",

@@ -66,6 +66,13 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     return stacks.dump(handle, folder, native=native)
 
 
+def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
+    """Run a command beside a rank: see `rank_step.argv`."""
+    from deploykit.backends.slurm import rank_step
+
+    return rank_step.argv(handle, rank, command, terminal=terminal)
+
+
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
     """The run's folder on its login node."""
     from deploykit import shell

@@ -108,6 +108,17 @@ def argv(host: str, script: str) -> list[str]:
     return ["ssh", "-T", *options, "--", host, line]
 
 
+def attached(host: str, script: str, *, terminal: bool) -> list[str]:
+    """The ssh command for a script of sh whose input and output are those of this process.
+
+    `terminal` asks for one there, too.
+    """
+    line = shlex.join(["sh", "-c", _CLEAN_ENVIRONMENT + script])
+    settings = [*connection_options(), "LogLevel=ERROR"]
+    options = [word for setting in settings for word in ("-o", setting)]
+    return ["ssh", "-t" if terminal else "-T", *options, "--", host, line]
+
+
 def connection_options() -> list[str]:
     """Options of ssh that share one connection, or that turn sharing off where it is not safe."""
     folder = _socket_folder()

@@ -1,0 +1,48 @@
+"""A command beside a rank: a short step of the job on the rank's node, with its output here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploykit import exit_records
+from deploykit.backends.slurm import client, remote, ssh
+from deploykit.errors import UsageError
+from deploykit.inspect import node_command
+from deploykit.model import Handle
+
+
+def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
+    """The command line of this machine; see `deploykit.capabilities.Shell`."""
+    if client.tasks(handle) is not None:
+        raise UsageError(
+            f"{handle.run} is a job array, whose tasks `exec` and `shell` cannot tell apart yet",
+            hint=f"srun --overlap --pty --jobid={handle.id}_TASK bash",
+        )
+    folder = Path(handle.folder)
+    process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
+    there = remote.recorded_folder(folder)
+    if there is None:
+        node_command.require_program(folder, handle.run)
+    inner = node_command.enter(process, "slurm", there.folder if there else str(folder), command)
+    step = [*_step(handle.id, process.host, terminal=terminal), *inner]
+    if there is None:
+        unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
+        return ["env", *unset, *step]
+    needed = shlex.quote(f"{there.folder}/source/{node_command.ENTER}")
+    lacks = "deploykit: the bundle of this run cannot be entered"
+    script = f"[ -e {needed} ] || {{ echo {shlex.quote(lacks)} >&2; exit 69; }}; "
+    return ssh.attached(there.host, f"{script}exec {shlex.join(step)}", terminal=terminal)
+
+
+def _step(job: str, host: str, *, terminal: bool) -> list[str]:
+    """A step with one task on `host`, beside the steps that run there.
+
+    https://slurm.schedmd.com/srun.html#OPT_overlap
+    """
+    return [
+        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"),
+        *(f"--nodelist={host}", *(["--pty"] if terminal else [])),
+    ]

@@ -1,0 +1,25 @@
+"""The command line that enters a run: a command beside one of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deploykit import capabilities, lifecycle
+from deploykit.errors import NotFound
+from deploykit.model import State
+from deploykit.registry import Run
+
+_RUNNING = {State.RUNNING, State.STOPPING, State.UNKNOWN}
+
+
+def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list[str]:
+    """The command line; see `deploykit.capabilities.Shell`.
+
+    Raises NotFound where the run is not running, UsageError where its backend cannot, TryAgain
+    where the rank is not running.
+    """
+    (row,) = lifecycle.refresh([row])
+    if row.handle is None or State(row.state) not in _RUNNING:
+        raise NotFound(f"{row.run} is {row.state}: no rank is running", hint=row.reason or None)
+    engine = capabilities.require(row.backend, capabilities.Shell)
+    return list(engine.enter(row.handle, rank, command, terminal=terminal))
