@@ -75,7 +75,7 @@ class Part:
         """Matches lines whose text in a pipe is what follows their time."""
         node = r"(?!)" if self.node is None or self.task is not None else rf"node {self.node}"
         rank = r"(?!)" if self.task is not None else r"rank (?:0|[1-9]\d{0,8})"
-        return re.compile(rf"(?:{_STAMP} \[(?:{rank}|{node})\] (?!\r)[^\n]*\n)*+", re.ASCII)
+        return re.compile(rf"(?:{_STAMP} \[(?:{rank}|{node})\] [^\r\n]*\n)*+", re.ASCII)
 
 
 class Batch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.log_data(_or_note(_lines(row, args, foldings), _none_message(args)))
         return 0
-    lines = _texts(row, args, foldings) if not sys.stdout.isatty() else _lines(row, args, foldings)
-    _print(row, _or_note(lines, _none_message(args)), args, foldings)
+    _print(row, _or_note(_texts(row, args, foldings), _none_message(args)), args, foldings)
     return 0
 
 

@@ -99,7 +99,7 @@ def log(
 ) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    A text is whole lines for a pipe. `colors` keeps their own on a terminal. `aside` prints to
+    A text is whole lines. `colors` keeps their own on a terminal. `aside` prints to
     standard error. With the `folder` of a run a terminal shows its progress bar below.
     """
     out = sys.stderr if aside else sys.stdout
@@ -112,10 +112,9 @@ def log(
     latest = [""]
     with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
         for line in lines:
-            is_bar = not isinstance(line, str) and line.bar
-            latest[0] = str(line) if is_bar else ""
+            latest[0] = str(line) if not isinstance(line, str) and line.bar else ""
             with last.hidden():
-                if not (is_bar and last.drawn):
+                if not (latest[0] and last.drawn):
                     _log(out, line, colors=colors)
 
 
@@ -130,6 +129,8 @@ def _log(out: TextIO, line: LogLine | str, *, colors: bool) -> None:
     if isinstance(line, LogLine):
         texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
         line = "".join(f"{line.origin}{text}\n" for text in texts)
+    elif out.isatty():
+        line = "\n".join(terminal.log(text, colors=colors)[0] for text in line.split("\n"))
     _write(out, line)
     out.flush()
 
@@ -337,9 +338,8 @@ def has_colors(out: TextIO) -> bool:
 
 def _state(run: Run) -> str:
     color = _SGR.get(_STATE_COLORS.get(run.state, ""))
-    if color is None or not has_colors(sys.stdout):
-        return run.state
-    return f"\x1b[{color}m{run.state}\x1b[0m"
+    plain = color is None or not has_colors(sys.stdout)
+    return run.state if plain else f"\x1b[{color}m{run.state}\x1b[0m"
 
 
 def _times(run: Run) -> Iterator[tuple[str, str]]:
