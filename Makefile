@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-slurm docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -132,6 +132,9 @@ FRAMEWORKS := tests/frameworks
 .venv-frameworks/.ready: $(VENV)/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
 	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
 	touch $@
+
+bench-scale: $(VENV)/.dev
+	$(BIN)/python benchmarks/scale.py
 
 bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py

@@ -22,6 +22,9 @@ _AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
 _FRAME = re.compile(r"frame #\d+: |Exception raised from \S+ at ")
 """C++ below a message of PyTorch (c10::Error)."""
+_BEGINS = re.compile(
+    r"Traceback \(most recent call last|torch/distributed/elastic/|frame #\d|Exception raised from "
+)
 _RULE = re.compile(r"=+")
 _LAST_RULE = 2
 """Torchrun's summary is between two rules of equals signs."""
@@ -47,13 +50,26 @@ class Folding:
 
     def fold(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """The lines to show, in their order; a traceback comes when its last line has come."""
+        yield from self.feed(lines)
+        yield from self.rest()
+
+    def feed(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The same for some of the lines: a traceback may end in the next ones."""
         for line in lines:
             if line.bar:
                 yield line
                 continue
             yield from self._next(line, _author(line), plain(line))
+
+    def rest(self) -> Iterator[LogLine]:
+        """The lines of tracebacks that have not ended."""
         for block in self._blocks.values():
             yield from block
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next line is shown as it is, unless something to be folded begins there."""
+        return not (self._blocks or self._rules or self._in_frames)
 
     def _next(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
         if author in self._blocks:
@@ -99,6 +115,11 @@ class Folding:
 
     def _hide(self, lines: list[LogLine]) -> None:
         self.hidden += len(lines)
+
+
+def may_fold(text: str) -> bool:
+    """Whether something to be folded may begin in a text of many lines."""
+    return _BEGINS.search(text) is not None
 
 
 def _author(line: LogLine) -> Author:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
 from deploykit import backend, capabilities
 from deploykit.errors import NotFound, UsageError
-from deploykit.folding import plain
+from deploykit.folding import Folding, may_fold, plain
+from deploykit.logfiles import Lines
 from deploykit.model import Handle, LogLine
 from deploykit.registry import Run
 
@@ -31,17 +34,82 @@ class Selection:
     first_error: bool = False
     """Only the first traceback or error of any rank."""
 
+    @property
+    def of_each_line(self) -> bool:
+        """Whether each line tells by itself that it is selected, without those before it."""
+        return self.attempt is None and self.since is None and not self.first_error
+
 
 def of_run(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     """The selected lines of a run, oldest first; with `follow` until it has ended.
 
     Raises NotFound where it has no logs, UsageError where it has no such task.
     """
+    return _select(_lines(row, wanted, follow=follow), wanted)
+
+
+def texts(
+    row: Run, wanted: Selection, folding: Folding | None, *, follow: bool
+) -> Iterator[LogLine | str]:
+    """The same, folded, as lines and as texts of many lines, as a pipe shows them. Raises as above.
+
+    Many lines at once are several times faster; a text has only lines that nothing folds.
+    """
+    lines = _lines(row, wanted, follow=follow)
+    if not isinstance(lines, Lines) or not wanted.of_each_line:
+        chosen = _select(lines, wanted)
+        yield from folding.fold(chosen) if folding else chosen
+        return
+    for batch in lines.batches():
+        text = batch.plain() if folding is None or folding.is_idle else None
+        if text is not None and (folding is None or not may_fold(text)):
+            yield text
+        else:
+            chosen = _select(batch.lines(), wanted)
+            yield from folding.feed(chosen) if folding else chosen
+    yield from folding.rest() if folding else ()
+
+
+def tail(
+    row: Run,
+    wanted: Selection,
+    count: int,
+    folded: Callable[[Iterable[LogLine]], Iterator[LogLine]],
+    *,
+    follow: bool,
+) -> Iterator[LogLine]:
+    """The last `count` selected lines, folded, and with `follow` those that come. Raises as above.
+
+    Log files on this machine are read from their ends, so a traceback may be shown whole that is
+    equal to a much earlier one. `folded` may be called several times, each time for all lines.
+    """
+
+    def chosen(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        return folded(_select(iter(lines), wanted))
+
+    lines = _lines(row, wanted, follow=follow)
+    if isinstance(lines, Lines) and wanted.of_each_line:
+        yield from lines.tail(count, chosen)
+        yield from chosen(lines) if follow else ()
+    elif follow:
+        seen = sum(1 for _ in chosen(_lines(row, wanted, follow=False)))
+        yield from islice(chosen(lines), max(0, seen - count), None)
+    else:
+        yield from deque(chosen(lines), count)
+
+
+def _lines(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
+    """The lines of a run; of log files on this machine only those of the rank, node or task."""
     if row.handle is None:
         raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
     if wanted.task is not None:
         _refuse_unknown_task(row.handle, wanted.task)
-    return _select(backend.find(row.backend).logs(row.handle, follow=follow), wanted)
+    lines = backend.find(row.backend).logs(row.handle, follow=follow)
+    if isinstance(lines, Lines):
+        lines.logs.node, lines.logs.task = wanted.node, wanted.task
+        if wanted.attempt is None:  # else the lines of the launchers are needed
+            lines.logs.rank = wanted.rank
+    return lines
 
 
 def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:

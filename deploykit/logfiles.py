@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deploykit import paths
+from deploykit import log_merge, paths
 from deploykit.errors import NotFound
+from deploykit.log_merge import Batch, Part
 from deploykit.model import Handle, LogLine
 
 BAR = "progress"
 """In a run folder: the current state of the progress bar of rank 0."""
 ALL = ("logs/*.log", "tasks/*/logs/*.log")
 """In a run folder: the logs of a job, and those of the tasks of a job array."""
-_LINE = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)", re.DOTALL
-)
 _NODE = re.compile(r"node-(\d{1,9})\.log")
 _TASK = re.compile(r"/tasks/(\d{1,9})/logs/[^/]+$")
 _REFUSAL = re.compile(r"(?m)^deploykit: (the job cannot start: .{1,1000})$")
@@ -31,6 +29,8 @@ _LONGEST_BAR = 1 << 17
 """Bytes of the state of a progress bar."""
 _PAUSE = 0.2
 """Seconds between two reads while following."""
+_WINDOWS, _WINDOW, _WINDOW_AT_LEAST = 1 << 22, 1 << 16, 1 << 12
+"""Bytes at the ends of all files, and of each, that are read at first for their last lines."""
 
 
 def whole(handle: Handle) -> Path:
@@ -39,21 +39,6 @@ def whole(handle: Handle) -> Path:
     if not folder.is_dir():
         raise NotFound(f"{handle.run} has no logs: its folder {folder} was deleted")
     return folder
-
-
-def parse(text: str, node: int | None) -> LogLine:
-    """A line of a log; time and rank are parsed where the node plane wrote them."""
-    match = _LINE.fullmatch(text)
-    if match is None:
-        return LogLine(text, node)
-    when, kind, number, rest = match.groups()
-    try:
-        moment = datetime.fromisoformat(when)
-    except ValueError:  # the 45th of the 13th month
-        return LogLine(text, node)
-    bar = rest.startswith("\r") and len(rest) > 1  # entrypoints/deploykit_node/progress.py
-    rank = int(number) if kind == "rank" else None
-    return LogLine(rest[bar:], node, rank, moment, bar=bar)
 
 
 def refusal(log: Path) -> str | None:
@@ -73,19 +58,43 @@ def read(
     follow: bool,
     ended: Callable[[], bool],
     patterns: tuple[str, ...] = ("*.log",),
-) -> Iterator[LogLine]:
+) -> Lines:
     """Lines of every log in `folder`, merged by time as far as they carry one.
 
     With `follow`, new lines as they arrive, from files that may not exist yet, until `ended()` is
     true and everything written before has been read. A last line without a newline is included.
     """
-    logs = Logs(folder, patterns)
-    while True:
-        last = not follow or ended()
-        yield from logs.new(whole=last)
-        if last:
-            return
-        time.sleep(_PAUSE)
+    return Lines(Logs(folder, patterns), ended if follow else None)
+
+
+class Lines(Iterator[LogLine]):
+    """The lines of log files on this machine, in batches or one by one; read as they are needed."""
+
+    def __init__(self, logs: Logs, ended: Callable[[], bool] | None) -> None:
+        self.logs, self._ended = logs, ended
+        self._lines = (line for batch in self.batches() for line in batch.lines())
+
+    def __next__(self) -> LogLine:
+        return next(self._lines)
+
+    def batches(self) -> Iterator[Batch]:
+        """All lines, in batches."""
+        while True:
+            last = self._ended is None or self._ended()
+            yield from self.logs.batches(whole=last)
+            if last:
+                return
+            time.sleep(_PAUSE)
+
+    def tail(
+        self, count: int, chosen: Callable[[Iterable[LogLine]], Iterator[LogLine]]
+    ) -> list[LogLine]:
+        """The last `count` of the lines that `chosen` lets through; what follows is read next.
+
+        Files are read from their ends. `chosen` is called again each time more of them is needed;
+        it is given all lines in their order, or the last ones.
+        """
+        return self.logs.tail(count, chosen, whole=self._ended is None)
 
 
 def bar(folder: Path) -> str:
@@ -96,26 +105,79 @@ def bar(folder: Path) -> str:
 class Logs:
     """The log files in `folder` whose names match `patterns`, read as they grow.
 
-    With `most`, of a file that is longer at first only that many bytes at its end.
+    With `most`, of a file that is longer at first only that many bytes at its end. With `rank`,
+    `node` or `task`, only lines of these; other lines are left out before they are sorted.
     """
 
     def __init__(
         self, folder: Path, patterns: tuple[str, ...] = ("*.log",), most: int | None = None
     ) -> None:
         self._folder, self._patterns, self._most = folder, patterns, most
-        self._tails: dict[Path, _Tail] = {}
+        self._files: dict[Path, _File] = {}
+        self.rank: int | None = None
+        self.node: int | None = None
+        self.task: int | None = None
 
     def new(self, *, whole: bool = False) -> Iterator[LogLine]:
         """The lines since the last call, merged by time as far as they carry one.
 
         With `whole`, last lines without a newline are included.
         """
-        fresh = []
+        batches = self.batches(whole=whole)
+        return (line for batch in batches for line in batch.lines())
+
+    def batches(self, *, whole: bool = False) -> Iterator[Batch]:
+        """The same in batches. What was there at the call counts as read."""
+        parts = [file.next(whole=whole) for file in self._chosen()]
+        return log_merge.batches([part for part in parts if part.start < part.stop], self.rank)
+
+    def tail(
+        self,
+        count: int,
+        chosen: Callable[[Iterable[LogLine]], Iterator[LogLine]],
+        *,
+        whole: bool,
+    ) -> list[LogLine]:
+        """See `Lines.tail`."""
+        parts = [file.next(whole=whole) for file in self._chosen()]
+        window = max(_WINDOW_AT_LEAST, min(_WINDOW, _WINDOWS // max(1, len(parts))))
+        while True:
+            ends = [log_merge.end_of(part, window) for part in parts]
+            cut = [first for _, first in ends if first is not None]
+            # a single file whose lines have no time, before those of all others, hides nothing
+            since = None if cut in ([], [""]) else max(cut)
+            lines = _Late(log_merge.batches([part for part, _ in ends], self.rank), since)
+            last = deque((line for line in chosen(lines) if lines.late), count)
+            if len(last) == count or not cut:
+                return list(last)
+            window *= 4
+
+    def _chosen(self) -> list[_File]:
         names = (path for pattern in self._patterns for path in self._folder.glob(pattern))
-        for path in sorted(names, key=_by_number):
-            tail = self._tails.setdefault(path, _Tail(path, self._most))
-            fresh.append(tail.lines(whole=whole))
-        return _merge(fresh)
+        files = [
+            self._files.setdefault(path, _File(path, self._most))
+            for path in sorted(names, key=_by_number)
+        ]
+        return [
+            file
+            for file in files
+            if self.node in {None, file.node} and self.task in {None, file.task}
+        ]
+
+
+class _Late:
+    """The lines of batches; `late` once all lines since a time are among them."""
+
+    def __init__(self, batches: Iterator[Batch], since: str | None) -> None:
+        self._batches = batches
+        self._since = datetime.fromisoformat(since) if since else _BEGINNING
+        self.late = since is None
+
+    def __iter__(self) -> Iterator[LogLine]:
+        for batch in self._batches:
+            for line in batch.lines():
+                self.late = self.late or (line.time is not None and line.time > self._since)
+                yield line
 
 
 def _by_number(path: Path) -> tuple[int, str]:
@@ -123,44 +185,24 @@ def _by_number(path: Path) -> tuple[int, str]:
     return (int(match[1]) if match else -1, path.name)
 
 
-def _merge(files: list[list[LogLine]]) -> Iterator[LogLine]:
-    """All lines by time; a line without a time follows the previous line of its file."""
-    keyed = []
-    for lines in files:
-        last = _BEGINNING
-        for line in lines:
-            last = line.time or last
-            keyed.append((last, line))
-    for _, line in sorted(keyed, key=lambda pair: pair[0]):
-        yield line
-
-
-class _Tail:
-    """Reads a file as it grows."""
+class _File:
+    """How far a file was read."""
 
     def __init__(self, path: Path, most: int | None = None) -> None:
         match = _NODE.fullmatch(path.name)
-        self._path, self._node = path, int(match[1]) if match else None
+        self.path, self.node = path, int(match[1]) if match else None
         task = _TASK.search(str(path))
-        self._task = int(task[1]) if task else None
-        size = path.stat().st_size if most is not None else 0
-        self._at = max(0, size - (most or size))
-        self._cut = self._at > 0
-        """Whether the next line is incomplete at its beginning."""
-        self._rest = b""
+        self.task = int(task[1]) if task else None
+        self._at = self._searched = 0
+        if most is not None and (size := path.stat().st_size) > most:
+            self._at = log_merge.line_start(path, size - most, size)
 
-    def lines(self, *, whole: bool) -> list[LogLine]:
-        """Complete lines written since the last call; with `whole`, also an incomplete last one."""
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            data = file.read()
-        self._at += len(data)
-        *ready, self._rest = (self._rest + data).split(b"\n")
-        if self._cut and ready:
-            del ready[0]
-            self._cut = False
-        if whole and self._rest:
-            ready.append(self._rest)
-            self._rest = b""
-        lines = (parse(line.decode(errors="surrogateescape"), self._node) for line in ready)
-        return [line if self._task is None else replace(line, task=self._task) for line in lines]
+    def next(self, *, whole: bool) -> Part:
+        """What was written since the last call: complete lines; with `whole`, everything."""
+        size, start = self.path.stat().st_size, self._at
+        if whole:
+            self._at = max(size, start)
+        elif size > max(self._searched, start):
+            self._at = log_merge.line_end(self.path, max(self._searched, start), size) or start
+            self._searched = size
+        return Part(self.path, self.node, self.task, start, self._at)

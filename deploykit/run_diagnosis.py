@@ -97,8 +97,8 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
 
 def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path]) -> None:
     """Read the logs of the run, from `files` or else from its backend, and its status."""
-    for path in files:
-        diagnosis.read(str(path), scan.file(path, diagnosis.literals))
+    for path, found in scan.files(files, diagnosis.literals):
+        diagnosis.read(str(path), found)
     if not files and State(row.state) is not State.BLOCKED:
         if row.handle is None:
             raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
+import subprocess
+import threading
 import tomllib
+import tracemalloc
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from deploykit import cli, paths, registry, run_diagnosis
 from deploykit.backends import local
 from deploykit.diagnosis import cause_rules, placeholders, scan
 from deploykit.diagnosis.ranking import Diagnosis
+from deploykit.errors import NotFound
 from deploykit.model import State, Status
 
 LOGS = Path(__file__).parent / "diagnosis"
@@ -388,3 +395,83 @@ def test_a_fix_keeps_the_arguments_of_a_run_that_can_be_submitted_again(capsys, 
 )
 def test_a_usage_error_is_no_exception_of_the_program(line):
     assert first_label(f"usage: train.py [-h]\n{line}\n") == "bad_arguments"
+
+
+def test_one_grep_reads_many_files(tmp_path, monkeypatch):
+    """With the lines, numbers and order of one grep for each; odd names are no exception."""
+    literals = cause_rules.load().literals
+    names = ["rank 1.log", "-n.log", "a\nb.log", "rank:2.log", "silent.log", "caf\udce9.log", "p"]
+    for number, name in enumerate(names):
+        text = f"[rank{number}]: fine\n" * number + "CUDA out of memory\nnext\n--\nmore\n" * 2
+        (tmp_path / name).write_text("all is well\n" if name == "silent.log" else text)
+    (tmp_path / "p").unlink()
+    paths = [tmp_path / name for name in names[:-1]]
+    expected = {path: list(scan.file(path, literals)) for path in paths}
+    expected.pop(tmp_path / "silent.log")
+    begun, popen = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda argv, **how: begun.append(argv[0]) or popen(argv, **how)
+    )
+    found = [(path, list(lines)) for path, lines in scan.files(paths, literals)]
+    assert found == list(expected.items())
+    del begun[:]
+    many = [tmp_path / f"{number}.log" for number in range(300)]
+    for path in many:
+        path.write_text("CUDA out of memory\n")
+    assert [path for path, lines in scan.files(many, literals) if list(lines)] == many
+    assert len(begun) <= 2
+
+
+def test_a_pipe_among_the_files_is_read_once(tmp_path):
+    literals = cause_rules.load().literals
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.log").write_text("CUDA out of memory\n")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("NCCL error\n",))
+    writer.start()
+    found = [
+        (path.name, [line.text for line in lines])
+        for path, lines in scan.files([tmp_path / "a.log", tmp_path / "pipe"], literals)
+    ]
+    writer.join()
+    assert found == [("a.log", ["CUDA out of memory"]), ("pipe", ["NCCL error"])]
+
+
+def test_a_line_that_does_not_end_stays_out_of_memory(tmp_path, monkeypatch):
+    literals = cause_rules.load().literals
+    log = tmp_path / "run.log"
+    with log.open("wb") as file:
+        file.write(b"begins\n")
+        for _ in range(40):
+            file.write(b"x" * (1 << 20))
+        file.write(b"\nCUDA out of memory\n")
+        file.write(b"more\n")
+    longest, pieces = [], scan._pieces
+    monkeypatch.setattr(
+        scan, "_pieces", lambda one: (longest.append(len(p[0])) or p for p in pieces(one))
+    )
+    tracemalloc.start()
+    (found,) = [list(lines) for _, lines in scan.files([log], literals)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [(line.number, line.text) for line in found] == [(3, "CUDA out of memory"), (4, "more")]
+    assert peak < 10 << 20
+    assert max(longest) <= 1 << 20  # what grep has in memory
+
+
+@pytest.mark.parametrize("name", ["missing.log", "folder"])
+def test_a_file_of_many_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "a.log").write_text("CUDA out of memory\n")
+    (tmp_path / "folder").mkdir()
+    found = scan.files([tmp_path / "a.log", tmp_path / name], ["memory"])
+    with pytest.raises(NotFound, match=name):
+        deque(itertools.chain.from_iterable(lines for _, lines in found))
+
+
+def test_literals_with_digits_are_found_in_lines_that_differ_in_digits_only():
+    index = cause_rules.load().index
+    lines = ("exit code 1", "exit code 137", "Xid 79 seen", "Xid 13 seen", "exitcode: -9")
+    after_others = [index.candidates(line) for line in lines]
+    for line, found in zip(lines, after_others, strict=True):
+        index._known.clear()
+        assert index.candidates(line) == found
+    assert any(after_others)

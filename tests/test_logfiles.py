@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
+import tracemalloc
 from datetime import UTC, datetime
+from pathlib import Path
 
-from deploykit import logfiles
+import pytest
+
+from deploykit import log_merge, logfiles
 from deploykit.model import LogLine
 
 
@@ -17,11 +22,11 @@ def texts(folder, **how):
 def test_marks_are_taken_off():
     when = datetime(2026, 11, 21, 1, 46, 8, 123000, tzinfo=UTC)
     mark = "2026-11-21T01:46:08.123Z"
-    assert logfiles.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
-    assert logfiles.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
-    assert logfiles.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
+    assert log_merge.parse(f"{mark} [rank 3]  indented", 1) == LogLine(" indented", 1, 3, when)
+    assert log_merge.parse(f"{mark} [node 1] up", 1) == LogLine("up", 1, None, when)
+    assert log_merge.parse(f"{mark} [rank 3] ", 0) == LogLine("", 0, 3, when)
     for plain in ("", "hello", "[rank 3] x", f"{mark} rank 3 x", "2026 [rank 1] x"):
-        assert logfiles.parse(plain, None) == LogLine(plain)
+        assert log_merge.parse(plain, None) == LogLine(plain)
 
 
 def test_nodes_are_merged_by_time_and_lines_without_one_stay_behind_theirs(tmp_path):
@@ -70,3 +75,147 @@ def test_following_misses_and_doubles_nothing(tmp_path, monkeypatch):
         "last, unfinished"
     ]
     assert found.count("b") == 1
+
+
+def stamped(at, rank, text):
+    """A line of a log, `at` milliseconds after an hour."""
+    time = f"01:{at // 60000:02}:{at // 1000 % 60:02}.{at % 1000:03}"
+    return f"2026-11-21T{time}Z [rank {rank}] {text}\n"
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Logs of forty ranks, one of which stopped early, and one without times."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for rank in range(40):
+        steps = range(100) if rank == 7 else range(3000)
+        lines = [stamped(step * 31 + rank * 7 % 60, rank, f"step {step}") for step in steps]
+        (folder / f"node-{rank}.log").write_text("".join(lines))
+    (folder / "job.log").write_text("set up\n" * 3000)
+    return folder
+
+
+def sorted_at_once(folder):
+    """All lines as `sort` would merge them."""
+    lines = [("", text) for text in (folder / "job.log").read_text().splitlines()]
+    for node in range(40):
+        lines += [
+            (line[:24], line[25:])
+            for line in (folder / f"node-{node}.log").read_text().splitlines()
+        ]
+    return [text for _, text in sorted(lines, key=lambda pair: pair[0])]
+
+
+def shown(lines):
+    return [f"{line.origin}{line.text}" for line in lines]
+
+
+def logs_of(folder):
+    return logfiles.read(folder, follow=False, ended=bool)
+
+
+def chosen(lines):
+    return iter(lines)
+
+
+def test_many_files_are_merged_in_little_memory(many, monkeypatch):
+    expected = sorted_at_once(many)
+    assert shown(logs_of(many)) == expected
+    monkeypatch.setattr(log_merge, "_BUDGET", 1 << 16)
+    tracemalloc.start()
+    count = sum(1 for _ in logs_of(many))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == len(expected)
+    assert peak < sum(path.stat().st_size for path in many.iterdir()) / 2
+
+
+def test_texts_for_a_pipe_are_the_lines(many):
+    (many / "node-3.log").write_text(
+        stamped(5, 3, "\r 10% of a bar")
+        + "a line of its own\n"
+        + "2026-02-30T01:00:00.000Z [rank 3] no such day\n"
+        + stamped(7, "04", "a rank with a zero")
+        + stamped(6, 3, "earlier than the line before")
+        + "2026-11-21T01:00:09.000Z [node 3] launcher\n"
+        + "2026-11-21T01:00:09.000Z [rank 3]\n"
+        + stamped(60000, 3, "after all that")
+        + "".join(stamped(60000 + at, 3, "x" * 200) for at in range(3000))
+    )
+    plain, found = 0, []
+    for batch in logs_of(many).batches():
+        text = batch.plain()
+        lines = shown(batch.lines())
+        plain += text is not None
+        if text is not None:
+            assert text.splitlines() == lines
+        found += lines
+    assert plain > 1
+    assert found == shown(logs_of(many))
+    own = [line for line in found if "[rank 3]" in line or "[node 3]" in line]
+    assert own[:8] == [
+        "[rank 3]  10% of a bar",
+        "[node 3] a line of its own",
+        "[node 3] 2026-02-30T01:00:00.000Z [rank 3] no such day",
+        "[rank 3] earlier than the line before",
+        "[node 3] launcher",
+        "[rank 3] ",
+        "[rank 3] after all that",
+        f"[rank 3] {'x' * 200}",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 5, 100, 5000, 10**6])
+def test_the_last_lines_are_those_of_the_whole(many, count):
+    expected = sorted_at_once(many)[-count:]
+    assert shown(logs_of(many).tail(count, chosen)) == expected
+
+
+@pytest.mark.parametrize("count", [1, 50, 200])
+def test_the_last_lines_of_a_rank(many, count):
+    for rank in (7, 12):
+        lines = logs_of(many)
+        lines.logs.rank = rank
+        expected = [text for text in sorted_at_once(many) if f"[rank {rank}]" in text]
+        assert shown(lines.tail(count, chosen)) == expected[-count:]
+
+
+def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
+    """And no more files are open than the system allows."""
+    read, read_block = [], log_merge._Source._read
+    monkeypatch.setattr(
+        log_merge._Source, "_read", lambda one: read.append(read_block(one)) or read[-1]
+    )
+    monkeypatch.setattr(logfiles, "_WINDOW", 1 << 12)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    here = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (here + 30, limits[1]))
+    try:
+        assert len(logs_of(many).tail(100, chosen)) == 100
+        total = sum(path.stat().st_size for path in many.iterdir())
+        assert sum(map(len, read)) < total / 10
+        assert sum(1 for _ in logs_of(many)) == 3000 * 39 + 100 + 3000
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_the_last_lines_and_those_that_follow(tmp_path):
+    log = tmp_path / "node-0.log"
+    log.write_text("".join(stamped(at, 0, f"{at}") for at in range(3000)) + "unfinished")
+    ended = iter([False, True])
+
+    def is_over():
+        with log.open("a") as file:
+            file.write(" no more\n")
+        return next(ended)
+
+    lines = logfiles.read(tmp_path, follow=True, ended=is_over)
+    assert [line.text for line in lines.tail(2, chosen)] == ["2998", "2999"]
+    assert [line.text for line in lines] == ["unfinished no more", " no more"]
+
+
+def test_only_the_files_of_a_node_are_read(many):
+    lines = logs_of(many)
+    lines.logs.node = 7
+    assert len(shown(lines)) == 100

@@ -9,6 +9,7 @@ deploykit diagnose slurm-4242.out
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,8 +83,13 @@ def _of_files(names: Sequence[str], known: RuleSet) -> RunDiagnosis:
     diagnosis = Diagnosis(known)
     paths = [None if name == "-" else Path(name) for name in names]
     recorded = [path for path in paths if path and dumps.is_dump(path)]
-    for name, path in zip(names, paths, strict=True):
-        if path not in recorded:
-            diagnosis.read(name, scan.file(path, diagnosis.literals))
+    name_by_path = {path: name for name, path in zip(names, paths, strict=True) if path}
+    logs = (path for path in paths if path not in recorded)
+    for is_file, group in itertools.groupby(logs, lambda path: path is not None):
+        if not is_file:
+            diagnosis.read("-", scan.file(None, diagnosis.literals))
+            continue
+        for path, found in scan.files([path for path in group if path], diagnosis.literals):
+            diagnosis.read(name_by_path[path], found)
     warnings = run_diagnosis.read_dumps(diagnosis, [dumps.read(path) for path in recorded])
     return RunDiagnosis(tuple(diagnosis.causes()), tuple(warnings))

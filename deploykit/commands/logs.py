@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from deploykit import lifecycle, log_selection, registry, run_diagnosis
 from deploykit.commands import arguments, output
@@ -23,6 +22,7 @@ from deploykit.model import LogLine
 from deploykit.registry import Run
 
 SHARED = ("run",)
+_Line = TypeVar("_Line", LogLine, LogLine | str)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,24 +71,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
     row = lifecycle.refresh([registry.get(args.run)])[0]
-    folding = Folding()
-    lines: Iterable[LogLine] = _shown(row, args, folding, follow=args.follow)
-    if args.tail is not None and args.follow:
-        count = sum(1 for _ in _shown(row, args, Folding(), follow=False))
-        lines = itertools.islice(lines, max(0, count - args.tail), None)
-    elif args.tail is not None:
-        lines = deque(lines, args.tail)
-    _print(row, _or_note(lines, _none_message(args)), args, folding)
+    foldings = [Folding()]
+    if args.json:
+        output.log_data(_or_note(_lines(row, args, foldings), _none_message(args)))
+        return 0
+    _print(row, _or_note(_texts(row, args, foldings), _none_message(args)), args, foldings)
     return 0
 
 
-def _shown(
-    row: Run, args: argparse.Namespace, folding: Folding, *, follow: bool
-) -> Iterator[LogLine]:
-    """The run's lines that were asked for, folded."""
-    chosen = {field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
-    lines = log_selection.of_run(row, Selection(**chosen), follow=follow)
-    return lines if args.raw or args.first_error or args.json else folding.fold(lines)
+def _lines(row: Run, args: argparse.Namespace, foldings: list[Folding]) -> Iterator[LogLine]:
+    """The run's lines that were asked for, folded by the last one of `foldings`."""
+
+    def folded(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        foldings.append(Folding())
+        return foldings[-1].fold(lines) if _folds(args) else iter(lines)
+
+    wanted = _selection(args)
+    if args.tail is not None:
+        return log_selection.tail(row, wanted, args.tail, folded, follow=args.follow)
+    return folded(log_selection.of_run(row, wanted, follow=args.follow))
+
+
+def _texts(row: Run, args: argparse.Namespace, foldings: list[Folding]) -> Iterator[LogLine | str]:
+    """The same, where possible many lines at once."""
+    if args.tail is not None:
+        yield from _lines(row, args, foldings)
+        return
+    folding = foldings[-1] if _folds(args) else None
+    yield from log_selection.texts(row, _selection(args), folding, follow=args.follow)
+
+
+def _selection(args: argparse.Namespace) -> Selection:
+    return Selection(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(Selection)}
+    )
+
+
+def _folds(args: argparse.Namespace) -> bool:
+    return not (args.raw or args.first_error or args.json)
 
 
 def _moment(text: str) -> datetime:
@@ -108,13 +128,12 @@ def _moment(text: str) -> datetime:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def _print(row: Run, lines: Iterable[LogLine], args: argparse.Namespace, folding: Folding) -> None:
+def _print(
+    row: Run, lines: Iterable[LogLine | str], args: argparse.Namespace, foldings: Sequence[Folding]
+) -> None:
     """Print the lines, then the cause where the run failed."""
-    if args.json:
-        output.log_data(lines)
-        return
     output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
-    output.folded(row, folding)
+    output.folded(row, foldings[-1])
     if args.follow:
         (row,) = lifecycle.refresh([row])
     if cause := run_diagnosis.brief(row):
@@ -128,7 +147,7 @@ def _none_message(args: argparse.Namespace) -> str:
     return " ".join(["no error" if args.first_error else "no line", *(parts or ["yet"])])
 
 
-def _or_note(lines: Iterable[LogLine], message: str) -> Iterator[LogLine]:
+def _or_note(lines: Iterable[_Line], message: str) -> Iterator[_Line]:
     """The lines; where there is none, print a note."""
     line = None
     for line in lines:

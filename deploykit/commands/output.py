@@ -95,12 +95,12 @@ def block(text: str) -> None:
 
 
 def log(
-    lines: Iterable[LogLine], *, colors: bool = False, aside: bool = False, folder: str = ""
+    lines: Iterable[LogLine | str], *, colors: bool = False, aside: bool = False, folder: str = ""
 ) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    `colors` keeps their own colors on a terminal. `aside` prints to standard error. With the
-    `folder` of a run that is followed, a terminal shows its progress bar below the lines.
+    A text is whole lines. `colors` keeps their own on a terminal. `aside` prints to
+    standard error. With the `folder` of a run a terminal shows its progress bar below.
     """
     out = sys.stderr if aside else sys.stdout
     if not folder or not out.isatty():
@@ -112,9 +112,9 @@ def log(
     latest = [""]
     with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
         for line in lines:
-            latest[0] = f"{line.origin}{line.text}" if line.bar else ""
+            latest[0] = str(line) if not isinstance(line, str) and line.bar else ""
             with last.hidden():
-                if not (line.bar and last.drawn):
+                if not (latest[0] and last.drawn):
                     _log(out, line, colors=colors)
 
 
@@ -125,10 +125,13 @@ def last_line(text: Callable[[], str]) -> LastLine:
     return LastLine(sys.stderr, text)
 
 
-def _log(out: TextIO, line: LogLine, *, colors: bool) -> None:
-    texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
-    for text in texts:
-        _write(out, f"{line.origin}{text}\n")
+def _log(out: TextIO, line: LogLine | str, *, colors: bool) -> None:
+    if isinstance(line, LogLine):
+        texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
+        line = "".join(f"{line.origin}{text}\n" for text in texts)
+    elif out.isatty():
+        line = "\n".join(terminal.log(text, colors=colors)[0] for text in line.split("\n"))
+    _write(out, line)
     out.flush()
 
 
@@ -336,9 +339,8 @@ def has_colors(out: TextIO) -> bool:
 
 def _state(run: Run) -> str:
     color = _SGR.get(_STATE_COLORS.get(run.state, ""))
-    if color is None or not has_colors(sys.stdout):
-        return run.state
-    return f"\x1b[{color}m{run.state}\x1b[0m"
+    plain = color is None or not has_colors(sys.stdout)
+    return run.state if plain else f"\x1b[{color}m{run.state}\x1b[0m"
 
 
 def _times(run: Run) -> Iterator[tuple[str, str]]:

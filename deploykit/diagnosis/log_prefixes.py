@@ -65,13 +65,13 @@ def time(text: str) -> str:
 
 def summary_rank(text: str) -> int | None:
     """The rank of an entry in torchrun's failure summary, whose last entry failed first."""
-    match = _SUMMARY_RANK.search(bare(text))
+    match = _SUMMARY_RANK.search(bare(text)) if SUMMARY in text else None
     return int(match[1]) if match else None
 
 
 def continues_summary(text: str) -> bool:
     """Whether the line is a detail of the summary's previous entry."""
-    return _SUMMARY_DETAIL.search(bare(text)) is not None
+    return " : " in text and _SUMMARY_DETAIL.search(bare(text)) is not None
 
 
 def stopped_in_summary(text: str) -> bool:
@@ -79,4 +79,4 @@ def stopped_in_summary(text: str) -> bool:
 
     torchrun lists such ranks when the run is stopped from outside, for example at its time limit.
     """
-    return _SUMMARY_STOPPED.search(bare(text)) is not None
+    return "exitcode" in text and _SUMMARY_STOPPED.search(bare(text)) is not None

@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 SHORTEST = 3
 """Characters of the shortest fixed text: the index finds texts by three of their characters."""
 _FREQUENT = frozenset("etaoinsrldc 0123456789")
+_DIGITS = re.compile(r"\d+")
+_MOST_KNOWN = 5000
+"""Lines without their numbers that are remembered."""
 _SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
 
 Owner = TypeVar("Owner")
@@ -34,14 +37,26 @@ class PatternIndex(Generic[Owner]):
             for literal in pattern.literals:
                 self._numbers[literal].append(number)
         self._by_trigram: dict[str, list[str]] = defaultdict(list)
-        for literal in self._numbers:
+        self._with_digits = [text for text in self._numbers if _DIGITS.search(text)]
+        for literal in self._numbers.keys() - set(self._with_digits):
             self._by_trigram[min(_trigrams(literal), key=_frequency)].append(literal)
+        self._known: dict[str, tuple[str, ...]] = {}
 
     def candidates(self, line: str) -> list[int]:
-        """The numbers of the patterns that may match: the line holds one of their literals."""
-        trigrams = self._by_trigram.keys() & _trigrams(line)
-        held = (text for each in trigrams for text in self._by_trigram[each] if text in line)
-        return sorted({number for text in held for number in self._numbers[text]})
+        """The numbers of the patterns that may match: the line holds one of their literals.
+
+        Lines that differ in their numbers only are common, and hold the same literals without one.
+        """
+        alike = _DIGITS.sub("0", line)
+        held = self._known.get(alike)
+        if held is None:
+            trigrams = self._by_trigram.keys() & _trigrams(line)
+            texts = (text for each in trigrams for text in self._by_trigram[each])
+            held = tuple(text for text in texts if text in line)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[alike] = held
+        numbered = (text for text in self._with_digits if text in line)
+        return sorted({number for text in (*held, *numbered) for number in self._numbers[text]})
 
     def match(self, line: str, candidates: Iterable[int]) -> dict[Owner, dict[str, str]]:
         """The owners of the candidates that match, each with the text of its named groups."""

@@ -189,12 +189,12 @@ class Diagnosis:
             cause.order = order
         elif cause.firm and not firm:
             return
-        evidence = self._evidence(log, line, raw)
         if order < cause.order:
             cause.order = order
-            cause.evidence.insert(0, evidence)
-        elif len(cause.evidence) < SHOWN and [evidence] != cause.evidence[-1:]:
-            cause.evidence.append(evidence)
+            cause.evidence.insert(0, self._evidence(log, line, raw))
+        elif len(cause.evidence) < SHOWN:
+            evidence = self._evidence(log, line, raw)
+            cause.evidence += [evidence] if [evidence] != cause.evidence[-1:] else []
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)

@@ -5,14 +5,18 @@ grep does it where it is installed, since it is many times faster than Python.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -22,6 +26,12 @@ CONTEXT = 2
 """Lines after a hit that are included: messages span several lines."""
 _LONGEST = 1 << 20
 """Maximum bytes of a line in memory: a log may hold no line end at all."""
+_TOO_LONG = 1 << 23
+"""Bytes of a line that grep does not get: it would hold twice as many in memory."""
+_FIRST, _STEP = 1 << 12, 1 << 16
+"""Bytes that are read at once to find the end of a line."""
+_AT_ONCE = 1000
+"""Files in one command line."""
 _WIDEST = 4000
 """Characters that are matched together; longer lines are matched in pieces."""
 
@@ -37,6 +47,82 @@ class Line(NamedTuple):
     hit: bool
 
 
+def files(paths: Sequence[Path], literals: Sequence[str]) -> Iterator[tuple[Path, Iterator[Line]]]:
+    """Scan files, in their order; those without a hit are left out. Raises NotFound.
+
+    One grep reads many of them. The lines of a file must be read before the next file is asked for.
+    """
+    alone = {path for path in paths if _is_read_alone(path)}
+    grep = shutil.which("grep") if _names_files() and literals else None
+    for is_alone, group in groupby(paths, lambda path: grep is None or path in alone):
+        some = list(group)
+        if is_alone or grep is None:
+            yield from ((path, file(path, literals)) for path in some)
+            continue
+        for start in range(0, len(some), _AT_ONCE):
+            yield from _grep_all(grep, some[start : start + _AT_ONCE], literals)
+
+
+def _is_read_alone(path: Path) -> bool:
+    """Whether a file is none for a grep of many. Raises NotFound where it cannot be read."""
+    if not path.is_file():  # a pipe can be opened once only; of others `file` says what is wrong
+        return True
+    try:
+        with path.open("rb"):
+            return "\n" in str(path.absolute()) or _has_long_line(path)
+    except OSError as error:
+        raise NotFound(f"cannot read {path}: {error.strerror}") from error
+
+
+def _has_long_line(path: Path) -> bool:
+    """Whether a file may have a line of `_TOO_LONG` bytes, which grep would hold in memory.
+
+    Every line of twice that length holds a piece that begins at a multiple of it.
+    """
+    if not path.is_file() or (size := path.stat().st_size) <= _TOO_LONG:
+        return False
+    with path.open("rb", buffering=0) as source:
+        return any(_is_long_at(source, at) for at in range(0, size - _TOO_LONG, _TOO_LONG))
+
+
+def _is_long_at(source: io.FileIO, at: int) -> bool:
+    source.seek(at)
+    for start in range(0, _TOO_LONG, _STEP):
+        if b"\n" in source.read(_STEP if start else _FIRST):
+            return False
+    return True
+
+
+@cache
+def _names_files() -> bool:
+    """Whether this grep separates names from lines by a zero byte, as GNU's and BSD's do."""
+    argv = ["grep", "--null", "-H", "-a", "-n", "-E", "root", os.devnull]
+    done = subprocess.run(argv, stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 1
+
+
+def _grep_all(
+    program: str, paths: Sequence[Path], literals: Sequence[str]
+) -> Iterator[tuple[Path, Iterator[Line]]]:
+    """What one grep finds in files, by file."""
+    words = ["--null", "-H", "--", *(os.path.abspath(path) for path in paths)]  # noqa: PTH100 - no link is followed
+    by_name = dict(zip(words[3:], paths, strict=True))
+    with _grepping(program, words, None, literals) as found:
+        for name, pieces in groupby(_with_names(found), lambda piece: piece[0]):
+            yield by_name[os.fsdecode(name)], _parsed_lines((text, new) for _, text, new in pieces)
+
+
+def _with_names(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bytes, bool]]:
+    """The name of the file that each piece is of, the piece, and whether a line begins there."""
+    name = b""
+    for piece, begins in pieces:
+        if not begins:
+            yield name, piece, False
+        elif b"\0" in piece:  # else grep's group separator
+            name, _, text = piece.partition(b"\0")
+            yield name, text, True
+
+
 def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
     """Scan a file, or standard input for None. Raises NotFound."""
     try:
@@ -47,26 +133,61 @@ def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
         if path and path.is_dir():
             raise NotFound(f"{path} is a folder", hint="name the log files in it")
         grep = shutil.which("grep")
-        if grep and literals:
-            yield from _grep(grep, source.fileno(), literals)
+        if grep and literals and path and _has_long_line(path):
+            yield from _grep_cut(grep, source, literals)
+        elif grep and literals:
+            with _grepping(grep, [], source.fileno(), literals) as found:
+                yield from _parsed_lines(found)
         else:
             yield from lines(source, literals)
 
 
-def _grep(program: str, source: int, literals: Sequence[str]) -> Iterator[Line]:
+def _grep_cut(program: str, source: io.BufferedIOBase, literals: Sequence[str]) -> Iterator[Line]:
+    """What grep finds in lines that are cut into pieces on their way to it."""
+    cuts: list[int] = []
+    end, begin = os.pipe()
+    feeder = threading.Thread(target=_cut, args=(source, begin, cuts), daemon=True)
+    feeder.start()
+    try:
+        with _grepping(program, [], end, literals) as found:
+            os.close(end)  # grep's alone from now on: where grep ends, the feeder ends
+            for line in _parsed_lines(found):
+                yield line._replace(number=line.number - bisect_right(cuts, line.number))
+    finally:
+        feeder.join()
+
+
+def _cut(source: io.BufferedIOBase, sink: int, cuts: list[int]) -> None:
+    """Copy lines, long ones as several; `cuts` gets the numbers of those that continue a line."""
+    with contextlib.suppress(BrokenPipeError), os.fdopen(sink, "wb") as copy:
+        for number, (piece, begins) in enumerate(_pieces(source), 1):
+            if not begins:
+                cuts.append(number)
+            copy.write(piece if piece.endswith(b"\n") else piece + b"\n")
+
+
+@contextlib.contextmanager
+def _grepping(
+    program: str, words: Sequence[str], source: int | None, literals: Sequence[str]
+) -> Iterator[Iterator[tuple[bytes, bool]]]:
+    """What grep prints, in pieces."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
         texts.write("\n".join([*map(_escaped, literals), _NOT_FIXED]))
         texts.flush()
-        argv = [program, "-a", "-n", "-E", "-A", str(CONTEXT), "-f", texts.name]
+        argv = [program, "-a", "-n", "-E", "-A", str(CONTEXT), "-f", texts.name, *words]
         env = {**os.environ, "LC_ALL": "C"}
         with subprocess.Popen(argv, stdin=source, stdout=subprocess.PIPE, env=env) as process:
-            number, mark = 0, b""
-            for piece, begins in _pieces(cast("IO[bytes]", process.stdout)):
-                text = piece
-                if begins:
-                    number, mark, text = _parsed(piece)
-                if mark:
-                    yield Line(number, _decoded(text), hit=mark == b":")
+            yield _pieces(cast("IO[bytes]", process.stdout))
+
+
+def _parsed_lines(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Line]:
+    number, mark = 0, b""
+    for piece, begins in pieces:
+        text = piece
+        if begins:
+            number, mark, text = _parsed(piece)
+        if mark:
+            yield Line(number, _decoded(text), hit=mark == b":")
 
 
 def _escaped(text: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit import logfiles
+from deploykit import log_merge
 from deploykit.commands import progress_text
 from deploykit.metrics import final_metrics, length, progress
 from deploykit.metrics.length import Length
@@ -53,7 +53,7 @@ ONLY_EPOCHS = {
 
 def lines(name):
     text = (LOGS / f"{name}.log").read_bytes().decode()
-    return [logfiles.parse(line, 0) for line in text.split("\n") if line]
+    return [log_merge.parse(line, 0) for line in text.split("\n") if line]
 
 
 def read(found, known=Length()):  # noqa: B008 - it is not changed

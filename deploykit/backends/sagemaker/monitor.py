@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import logfiles
+from deploykit import log_merge
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.request import results
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted, TryAgain
@@ -311,7 +311,7 @@ def _new_lines(client: Any, stream: str, tokens: dict[str, str]) -> Iterator[_Or
 
 
 def _line(event: Any, node: int | None) -> LogLine:
-    line = logfiles.parse(_text(event, "message").rstrip("\n"), node)
+    line = log_merge.parse(_text(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
     return replace(line, time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))

@@ -1,0 +1,213 @@
+"""How the registry, `logs` and `diagnose` grow, beside a yardstick for each.
+
+    python benchmarks/scale.py
+    python benchmarks/scale.py --small --tree ../an-older-checkout
+
+Writes a registry of 1,000 to 100,000 runs, logs of 32 to 512 ranks and of 500 to 8,000 files, and
+runs commands of the checkout `--tree` on them. Wall and CPU seconds and the peak memory are those
+of the whole command, with what it starts. The exponent is the slope of CPU seconds over sizes on
+logarithmic axes: 0 is constant, 1 is linear. Nothing is required: it prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_TOP = Path(__file__).resolve().parent.parent
+_COLUMNS = "run, name, backend, target, folder, plan, bundle, created, output, id, state"
+_FIRST = (
+    "from deploykit import registry\n"
+    "registry.add(registry.Run('seed', 'j', 'local', 'h', '/', '', '', None, 0.0, ''))\n"
+    "registry.remove('seed')"
+)
+_SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall())"
+_LOST = "CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+class Cost(NamedTuple):
+    """What a command took, with all that it started."""
+
+    wall: float
+    cpu: float
+    memory: float
+    """MB."""
+
+
+class Figure(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    size: int
+    cost: Cost
+
+
+def cost(argv: Sequence[str | Path], tree: Path, home: Path) -> Cost:
+    """Run a command with the deploykit of a checkout, and count."""
+    env = {**os.environ, "PYTHONPATH": str(tree), "DEPLOYKIT_HOME": str(home), "LC_ALL": "C"}
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as output:  # into /dev/null, grep ends with the first match
+        process = subprocess.Popen([str(word) for word in argv], env=env, cwd="/", stdout=output)
+        _, _, used = os.wait4(process.pid, 0)
+    process.returncode = 0  # waited for
+    wall = time.monotonic() - begin
+    return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000)
+
+
+def _row(home: Path, number: int) -> tuple[object, ...]:
+    run = f"exp-{number:06}-20261121-014608-7kq2"
+    folder = f"{home}/runs/{run}"
+    return (
+        *(run, "exp", "local", os.uname().nodename, folder, "a" * 64, f"{number // 10:064x}"),
+        *(1.7e9 + number, f"{folder}/output", run, "succeeded"),
+    )
+
+
+def registry(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """One run asked for, and a list, in a registry of so many ended runs."""
+    home = folder / f"home-{size}"
+    cost([sys.executable, "-c", _FIRST], tree, home)
+    with sqlite3.connect(home / "runs.sqlite") as database:
+        marks = ", ".join("?" * 11)
+        rows = (_row(home, number) for number in range(size))
+        insert = f"INSERT INTO runs ({_COLUMNS}) VALUES ({marks})"  # noqa: S608 - ours
+        database.executemany(insert, rows)
+    run = _row(home, size // 2)[0]
+    ours = [sys.executable, "-m", "deploykit"]
+    yield Figure("status of a run", size, cost([*ours, "status", str(run)], tree, home))
+    yield Figure("list", size, cost([*ours, "list"], tree, home))
+    select = f"SELECT * FROM runs WHERE run = '{run}'"  # noqa: S608 - ours
+    plain = [sys.executable, "-c", _SQLITE, home / "runs.sqlite", select]
+    yield Figure("  yardstick: python, one row", size, cost(plain, tree, home))
+
+
+def logs(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """The logs of so many ranks, 10,000 lines each."""
+    home, run = folder / f"logs-{size}", folder / f"run-{size}"
+    (run / "logs").mkdir(parents=True)
+    for rank in range(size):
+        stamps = (f"01:{s // 60 % 60:02}:{s % 60:02}.{rank % 1000:03}Z" for s in range(3600))
+        lines = (
+            f"2026-11-21T{stamp} [rank {rank}] step {n} | loss {1 / (n + 1):.4f} | tokens/s {n}\n"
+            for stamp in stamps
+            for n in range(3)
+        )
+        (run / f"logs/node-{rank}.log").write_text("".join(lines))
+    make = (
+        "import os, sys; from deploykit import registry\n"
+        "from deploykit.model import Status, State\n"
+        "row = registry.Run('r-1', 'j', 'local', os.uname().nodename, sys.argv[1], '', '', None,"
+        " 0.0, '')\n"
+        "registry.add(row), registry.confirm('r-1', 'r-1', Status(State.SUCCEEDED))"
+    )
+    cost([sys.executable, "-c", make, run], tree, home)
+    ours = [sys.executable, "-m", "deploykit", "logs", "r-1"]
+    for words in ([], ["--rank", "5"], ["--tail", "100"]):
+        yield Figure(" ".join(["logs", *words]), size, cost([*ours, *words], tree, home))
+    files = sorted((run / "logs").iterdir())
+    sort = ["sort", "-m", f"--batch-size={size + 10}", *files]
+    yield Figure("  yardstick: sort -m", size, cost(sort, tree, home))
+
+
+def diagnose(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """So many small files, one of them with a failure."""
+    home, many = folder / "home", folder / f"files-{size}"
+    many.mkdir()
+    for rank in range(size):
+        end = _LOST if rank == size // 2 else "done\n"
+        steps = "".join(f"[rank{rank}]: step {step}\n" for step in range(40))
+        (many / f"rank-{rank:05}.log").write_text(steps + end)
+    files = sorted(many.iterdir())
+    ours = [sys.executable, "-m", "deploykit", "diagnose"]
+    yield Figure("diagnose, files", size, cost([*ours, *files], tree, home))
+    grep = ["grep", "-a", "-c", "-F", "out of memory", *files]
+    yield Figure("  yardstick: grep -F -c", size, cost(grep, tree, home))
+
+
+def matching(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """So many lines that each match a rule, in one file."""
+    log = folder / f"matching-{size}.log"
+    with log.open("w") as file:
+        file.writelines(f"[rank{n % 64}]: RuntimeError at step {n}: {_LOST}" for n in range(size))
+    ours = [sys.executable, "-m", "deploykit", "diagnose", log]
+    yield Figure("diagnose, matching lines", size, cost(ours, tree, folder / "home"))
+    grep = ["grep", "-a", "-c", "-F", "out of memory", log]
+    yield Figure("  yardstick: grep -F -c", size, cost(grep, tree, folder / "home"))
+
+
+def long_line(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """One line of so many MB."""
+    log = folder / f"long-{size}.log"
+    with log.open("wb") as file:
+        for _ in range(size):
+            file.write(b"x" * 10**6)
+        file.write(b"\n" + _LOST.encode())
+    ours = [sys.executable, "-m", "deploykit", "diagnose", log]
+    yield Figure("diagnose, a line of MB", size, cost(ours, tree, folder / "home"))
+    grep = ["grep", "-a", "-c", "-F", "out of memory", log]
+    yield Figure("  yardstick: grep -F -c", size, cost(grep, tree, folder / "home"))
+
+
+PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int, int, int]]] = {
+    "registry": (registry, (1000, 10_000, 100_000)),
+    "logs": (logs, (32, 128, 512)),
+    "diagnose": (diagnose, (500, 2000, 8000)),
+    "matching": (matching, (10_000, 100_000, 1_000_000)),
+    "long-line": (long_line, (30, 100, 300)),
+}
+
+
+def exponent(figures: Sequence[Figure]) -> float | None:
+    """The slope of CPU seconds over sizes on logarithmic axes; None for a single size."""
+    if len(figures) < 2:  # noqa: PLR2004 - a slope needs two
+        return None
+    sizes = [math.log(each.size) for each in figures]
+    seconds = [math.log(max(each.cost.cpu, 1e-3)) for each in figures]
+    return statistics.linear_regression(sizes, seconds).slope
+
+
+def table(figures: Sequence[Figure]) -> Iterator[str]:
+    """The lines of the table: each thing by size, its exponent in the last line."""
+    row = "{:<30}{:>9}{:>10}{:>10}{:>8}{:>10}".format
+    yield row("", "size", "wall (s)", "CPU (s)", "MB", "exponent")
+    by_name: dict[str, list[Figure]] = defaultdict(list)
+    for each in figures:
+        by_name[each.what].append(each)
+    for name, group in by_name.items():
+        slope = exponent(group)
+        for each in group:
+            took = each.cost
+            is_last = each is group[-1] and slope is not None
+            shown = (f"{took.wall:.2f}", f"{took.cpu:.2f}", f"{took.memory:.0f}")
+            yield row(name, each.size, *shown, f"{slope:.2f}" if is_last else "")
+
+
+def main() -> None:
+    """Measure the parts, and print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--tree", type=Path, default=_TOP, help="the checkout to measure")
+    parser.add_argument("--small", action="store_true", help="leave out the largest size")
+    args = parser.parse_args()
+    for name in args.part or PARTS:
+        measure, sizes = PARTS[name]
+        figures: list[Figure] = []
+        for size in sizes[:-1] if args.small else sizes:
+            with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+                figures += measure(Path(folder), args.tree.resolve(), size)
+        print(f"{name}\n", *(f"{line}\n" for line in table(figures)), sep="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
