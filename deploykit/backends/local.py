@@ -148,8 +148,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         environment |= cap.variables(job, cost(job, options))
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     nodes, seconds = job.resources.nodes, job.resources.time_limit
-    launcher = [backend.LAUNCH, "--emulated-nodes"]
-    launcher += [f"--nodes={nodes}", f"--time-limit={seconds}"]
+    sizes = [f"--nodes={nodes}", f"--time-limit={seconds}"]
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),
         "# shellcheck disable=SC2016 # text in single quotes is literal",
@@ -159,7 +158,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         "",
         *_environment_lines(job),
         "# one launcher per node; each adds its address, port and node rank to the command",
-        f"exec {_python_word(job, options)} {shlex.join(launcher)} \\",
+        f"exec {_python_word(job, options)} {shlex.join([backend.LAUNCH, '--emulated-nodes', *sizes])} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
@@ -332,12 +331,10 @@ def _with_times(handle: Handle, status: Status) -> Status:
 def _status(handle: Handle) -> Status:
     folder = Path(handle.folder)
     if handle.target != os.uname().nodename and not (folder / "exit_records").exists():
-        return Status(
-            State.UNKNOWN, "", f"it was started on {handle.target}; run this command there"
-        )
+        reason = f"it was started on {handle.target}; run this command there"
+        return Status(State.UNKNOWN, "", reason)
     if _alive(folder):
-        stopping = (folder / "cancelled").exists()
-        if stopping:
+        if (folder / "cancelled").exists():
             return Status(State.STOPPING, "alive")
         return Status(State.RUNNING, "alive", _stall(folder))
     if (folder / "cancelled").exists():
@@ -399,6 +396,5 @@ def _pid(folder: Path) -> int:
 
 def _require_this_machine(handle: Handle) -> None:
     if handle.target != os.uname().nodename:
-        raise BackendUnavailable(
-            f"{handle.run} runs on {handle.target}", hint="run this command there"
-        )
+        message = f"{handle.run} runs on {handle.target}"
+        raise BackendUnavailable(message, hint="run this command there")

@@ -303,8 +303,7 @@ def _cost_data(run: Run) -> dict[str, Any] | None:
 
 def _is_priced(run: Run) -> bool:
     """Whether a run that was sent at a price has run."""
-    has_run = run.started is not None or run.billed is not None
-    return has_run and Path(run.folder, backend.PRICE).exists()
+    return (run.started or run.billed) is not None and Path(run.folder, backend.PRICE).exists()
 
 
 def _is_over(run: Run) -> bool:
