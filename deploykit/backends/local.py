@@ -158,7 +158,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         "",
         *_environment_lines(job),
         "# one launcher per node; each adds its address, port and node rank to the command",
-        f"exec {_python_word(job, options)} {shlex.join([backend.LAUNCH, '--emulated-nodes', *sizes])} \\",
+        f"exec {_python_word(job, options)} {backend.LAUNCH} {sizes} \\",
         f"    {shlex.join(backend.command(job))}",
     ]
     return "\n".join([*lines, ""])
