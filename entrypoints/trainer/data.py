@@ -139,7 +139,8 @@ class BatchLoader:
         loaded = loader(InMemory(self._dataset), list(indices), workers, gpu=self._gpu)
         sums = zip(_sums(counts, indices), _sums(counts, rows), strict=True)
         for tensors, (own, total) in zip(loaded, sums, strict=True):
-            yield Batch(*self._on_device(tensors), own, max(total, 1))
+            inputs, targets = map(self._moved, tensors)
+            yield Batch(inputs, targets, own, max(total, 1))
 
     def _streamed(self, first: int, workers: int, passes: Iterable[int]) -> Iterator[Batch]:
         collate = self._task.collate or default_collate
@@ -168,9 +169,10 @@ class BatchLoader:
         return total
 
     def _on_device(self, tree: Any) -> Any:
-        return pytree.tree_map_only(
-            Tensor, lambda leaf: leaf.to(self._device, non_blocking=self._gpu), tree
-        )
+        return pytree.tree_map_only(Tensor, self._moved, tree)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=self._gpu)
 
     @property
     def _gpu(self) -> bool:

@@ -109,10 +109,14 @@ class Strategy:
 
         They follow from seed, step and data shard alone: a resumed run draws the same ones, and
         ranks with different samples draw different ones. torch's generator on the CPU takes 32 bits
-        of a seed, so each part is spread over them.
+        of a seed, so each part is spread over them. `torch.manual_seed` does the same, and for each
+        kind of device that is absent it formats the stack (torch 2.13).
         """
         seed = self.setup.options.seed * SEED_STEP + step
-        torch.manual_seed(seed * SEED_STEP + self.setup.layout.random_stream)
+        seed = seed * SEED_STEP + self.setup.layout.random_stream
+        torch.default_generator.manual_seed(seed)
+        if self.setup.context.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
