@@ -294,7 +294,7 @@ def _forward(
 
 
 def _placeholder(returned: Any) -> Callable[..., Any]:
-    """Returns tensors like these, without memory, whose values are not numbers."""
+    """Returns new tensors like these, whose values are not numbers, and which may be changed."""
 
     def missing(tensor: Tensor) -> Tensor:
         value = float("nan") if tensor.is_floating_point() else 0
@@ -307,7 +307,7 @@ def _placeholder(returned: Any) -> Callable[..., Any]:
             leaf for leaf in pytree.tree_leaves((given, options)) if isinstance(leaf, Tensor)
         )
         device = next(tensors).device
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), empty)
+        return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device).contiguous(), empty)
 
     return forward
 

@@ -321,6 +321,16 @@ class Twice(Untied):
         return Output(self.head(self.norm(hidden)))
 
 
+class InPlace(Untied):
+    """What comes before the layers is changed in place, as by `nn.ReLU(inplace=True)`."""
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens).mul_(self.scale)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return Output(self.head(self.norm(hidden)))
+
+
 class Pair(DecoderBlock):
     """A layer that returns something besides its hidden states, as some attention layers do."""
 
@@ -372,6 +382,7 @@ CUT = {
     "ahead": SkipsAhead,
     "own": Own,
     "twice": Twice,
+    "in-place": InPlace,
     "pairs": Pairs,
     "used-pairs": UsedPairs,
 }

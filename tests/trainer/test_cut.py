@@ -48,8 +48,10 @@ def test_a_rank_keeps_only_its_stage_of_the_model(four, alone, tmp_path):
     assert (last(tmp_path, "val_held"), last(alone, "val_held")) == (9, 28)
 
 
-def test_what_layers_return_besides_the_hidden_states_may_be_unused(four, alone, tmp_path):
-    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--task-option", "model=pairs"))
+@pytest.mark.parametrize("model", ["pairs", "in-place"])
+def test_other_models_with_the_same_numbers_train_alike(four, model, alone, tmp_path):
+    """Layers return something besides the hidden states; what comes first is changed in place."""
+    four.train(tmp_path, *words("pp", "--micro-batches", "4", "--task-option", f"model={model}"))
 
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=ROUNDING)
 
