@@ -1,9 +1,10 @@
 """ResNet-18 of torchvision on a folder of images with a subfolder for each class.
 
-    image_classifier.py images              # writes such a folder, of stripes
-    train.py --task image_classifier:task --task-option data=images --sync-batchnorm ...
+    PYTHONPATH=entrypoints python examples/models/image_classifier.py images
+    PYTHONPATH=examples/models torchrun ... entrypoints/train.py --sync-batchnorm \
+        --task image_classifier:task --task-option data=images
 
-It has batch normalization: --sync-batchnorm gives the statistics of one process.
+The first writes such a folder, of stripes. The model has batch normalization: --sync-batchnorm gives the statistics of one process.
 """
 
 import sys
