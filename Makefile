@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -66,6 +66,10 @@ bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/diagnose.py
+
+# On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
+gpu: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu/measure.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

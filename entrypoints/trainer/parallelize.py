@@ -35,7 +35,7 @@ def prepare_layers(model: nn.Module, setup: Setup) -> None:
 
 def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
     """Share `part` of a model among the ranks that have it; `names` are its layers."""
-    if setup.preset.tensor:
+    if setup.layout.dims.tp > 1:
         from trainer import tensor_parallel
 
         tensor_parallel.apply(part, setup)

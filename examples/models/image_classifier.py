@@ -4,7 +4,8 @@
     PYTHONPATH=examples/models torchrun ... entrypoints/train.py --sync-batchnorm \
         --task image_classifier:task --task-option data=images
 
-The first writes such a folder, of stripes. The model has batch normalization: --sync-batchnorm gives the statistics of one process.
+The first writes such a folder, of stripes. The model has batch normalization: --sync-batchnorm
+gives the statistics of one process.
 """
 
 import sys

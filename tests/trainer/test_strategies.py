@@ -222,6 +222,13 @@ def test_options_agree_to_the_last_digits_in_double_precision(name, differences)
     assert max(differences("text", strategy, ways, *options, *ADAMW, *FEW, double=True)) < EXACT
 
 
+@pytest.mark.parametrize("strategy", ["tp", "tp-dp", "fsdp-tp", "hsdp-tp"])
+def test_one_rank_has_whole_tensors(strategy, differences, one):
+    """As where a job of several GPUs is tried on one: the options stay as they are."""
+    ways = ("--sequence-parallel", "--loss-parallel")
+    assert max(differences("text", strategy, ways, *FEW, double=True, pool=one)) < EXACT
+
+
 class TestThreeDimensions:
     """On eight ranks, which end with these tests: ranks that wait take time from others."""
 

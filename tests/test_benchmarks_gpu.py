@@ -1,0 +1,82 @@
+"""`make gpu`: what it reads of the trainer, and the page that it writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parent.parent / "benchmarks/gpu"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Its modules by name, which are imported from their folder."""
+    monkeypatch.syspath_prepend(str(GPU))
+    monkeypatch.syspath_prepend(str(GPU.parents[1] / "entrypoints"))
+    import measure
+    import runs
+
+    yield {"measure": measure, "runs": runs}
+    for name in ("measure", "runs", "failures"):
+        sys.modules.pop(name, None)
+
+
+def test_the_reason_of_a_failure_is_its_first_error(gpu):
+    text = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 1, in <module>
+[rank1]: torch.OutOfMemoryError: CUDA out of memory.
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py
+"""
+    reason = gpu["runs"].reason
+    assert reason(text) == "torch.OutOfMemoryError: CUDA out of memory."
+    assert reason("train.py: error: --heads 2\n") == "train.py: error: --heads 2"
+    assert reason("nothing") == "it failed without an error message"
+
+
+def test_two_runs_differ_by_their_largest_difference_and_by_infinity_without_common_steps(gpu):
+    result = gpu["runs"].Result
+    one, other = result({1: 2.0, 2: 4.0}), result({1: 2.0, 2: 4.4, 3: 9.0})
+    assert other.difference(one) == pytest.approx(0.1)
+    assert result({}).difference(one) == float("inf")
+
+
+@pytest.mark.torch
+@pytest.mark.quick
+def test_a_small_run_on_the_cpu_is_read(gpu):
+    runs, measure = gpu["runs"], gpu["measure"]
+    machine = runs.machine(dry=True)
+    found = runs.train(machine, measure.DRY.small, 1, "--strategy=single")
+    assert found.error == ""
+    assert sorted(found.losses) == [1, 2, 3, 4, 5, 6]
+    assert found.tokens_per_second > 0
+    assert found.memory > 0
+    for strategy in ("pp-tp", "pp-dp"):
+        refused = runs.train(machine, measure.DRY.small, 1, f"--strategy={strategy}")
+        assert measure._REFUSED.search(refused.error)
+
+
+def test_the_page_names_the_machine_and_what_failed(gpu):
+    runs, measure = gpu["runs"], gpu["measure"]
+    machine = runs.Machine(1, 1, ("1 x A GPU",), "A GPU")
+    section = measure.Section(
+        "Speed", "In bf16.", ("model", "rate"), [("a", "1")], ["b: no memory"]
+    )
+    assert measure.page(machine, [section], dt.date(2026, 11, 23)).splitlines()[4:] == [
+        "Measured on 2026-11-23, with `make gpu`:",
+        "",
+        "* 1 x A GPU",
+        "",
+        "## Speed",
+        "",
+        "In bf16.",
+        "",
+        "| model | rate |",
+        "| --- | --- |",
+        "| a | 1 |",
+        "",
+        "Failed: b: no memory",
+    ]
