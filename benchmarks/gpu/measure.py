@@ -101,7 +101,7 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("bf16, all recomputed", ("--precision=bf16", "--checkpoint-activations")),
         ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
         ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
-        ("compressed gradients", ("--compress=bf16",)),
+        ("compressed gradients", ("--compress=fp16",)),
     )
     first: Result | None = None
     rows, failed = [], []
