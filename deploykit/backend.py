@@ -221,7 +221,7 @@ def command(job: JobSpec) -> list[str]:
     """
     return [
         "torchrun",
-        f"--nnodes={job.resources.nodes}",
+        f"--nnodes={job.resources.node_range}",
         f"--nproc-per-node={job.resources.processes}",
         f"--max-restarts={job.retries}",
         "--",

@@ -55,7 +55,7 @@ VERBS = {
     "completion": "print a completion script for your shell",
 }
 _RESOURCES = (
-    ("nodes", "N", "number of nodes"),
+    ("nodes", "N", "number of nodes; 2:4 where it may change"),
     ("processes-per-node", "N", "ranks on each node"),
     ("gpus-per-node", "N", "GPUs on each node"),
     ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),

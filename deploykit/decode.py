@@ -52,6 +52,12 @@ class Bounds(typing.NamedTuple):
     unit: str = ""
 
 
+class Shorthand(typing.NamedTuple):
+    """Text that a job file may have for several keys at once, which are set before decoding."""
+
+    regex: str
+
+
 class Pattern(typing.NamedTuple):
     """Text must fully match `regex`; `meaning` describes it in words."""
 

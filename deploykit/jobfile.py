@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from deploykit import backend
 from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import JobSpec, Problem, absolute
+from deploykit.model import JobSpec, Problem, absolute, spread_nodes
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
@@ -80,6 +80,7 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
     """The draft, in which `overrides` are applied. Raises UsageError."""
     for one in overrides:
         _override(draft.data, one)
+    spread_nodes(draft.data)
     return draft
 
 
@@ -271,7 +272,8 @@ def _override_value(text: str, value: str) -> Any:
 
 def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
-    return [*_check_entrypoint(job), *backend.check_variables(job), *backend.check_metrics(job)]
+    problems = [*_check_entrypoint(job), *job.resources.problems(), *backend.check_variables(job)]
+    return [*problems, *backend.check_metrics(job)]
 
 
 def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,8 @@ from deploykit.decode import (
     Bounds,
     Duration,
     Help,
+    Plain,
+    Shorthand,
     Size,
 )
 from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
@@ -86,9 +88,22 @@ class Resources:
     """In seconds; 0 is no limit."""
     nodes: Annotated[
         int,
-        Help("Number of nodes; `local` emulates several on this machine.", example="1"),
+        Help(
+            "Number of nodes; `local` emulates several on this machine. `2:4` is short for 4 with "
+            "`min_nodes: 2`.",
+            example="1",
+        ),
         Bounds(1, 10_000),
+        Shorthand(r"\d+:\d+"),
     ] = 1
+    min_nodes: Annotated[
+        int | None,
+        Help(
+            "The job goes on with as few nodes as this while others are lost. Default: it ends "
+            "when a node is lost."
+        ),
+        Bounds(1, 10_000),
+    ] = None
     processes_per_node: Annotated[
         int | None,
         Help("Ranks on each node. Default: one for each GPU, or 1.", example="2"),
@@ -113,9 +128,31 @@ class Resources:
         return self.processes_per_node or self.gpus_per_node or 1
 
     @property
+    def node_range(self) -> str:
+        """The number of nodes as torchrun takes it: ``4``, or ``2:4`` where it may change."""
+        return str(self.nodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nodes}"
+
+    @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Ranks in all; the most, where the number of nodes may change."""
         return self.nodes * self.processes
+
+    def problems(self) -> Iterator[Problem]:
+        """Problems of keys that do not go together."""
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            message = f"the fewest nodes, {self.min_nodes}, are more than the most, {self.nodes}"
+            hint = f"nodes: {self.nodes}:{self.min_nodes}"
+            yield Problem("resources.min_nodes", message, hint)
+
+
+def spread_nodes(tree: dict[str, Any]) -> None:
+    """Replace ``nodes: 2:4`` in a job by ``nodes: 4`` and ``min_nodes: 2``, in place."""
+    resources = tree.get("resources")
+    if not isinstance(resources, dict) or not isinstance(resources.get("nodes"), str):
+        return
+    least, _, most = resources["nodes"].partition(":")
+    if least.isdecimal() and most.isdecimal():
+        tree["resources"] = {**resources, "nodes": Plain(most), "min_nodes": Plain(least)}
 
 
 @dataclass(frozen=True)

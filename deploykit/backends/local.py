@@ -147,7 +147,7 @@ def _script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
 
         environment |= cap.variables(job, cost(job, options))
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
-    nodes, seconds = job.resources.nodes, job.resources.time_limit
+    nodes, seconds = job.resources.node_range, job.resources.time_limit
     sizes = f"--emulated-nodes --nodes={nodes} --time-limit={seconds}"
     lines = [
         *("#!/bin/sh", f"# deploykit run {shlex.quote(run)}", ""),

@@ -92,6 +92,13 @@ class Cluster:
     launcher: str
     node: int
     hosts: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    """The nodes' numbers in the job, where only some of them train; empty if all do."""
+
+    @property
+    def number(self) -> int:
+        """The number of this node in the job, whoever else trains."""
+        return self.numbers[self.node] if self.numbers else self.node
 
     @property
     def peer(self) -> str | None:

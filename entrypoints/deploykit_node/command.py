@@ -35,15 +35,31 @@ class Command:
 
         Raises BadCommand if that is not a number, and BadEnvironment if the numbers differ.
         """
-        nodes = self._size().nnodes or "1"
-        low, _, high = nodes.partition(":")
-        if not (low.isdecimal() and (high or low).isdecimal()):
-            raise BadCommand(f"--nnodes={nodes} is not a number of nodes. {USAGE}")
-        if not int(low) <= len(here.hosts) <= int(high or low):
+        least, most = self.nodes()
+        if not least <= len(here.hosts) <= most:
+            wanted = f"{least} to {most}" if least < most else least
             raise BadEnvironment(
-                f"The command asks for {nodes} node(s), but {here.launcher} gives this job "
+                f"The command asks for {wanted} node(s), but {here.launcher} gives this job "
                 f"{len(here.hosts)}: {', '.join(here.hosts)}. Make the two numbers equal."
             )
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change while the job runs."""
+        return ":" in self._size().nnodes
+
+    def nodes(self) -> tuple[int, int]:
+        """The fewest and the most nodes. Raises BadCommand if these are no numbers."""
+        text = self._size().nnodes or "1"
+        low, _, high = text.partition(":")
+        if not (low.isdecimal() and (high or low).isdecimal()):
+            raise BadCommand(f"--nnodes={text} is not a number of nodes. {USAGE}")
+        return int(low), int(high or low)
+
+    def with_nodes(self, count: int) -> Command:
+        """The same command for a fixed number of nodes."""
+        options = [word for word in self.options if not word.startswith("--nnodes")]
+        return Command((f"--nnodes={count}", *options), self.program)
 
     def check_world(self, rank: Rank) -> None:
         """Check that the launcher above has started as many ranks as the command says.

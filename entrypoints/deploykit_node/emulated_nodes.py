@@ -4,6 +4,7 @@
 
 Signals go to every launcher. When one fails or the time limit (in seconds) is over, the others are
 told to stop. The exit code is that of the launcher that failed first, or 124 at the time limit.
+With ``--nodes=2:4`` a launcher that is killed is a lost node, which comes back after some seconds.
 Needs DEPLOYKIT_RUN_DIR: launcher N writes to ``logs/node-N.log`` there.
 """
 
@@ -29,11 +30,19 @@ _LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+_AWAY = 5
+"""Seconds until a lost node comes back."""
+_RETURNS = 100
+"""How often nodes come back in all."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The command line: nodes, time limit in seconds (0: none), arguments of each launcher."""
 
     nodes: int
+    elastic: bool
+    """Whether the job can do without some of them."""
     time_limit: int
     command: tuple[str, ...]
 
@@ -49,11 +58,12 @@ def main(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> Options:
     """The options in `argv`. Exits with 2 if they are wrong."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--nodes", required=True)
     parser.add_argument("--time-limit", type=int, required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     values = parser.parse_args(argv)
-    return Options(values.nodes, values.time_limit, tuple(values.command))
+    least, _, most = values.nodes.partition(":")
+    return Options(int(most or least), bool(most), values.time_limit, tuple(values.command))
 
 
 class _Nodes:
@@ -63,43 +73,60 @@ class _Nodes:
         self._folder, self._options = folder, options
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._code = 0
-        self._started = False
+        self._started = self._stopping = False
+        self._returns = 0
         self._early: list[int] = []
         """Signals received before all launchers were started."""
         for forwarded in _FORWARDED:
             signal.signal(forwarded, self._forward)
         signal.signal(signal.SIGALRM, self._time_out)
+        self._node: dict[int, int] = {}
+        """The number of each running launcher's node."""
         for node in range(options.nodes):
-            process = self._start(node)
-            self._running[process.pid] = process
+            self._start(node)
         self._started = True
         for number in self._early:
             self._forward(number, None)
 
-    def _start(self, node: int) -> subprocess.Popen[bytes]:
+    def _start(self, node: int, after: int = 0) -> None:
         count = self._options.nodes
         variables = {"DEPLOYKIT_NODE_RANK": str(node), "DEPLOYKIT_NODES": str(count)}
         argv = [sys.executable, str(_LAUNCH), *self._options.command]
+        if after:
+            argv = ["sh", "-c", f'sleep {after}; exec "$@"', "sh", *argv]
         path = self._folder / "logs" / f"node-{node}.log"
         with open(path, "ab", opener=private.opener) as log:
             environ = {**os.environ, **variables} if count > 1 else None
-            return subprocess.Popen(argv, env=environ, stdout=log, stderr=log)
+            process = subprocess.Popen(argv, env=environ, stdout=log, stderr=log)
+        self._running[process.pid], self._node[process.pid] = process, node
 
     def wait(self) -> int:
         """Wait for all launchers and return the exit code; the first failure stops the others."""
         while self._running:
             pid, status = os.wait()
-            code = exit_records.shell_code(os.waitstatus_to_exitcode(status))
+            returncode = os.waitstatus_to_exitcode(status)
+            code = exit_records.shell_code(returncode)
             self._running.pop(pid).returncode = code
+            if returncode < 0 and self._comes_back():
+                self._start(self._node[pid], after=_AWAY)
+                continue
             self._code = self._code or code
             if code not in (0, exit_records.STOPPED):  # after 75 the others may still be saving
                 self._forward(signal.SIGTERM, None)
         return self._code
 
+    def _comes_back(self) -> bool:
+        """Whether a node that was lost comes back."""
+        if not self._options.elastic or self._stopping or self._returns == _RETURNS:
+            return False
+        self._returns += 1
+        return True
+
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         if not self._started:
             self._early.append(number)
             return
+        self._stopping = self._stopping or number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -53,8 +53,9 @@ def attempt(env: Environ) -> int:
 
 
 def restarts(env: Environ) -> int:
-    """How often this rank was restarted, by the scheduler or by torchrun."""
-    return attempt(env) + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    """How often this rank was restarted: by the scheduler, by other nodes, or by torchrun."""
+    changes = int(env.get("DEPLOYKIT_GENERATION") or 1) - 1
+    return attempt(env) + changes + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
 def register(env: Environ, ranks: Path, rank: int) -> None:
@@ -101,14 +102,17 @@ def record_node(env: Environ, node: int, end: NodeExit) -> None:
         records.write(folder / f"node-{node}.json", record)
 
 
-def clear(env: Environ, node: int) -> None:
-    """Delete the records of an earlier attempt. Call it before any rank of this one can end."""
+def clear(env: Environ, node: int, *, ranks: bool = True) -> None:
+    """Delete the records of an earlier attempt. Call it before any rank of this one can end.
+
+    Without `ranks` those of the node alone.
+    """
     folder = records.folder(env)
     if folder is None or not folder.is_dir():
         return
     (folder / f"node-{node}.json").unlink(missing_ok=True)
     (folder / f"stall-{node}.json").unlink(missing_ok=True)
-    if node == 0:
+    if node == 0 and ranks:
         for path in (*folder.glob("rank-*.json"), *folder.glob("process-*.json")):
             path.unlink(missing_ok=True)
 
@@ -135,6 +139,12 @@ def all_ranks(folder: Path) -> list[RankRecord]:
     """The records of ranks in `folder`, in no particular order."""
     ranks = records.read_all(folder, "rank-*.json", _RANK_FIELDS)
     return [cast(RankRecord, record) for _, record in ranks]
+
+
+def all_ended(ranks: Path) -> bool:
+    """Whether every rank of this node has ended in some way."""
+    ended = all_ranks(ranks)
+    return bool(ended) and len(ended) == ended[0]["local_world_size"]
 
 
 def all_ended_well(ranks: Path) -> bool:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from deploykit_node import (
     environment,
     exit_records,
     log,
+    membership,
     outputs,
     records,
     relay,
@@ -62,15 +63,15 @@ def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
 
 def _run_node(argv: Sequence[str], env: Environ) -> int:
     """Run torchrun on this node, leave an exit record, and return the exit code."""
-    number, end = cluster.node_number(env), NodeExit(70, "")
+    number, end, elastic = cluster.node_number(env), NodeExit(70, ""), False
     try:
-        exit_records.clear(env, number)
+        words = command.read(argv, env)
+        elastic = words.elastic
+        exit_records.clear(env, number, ranks=not elastic)
         here = cluster.find(env)
         number = here.node
         attempt = Attempt(env, here)
-        end = attempt.begin() or attempt.settle(
-            _run_torchrun(command.read(argv, env), env, here, attempt)
-        )
+        end = attempt.begin() or attempt.settle(_run_torchrun(words, env, here, attempt))
         if end.code:
             log.say(number, end.reason)
     except cluster.LaunchError as error:
@@ -82,6 +83,8 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
         )
         traceback.print_exc()
     exit_records.record_node(env, number, end)
+    if elastic:
+        membership.end(env, end.code)
     return end.code
 
 
@@ -92,20 +95,39 @@ def _run_torchrun(
     words.check_nodes(here)
     _check_torch()
     environment.prepare(env)
+    if words.elastic:
+        from deploykit_node import generations  # few jobs are
+
+        return generations.run(words, env, here, attempt, _run_group)
+    return _run_group(words, env, here, attempt)
+
+
+def _run_group(
+    words: Command,
+    env: Environ,
+    here: cluster.Cluster,
+    attempt: Attempt,
+    change: Callable[[], int | None] | None = None,
+) -> NodeExit:
+    """Run torchrun with a fixed set of nodes, and return how this one ended.
+
+    `change` returns a signal to end the ranks with where other nodes are to take part.
+    """
     meeting = _connect(env, here)
-    environment.set_nccl_env(env, dict(env), here.node)
-    if env.get("DEPLOYKIT_PREFLIGHT"):
+    environment.set_nccl_env(env, dict(env), here.number)
+    if env.get("DEPLOYKIT_PREFLIGHT") and env.get("DEPLOYKIT_GENERATION", "1") == "1":
         from deploykit_node.preflight import coordinator  # asyncio takes a while to load
 
         coordinator.run(here, meeting, env, words.processes())
     ranks = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_RANK_DIR"] = str(ranks)
     env.setdefault("OMP_NUM_THREADS", "1")
-    attempt.start_heartbeat(meeting.local)
+    if change is None:
+        attempt.start_heartbeat(meeting.local)
     argv = _torchrun_argv(words, meeting)
     try:
-        options = _supervision(env, here, ranks, attempt)
-        with outputs.around(env, here.node):
+        options = _supervision(env, here, ranks, attempt, change)
+        with outputs.around(env, here.number):
             code = supervisor.run(argv, env, ranks, options, meeting.held)
         return _node_exit(code, env, ranks, attempt.stop_signal)
     finally:
@@ -113,18 +135,28 @@ def _run_torchrun(
 
 
 def _supervision(
-    env: Environ, here: cluster.Cluster, ranks: Path, attempt: Attempt
+    env: Environ,
+    here: cluster.Cluster,
+    ranks: Path,
+    attempt: Attempt,
+    change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
     """How to supervise torchrun; with the stall rule where the run has a folder."""
 
     def say(text: str) -> None:
-        log.say(here.node, text)
+        log.say(here.number, text)
 
     options = supervisor.Options(_grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap)
     if records.folder(env) is None or sys.platform != "linux":
         return options
     watch = stall.Watch(env, here, ranks, say)
-    return replace(options, look=watch.look, look_every=watch.every)
+
+    def look() -> int | None:
+        watch.look()
+        return change() if change else None
+
+    every = min(watch.every, membership.EVERY) if change else watch.every
+    return replace(options, look=look, look_every=every)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:

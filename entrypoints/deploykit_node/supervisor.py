@@ -45,8 +45,8 @@ class Options:
     """When the ranks must be told to stop, because the job has used up its cost cap."""
     on_cap: Callable[[], None] = lambda: None
     """Called when they are."""
-    look: Callable[[], None] | None = None
-    """Called every `look_every` seconds."""
+    look: Callable[[], int | None] | None = None
+    """Called every `look_every` seconds. Returns SIGTERM or SIGKILL to end the ranks."""
     look_every: float | None = None
 
 
@@ -77,8 +77,8 @@ def run(
     while process.poll() is None:
         if received := signals.wait(_HELD, options.look_every):
             supervisor.handle(received)
-        elif options.look:
-            options.look()
+        elif options.look and (number := options.look()):
+            supervisor.end(number)
     signal.setitimer(signal.ITIMER_REAL, 0)
     supervisor.kill_ranks()
     return process.returncode
@@ -113,6 +113,8 @@ class _Supervisor:
         self._ranks, self._options = ranks, options
         self._stop: int | None = None
         """The signal to stop that the ranks have received."""
+        self._leaving = False
+        """Whether the ranks were told to make way for those of another group of nodes."""
         self._capped = False
         """Whether the ranks were told to stop because of the cost cap."""
         self._stopped: set[int] = set()
@@ -129,6 +131,14 @@ class _Supervisor:
         elif received.number != signal.SIGCHLD:
             self._forward(received)
 
+    def end(self, number: int) -> None:
+        """End the ranks: with SIGTERM, so that they can save, or with SIGKILL."""
+        if number == signal.SIGKILL:
+            self._kill_all()
+        elif self._stop is None:
+            self._leaving = True
+            self._terminate(self._grace(slurm=False))
+
     def watch_cap(self) -> None:
         """Stop the ranks if the cost cap is near; else look again later."""
         cap = self._options.cap
@@ -143,15 +153,20 @@ class _Supervisor:
             signal.setitimer(signal.ITIMER_REAL, min(KEEP, max(left, TICK)))
 
     def _stop_at_cap(self, cap: Cap) -> None:
+        count = self._terminate(max(0.0, cap.end_at - TORCHRUN_GRACE - time.monotonic()))
+        self._options.say(f"the cost cap is near ({cap.text}): SIGTERM sent to {count}")
+        self._options.on_cap()
+        self._options.on_signal(signal.SIGTERM, time.time())
+
+    def _terminate(self, grace: float) -> str:
+        """Send SIGTERM to the ranks, which have `grace` seconds to end; how many there were."""
         pids = set(exit_records.living(self._ranks).values()) - self._stopped
-        self._options.say(f"the cost cap is near ({cap.text}): SIGTERM sent to {_count(pids)}")
         for pid in pids:
             _send(os.kill, pid, signal.SIGTERM)
         self._stop = self._stop or signal.SIGTERM
         self._stopped |= pids
-        self._options.on_cap()
-        self._options.on_signal(signal.SIGTERM, time.time())
-        self._stop_after(max(0.0, cap.end_at - TORCHRUN_GRACE - time.monotonic()))
+        self._stop_after(grace)
+        return _count(pids)
 
     def _forward(self, received: signals.Received) -> None:
         received_at = time.time()
@@ -189,11 +204,16 @@ class _Supervisor:
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill()
-        elif exit_records.all_ended_well_everywhere(self._env):  # torchrun would take too long
+        elif self._nothing_is_left():  # torchrun would wait for the other nodes
             _send(os.kill, self._process.pid, signal.SIGKILL)
         elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
             self._kill_at = now + TORCHRUN_GRACE
             _send(os.kill, self._process.pid, _TORCHRUN_STOP)
+
+    def _nothing_is_left(self) -> bool:
+        if self._leaving and exit_records.all_ended(self._ranks):
+            return True
+        return exit_records.all_ended_well_everywhere(self._env)
 
     def _stop_restarted_ranks(self) -> None:
         """Pass the signal on to ranks that torchrun has started in place of those that ended."""
@@ -209,6 +229,10 @@ class _Supervisor:
 
     def _kill(self) -> None:
         self._options.say("the ranks did not exit in time: sending SIGKILL")
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        """Kill torchrun and the ranks."""
         _send(os.killpg, self._process.pid, signal.SIGKILL)
         self.kill_ranks()
 

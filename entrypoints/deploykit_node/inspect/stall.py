@@ -226,7 +226,7 @@ class Watch:
     @property
     def _record(self) -> Path:
         folder = Path(self._env["DEPLOYKIT_RUN_DIR"], records.FOLDER)
-        return folder / f"stall-{self._here.node}.json"
+        return folder / f"stall-{self._here.number}.json"
 
     def _restart(self) -> None:
         """Kill the ranks once every node has stalled, if the job asks for that.

@@ -92,9 +92,10 @@ def meet(cluster: Cluster, env: Environ, local: str) -> Rendezvous:
 
 
 def name(env: Environ) -> str:
-    """The run and its attempt, ``digits-1.0``."""
+    """The run and its attempt, ``digits-1.0``, and the generation where the nodes may change."""
     run = env.get("DEPLOYKIT_RUN") or env.get("SLURM_JOB_ID") or "run"
-    return f"{run}.{exit_records.attempt(env)}"
+    generation = env.get("DEPLOYKIT_GENERATION")
+    return f"{run}.{exit_records.attempt(env)}" + (f".{generation}" if generation else "")
 
 
 def _ports(env: Environ) -> list[int]:

@@ -48,7 +48,7 @@ def run(here: Cluster, meeting: Rendezvous, env: Environ, processes: int) -> Non
 
     Raises BadEnvironment if the job would fail or hang.
     """
-    test(peers.of_cluster(here, meeting), env, processes, lambda text: log.say(here.node, text))
+    test(peers.of_cluster(here, meeting), env, processes, lambda text: log.say(here.number, text))
 
 
 def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None]) -> None:

@@ -52,6 +52,8 @@ class Attempt:
         self._at_start = checkpoints.snapshot(self._checkpoints)
         self._received: dict[int, float] = {}
         """When each signal came for the first time (`time.time`)."""
+        self.nodes = len(here.hosts)
+        """How many nodes train."""
         self._run = Path(env.get("DEPLOYKIT_RUN_DIR", ""))
         self._records = self._run / records.FOLDER
         self._logs: dict[str, int] = {}
@@ -79,7 +81,10 @@ class Attempt:
 
     def _begin_on_first_node(self) -> NodeExit | None:
         path = self._records / "attempt.json"
-        self._complete_restart_records((records.read(path) or {}).get("logs", {}))
+        before = records.read(path) or {}
+        if before.get("attempt") == self._number:
+            return None  # this node was lost, and has come back
+        self._complete_restart_records(before.get("logs", {}))
         record: AttemptRecord = {"attempt": self._number, "logs": self._logs}
         records.write(path, record)
         if not self._number:
@@ -143,7 +148,7 @@ class Attempt:
             stopped = end.code == STOPPED or self._capped
             return _extended(full, self._how_to_resume()) if stopped else end
         if end.code == STOPPED:
-            self._await(lambda: len(exit_records.nodes(self._env)) == len(self._here.hosts), None)
+            self._await(lambda: len(exit_records.nodes(self._env)) >= self.nodes, None)
         decision = self._decision(self._number)
         if not _create(decision):
             self._await(lambda: decision.stat().st_size > 0, _UNANSWERED)

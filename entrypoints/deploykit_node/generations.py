@@ -1,0 +1,74 @@
+"""The node of a job whose number of nodes may change: one torchrun after the other.
+
+Each has a fixed set of nodes, see `membership`. The ranks of the next one go on from the newest
+checkpoint, as after any other restart.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from deploykit_node import log, membership
+from deploykit_node.cluster import Cluster
+from deploykit_node.command import Command
+from deploykit_node.environment import Environ
+from deploykit_node.exit_records import NodeExit
+from deploykit_node.membership import Generation, Membership, Size
+from deploykit_node.network import addresses, interfaces
+from deploykit_node.requeue.attempt import Attempt
+
+Run = Callable[[Command, Environ, Cluster, Attempt, Callable[[], int | None]], NodeExit]
+"""Runs torchrun with a fixed set of nodes."""
+
+
+def run(words: Command, env: Environ, here: Cluster, attempt: Attempt, run_group: Run) -> NodeExit:
+    """Train with whatever nodes there are, until the program or the job ends.
+
+    Raises BadEnvironment if too few nodes are left.
+    """
+    least, most = words.nodes()
+    env["DEPLOYKIT_FULL_WORLD_SIZE"] = str(most * words.processes())
+    members = Membership(env, here.node, Size(least, len(here.hosts)), _own_address(here))
+    while (generation := members.join(lambda text: log.say(here.node, text))) is not None:
+        count = len(generation.members)
+        _describe(generation, here)
+        env["DEPLOYKIT_GENERATION"] = str(generation.number)
+        attempt.nodes = count
+        group = generation.cluster(here)
+        end = run_group(
+            words.with_nodes(count), env, group, attempt, lambda: _signal(members.change())
+        )
+        why = _why_not_over(end, attempt, members)
+        if why is None:
+            membership.end(env, end.code)
+            return end
+        log.say(here.node, f"{why}: the nodes form the next group")
+    return NodeExit(0, "the job ended while this node waited to join it")
+
+
+def _signal(why: str | None) -> int | None:
+    """The signal for ranks that make way for others; those of a lost node wait for it in vain."""
+    if why is None:
+        return None
+    return signal.SIGTERM if why.endswith("joins") else signal.SIGKILL
+
+
+def _why_not_over(end: NodeExit, attempt: Attempt, members: Membership) -> str | None:
+    """Why the job goes on with other nodes; None if it has ended."""
+    if end.code == 0 or attempt.stop_signal is not None:
+        return None
+    return members.change_after_end()
+
+
+def _describe(generation: Generation, here: Cluster) -> None:
+    names = ", ".join(str(member.node) for member in generation.members)
+    count = len(generation.members)
+    text = f"group {generation.number}: {count} of {len(here.hosts)} nodes train ({names})"
+    log.say(here.node, text)
+
+
+def _own_address(here: Cluster) -> str:
+    """The address of this node that the others reach."""
+    route = interfaces.route_to_any(addresses.peer_addresses(here)) if here.peer else None
+    return route.source if route else "127.0.0.1"

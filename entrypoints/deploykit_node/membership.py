@@ -1,0 +1,272 @@
+"""Which nodes train together, in a job whose number of nodes may change (``nodes: 2:4``).
+
+Such a job trains in generations: the members of one are fixed, and torchrun runs with them as in
+any other job. A generation ends early when a member is lost, or when another node has come and
+there is a new checkpoint to go on from. Each node then waits for the next one.
+
+Everything is agreed upon through small files in ``members/ATTEMPT`` of the run folder:
+
+* ``waiting-N.json``: node N waits for a generation, and accepts connections while it lives,
+* ``generation-G.json``: the members of generation G, created once, by the lowest waiting node,
+* ``change-G.json``: why generation G ends although the program has not,
+* ``over``: the exit code of the job; no generation follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploykit_node import exit_records, private, records
+from deploykit_node.cluster import BadEnvironment, Cluster, Environ
+from deploykit_node.requeue import checkpoints
+
+FOLDER = "members"
+"""Folder inside the run folder."""
+EVERY = 1.0
+"""Seconds between two looks at the other members."""
+
+_LAST_CALL = 30.0
+"""Seconds that the first generation waits for nodes that it could do without, as torchrun does."""
+_PATIENCE = 600.0
+"""Seconds to wait for nodes that the job cannot do without."""
+_ANSWER = 3.0
+"""Seconds for a member to accept a connection."""
+_SETTLE = 5.0
+"""Seconds for a member that failed to say so, before it counts as lost."""
+_PAUSE = 0.2
+
+
+class Size(NamedTuple):
+    """How many nodes train: at least, and at most."""
+
+    least: int
+    most: int
+
+
+class Member(NamedTuple):
+    """One node of a generation: its number, and where its launcher accepts connections."""
+
+    node: int
+    host: str
+    port: int
+
+    def answers(self) -> bool:
+        """Whether the launcher lives. The kernel answers for it; no code has to."""
+        try:
+            with socket.create_connection((self.host, self.port), _ANSWER):
+                return True
+        except OSError:
+            return False
+
+
+class Generation(NamedTuple):
+    """Nodes that train together."""
+
+    number: int
+    members: tuple[Member, ...]
+
+    def cluster(self, here: Cluster) -> Cluster:
+        """The cluster of its members alone, where their numbers are without gaps."""
+        nodes = tuple(member.node for member in self.members)
+        hosts = tuple(here.hosts[node] for node in nodes)
+        return Cluster(here.launcher, nodes.index(here.node), hosts, nodes)
+
+
+class Membership:
+    """This node among those that may train. `address` is its own, which the others can reach."""
+
+    def __init__(self, env: Environ, node: int, size: Size, address: str) -> None:
+        self._env, self._node, self._size = env, node, size
+        self._run = records.folder(env)
+        self._folder = folder(env)
+        private.folder(self._folder)
+        self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._listener.bind((address, 0))
+        self._listener.listen(socket.SOMAXCONN)
+        self._listener.setblocking(False)
+        self._me = Member(node, address, self._listener.getsockname()[1])
+        self._now = Generation(0, ())
+        self._checkpoints: checkpoints.Snapshot = {}
+        self._looked = 0.0
+
+    def join(self, say: Callable[[str], None]) -> Generation | None:
+        """Wait for the next generation with this node; None if the job is over.
+
+        Raises BadEnvironment if too few nodes come within ten minutes.
+        """
+        begun, announced = time.monotonic(), 0
+        while not over(self._env):
+            newest = self._newest()
+            if newest.number > self._now.number and self._me in newest.members:
+                self._now = newest
+                self._checkpoints = self._saved()
+                return newest
+            if announced <= newest.number:
+                announced = newest.number + 1
+                self._announce(announced)
+                if newest.number > self._now.number:
+                    say(f"{len(newest.members)} nodes train; this one joins at a new checkpoint")
+            if any(member.answers() for member in newest.members if member != self._me):
+                begun = time.monotonic()
+            self._form(newest)
+            self._drain()
+            if time.monotonic() - begun > _PATIENCE:
+                raise BadEnvironment(
+                    f"Fewer than {self._size.least} nodes were there within {_PATIENCE:g} seconds. "
+                    "See the logs of the other nodes, or lower the first number of resources.nodes."
+                )
+            time.sleep(_PAUSE)
+        return None
+
+    def change(self) -> str | None:
+        """Why this generation must end now; None while all members live and no node joins."""
+        noted = records.read(self._path("change", self._now.number))
+        if noted is None and time.monotonic() - self._looked >= EVERY:
+            self._looked = time.monotonic()
+            self._drain()
+            others = self._others()
+            lost = self._lost(others) if others and not others[0].answers() else None
+            why = lost or self._joining()
+            noted = self._note(why) if why else None
+        return str(noted["why"]) if noted else None
+
+    def change_after_end(self) -> str | None:
+        """Why the ranks ended early if that was for another node; else None.
+
+        They may have failed because a member was lost, which takes some seconds to show.
+        """
+        deadline = time.monotonic() + _SETTLE
+        while (why := self.change() or self._lost(self._others())) is None:
+            if self._ended() or time.monotonic() > deadline:
+                return None
+            time.sleep(_PAUSE)
+        self._note(why)
+        return why
+
+    def _announce(self, number: int) -> None:
+        record = {**self._me._asdict(), "generation": number, "since": time.time()}
+        records.write(self._path("waiting", self._node), record)
+
+    def _drain(self) -> None:
+        """Close the connections by which others have seen that this node lives."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._listener.accept()[0].close()
+
+    def _waiting(self, number: int) -> list[tuple[Member, float]]:
+        """Nodes that wait for a generation and live, in order, and since when."""
+        fields = {"host": str, "port": int, "generation": int, "since": float}
+        found = records.read_all(self._folder, "waiting-*.json", fields)
+        each = [
+            (Member(node, record["host"], record["port"]), record["since"])
+            for node, record in found
+            if record["generation"] == number
+        ]
+        return sorted((member, since) for member, since in each if self._lives(member))
+
+    def _lives(self, member: Member) -> bool:
+        return member == self._me or member.answers()
+
+    def _newest(self) -> Generation:
+        """The newest generation; number 0 and no member if there is none."""
+        found = records.read_all(self._folder, "generation-*.json", {"members": list})
+        number, record = max(found, key=lambda each: each[0], default=(0, {"members": []}))
+        return Generation(number, tuple(Member(*member) for member in record["members"]))
+
+    def _form(self, newest: Generation) -> None:
+        """Create the next generation if all nodes that can be in it wait for it."""
+        waiting = self._waiting(newest.number + 1)
+        members = [member for member, _ in waiting]
+        if not members or members[0] != self._me or len(members) < self._size.least:
+            return
+        if newest.number == 0:
+            oldest = min(since for _, since in waiting)
+            if len(members) < self._size.most and time.time() - oldest < _LAST_CALL:
+                return
+        elif any(member not in members and member.answers() for member in newest.members):
+            return
+        for pattern in ("rank-*.json", "process-*.json"):
+            for path in self._run.glob(pattern) if self._run else ():
+                path.unlink(missing_ok=True)
+        record = {"members": members[: self._size.most]}
+        _create(self._path("generation", newest.number + 1), json.dumps(record) + "\n")
+
+    def _lost(self, others: Sequence[Member]) -> str | None:
+        """Which of the other members live no more, in words, unless they have ended."""
+        silent = [member.node for member in others if not member.answers()]
+        lost = sorted(set(silent) - exit_records.nodes(self._env).keys()) if silent else []
+        if not lost or over(self._env):
+            return None
+        return f"node {', '.join(map(str, lost))} was lost"
+
+    def _others(self) -> list[Member]:
+        """The other members, first the one after this node, which it watches."""
+        members = list(self._now.members)
+        at = members.index(self._me)
+        return members[at + 1 :] + members[:at]
+
+    def _ended(self) -> bool:
+        """Whether a member has ended by itself."""
+        return bool(exit_records.nodes(self._env).keys() & {m.node for m in self._now.members})
+
+    def _joining(self) -> str | None:
+        """The nodes that have come, in words, once there is a checkpoint newer than they are."""
+        if self._now.members[0] != self._me or len(self._now.members) == self._size.most:
+            return None
+        waiting = self._waiting(self._now.number + 1)
+        if not waiting:
+            return None
+        first = min(since for _, since in waiting)
+        folder = self._env.get("DEPLOYKIT_CHECKPOINT_DIR", "")
+        if folder and not checkpoints.newest(self._checkpoints, folder, first):
+            return None
+        return f"node {', '.join(str(member.node) for member, _ in waiting)} joins"
+
+    def _saved(self) -> checkpoints.Snapshot:
+        return checkpoints.snapshot(self._env.get("DEPLOYKIT_CHECKPOINT_DIR", ""))
+
+    def _note(self, why: str) -> dict[str, Any]:
+        _create(self._path("change", self._now.number), json.dumps({"why": why}) + "\n")
+        return {"why": why}
+
+    def _path(self, what: str, number: int) -> Path:
+        return self._folder / f"{what}-{number}.json"
+
+
+def folder(env: Environ) -> Path:
+    """Where the nodes of this attempt agree. Raises BadEnvironment without a run folder."""
+    run = env.get("DEPLOYKIT_RUN_DIR")
+    if not run:
+        raise BadEnvironment(
+            "The nodes of a job whose number of nodes may change find each other through the run "
+            "folder: set DEPLOYKIT_RUN_DIR to one folder that all of them share."
+        )
+    return Path(run, FOLDER, str(exit_records.attempt(env)))
+
+
+def over(env: Environ) -> bool:
+    """Whether the job is over."""
+    return (folder(env) / "over").exists()
+
+
+def end(env: Environ, code: int) -> None:
+    """Say that the job is over, with an exit code."""
+    if records.folder(env) is not None:
+        private.folder(folder(env))
+        _create(folder(env) / "over", f"{code}\n")
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file that other nodes see at once and whole. The first one to create it wins."""
+    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    private.write(scratch, text)
+    with contextlib.suppress(FileExistsError):
+        os.link(scratch, path)
+    scratch.unlink()
