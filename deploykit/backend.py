@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from deploykit import model, paths
+from deploykit import paths
+from deploykit.decode import Plain
 from deploykit.errors import UsageError
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
 
@@ -210,7 +211,7 @@ def locations(job: JobSpec) -> dict[str, str]:
 def addresses(job: JobSpec) -> dict[str, str]:
     """The `locations` that are addresses."""
     return {
-        path: location for path, location in locations(job).items() if model.is_address(location)
+        path: location for path, location in locations(job).items() if paths.is_address(location)
     }
 
 
@@ -240,6 +241,24 @@ def program(job: JobSpec) -> list[str]:
 def is_secret(value: str) -> bool:
     """Whether an environment value is a reference, ``secret:KIND:NAME``."""
     return value.startswith("secret:")
+
+
+def spread_nodes(tree: dict[str, Any]) -> None:
+    """Replace ``nodes: 2:4`` in a job by ``nodes: 4`` and ``min_nodes: 2``, in place."""
+    resources = tree.get("resources")
+    if not isinstance(resources, dict) or not isinstance(resources.get("nodes"), str):
+        return
+    least, _, most = resources["nodes"].partition(":")
+    if least.isdecimal() and most.isdecimal():
+        tree["resources"] = {**resources, "nodes": Plain(most), "min_nodes": Plain(least)}
+
+
+def check_nodes(job: JobSpec) -> Iterator[Problem]:
+    """Whether the fewest nodes are at most the most."""
+    least, most = job.resources.min_nodes, job.resources.nodes
+    if least is not None and least > most:
+        message = f"the fewest nodes, {least}, are more than the most, {most}"
+        yield Problem("resources.min_nodes", message, f"nodes: {most}:{least}")
 
 
 def check_variables(job: JobSpec) -> Iterator[Problem]:
@@ -283,7 +302,7 @@ def check_metrics(job: JobSpec) -> Iterator[Problem]:
 def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """The folders of `data` that this machine does not have: path, message, hint."""
     for name, location in job.data.items():
-        if not model.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
+        if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
             from deploykit import presence  # only where something is wrong
 
             message = f"{location} was not found on this machine"

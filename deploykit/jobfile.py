@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit import backend
+from deploykit import backend, paths
 from deploykit.decode import Malformed, Plain, decode, read_file
 from deploykit.errors import JobFileError, NotFound, UsageError
-from deploykit.model import JobSpec, Problem, absolute, spread_nodes
+from deploykit.model import JobSpec, Problem
 
 DEFAULT = "job.yaml"
 LARGEST = 2**20
@@ -80,7 +80,7 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
     """The draft, in which `overrides` are applied. Raises UsageError."""
     for one in overrides:
         _override(draft.data, one)
-    spread_nodes(draft.data)
+    backend.spread_nodes(draft.data)
     return draft
 
 
@@ -140,7 +140,7 @@ def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
     if job.environment is not None:
         from deploykit import environments  # few jobs name one
 
-        located = functools.partial(absolute, folder=folder)
+        located = functools.partial(paths.absolute, folder=folder)
         job = dataclasses.replace(job, environment=environments.absolute(job.environment, located))
     return JobFile(source, job, sections, draft.lines, draft.origins)
 
@@ -272,7 +272,7 @@ def _override_value(text: str, value: str) -> Any:
 
 def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
-    problems = [*_check_entrypoint(job), *job.resources.problems(), *backend.check_variables(job)]
+    problems = [*_check_entrypoint(job), *backend.check_nodes(job), *backend.check_variables(job)]
     return [*problems, *backend.check_metrics(job)]
 
 

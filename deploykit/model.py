@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit import paths
-from deploykit.decode import (
-    NOT_EMPTY,
-    Bounds,
-    Duration,
-    Help,
-    Plain,
-    Shorthand,
-    Size,
-)
+from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Shorthand, Size
 from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
@@ -137,23 +129,6 @@ class Resources:
         """Ranks in all; the most, where the number of nodes may change."""
         return self.nodes * self.processes
 
-    def problems(self) -> Iterator[Problem]:
-        """Problems of keys that do not go together."""
-        if self.min_nodes is not None and self.min_nodes > self.nodes:
-            message = f"the fewest nodes, {self.min_nodes}, are more than the most, {self.nodes}"
-            hint = f"nodes: {self.nodes}:{self.min_nodes}"
-            yield Problem("resources.min_nodes", message, hint)
-
-
-def spread_nodes(tree: dict[str, Any]) -> None:
-    """Replace ``nodes: 2:4`` in a job by ``nodes: 4`` and ``min_nodes: 2``, in place."""
-    resources = tree.get("resources")
-    if not isinstance(resources, dict) or not isinstance(resources.get("nodes"), str):
-        return
-    least, _, most = resources["nodes"].partition(":")
-    if least.isdecimal() and most.isdecimal():
-        tree["resources"] = {**resources, "nodes": Plain(most), "min_nodes": Plain(least)}
-
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -269,23 +244,11 @@ class JobSpec:
         """The same job with absolute locations; addresses (s3://...) are kept."""
         return replace(
             self,
-            source=absolute(self.source, folder),
-            data={name: absolute(location, folder) for name, location in self.data.items()},
-            output=absolute(self.output, folder) if self.output else None,
-            checkpoints=absolute(self.checkpoints, folder) if self.checkpoints else None,
+            source=paths.absolute(self.source, folder),
+            data={name: paths.absolute(location, folder) for name, location in self.data.items()},
+            output=paths.absolute(self.output, folder) if self.output else None,
+            checkpoints=paths.absolute(self.checkpoints, folder) if self.checkpoints else None,
         )
-
-
-def is_address(location: str) -> bool:
-    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
-    return "://" in location
-
-
-def absolute(location: str, folder: Path) -> str:
-    """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
-    if is_address(location):
-        return location
-    return os.path.normpath(folder / paths.expanded(location))
 
 
 class State(enum.Enum):

@@ -321,3 +321,15 @@ def _all(file: io.FileIO, limit: int) -> bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def is_address(location: str) -> bool:
+    """Whether a location is an address, such as an S3 prefix, and not a folder of a machine."""
+    return "://" in location
+
+
+def absolute(location: str, folder: Path) -> str:
+    """A location in `folder`, unless it is absolute or an address; ``~`` is the home folder."""
+    if is_address(location):
+        return location
+    return os.path.normpath(folder / expanded(location))

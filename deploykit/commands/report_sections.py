@@ -12,7 +12,8 @@ from deploykit import __version__, backend, comparison, paths, run_diagnosis, sh
 from deploykit.commands import comparison_text, output, progress_text, written
 from deploykit.commands.comparison_text import Line
 from deploykit.metrics.points import Point
-from deploykit.model import State, is_address
+from deploykit.model import State
+from deploykit.paths import is_address
 from deploykit.registry import now
 from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.curves import Numbers

@@ -12,7 +12,7 @@ from deploykit.metrics import event_files, json_lines
 from deploykit.metrics.event_files import EventFile
 from deploykit.metrics.json_lines import JsonLines
 from deploykit.metrics.points import Point
-from deploykit.model import is_address
+from deploykit.paths import is_address
 
 _FOLDERS = ("source", "output")
 """Subfolders of a run folder in which programs write metrics."""

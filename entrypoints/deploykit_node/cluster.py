@@ -128,7 +128,7 @@ def find(env: Environ) -> Cluster:
 
 def node_number(env: Environ) -> int:
     """The node's number for messages, also after `find` has failed; 0 if it is unknown."""
-    for variable in ("DEPLOYKIT_NODE_RANK", "SLURM_NODEID", "GROUP_RANK"):
+    for variable in ("DEPLOYKIT_NODE_RANK", "DEPLOYKIT_STEP_NODE", "SLURM_NODEID", "GROUP_RANK"):
         if re.fullmatch(r"[0-9]{1,18}", env.get(variable, "")):
             return int(env[variable])
     return 0
@@ -202,6 +202,8 @@ def _emulated(env: Environ) -> Cluster:
 
 def _slurm(env: Environ) -> Cluster:
     names = NODES["slurm"]
+    if "DEPLOYKIT_NODE_LIST" in env:
+        return _one_step(env)
     hosts = expand(env.get(names["hosts"]) or env.get(names["job_hosts"], ""))
     tasks = _number(env, names["tasks"]) if env.get(names["tasks"]) else len(hosts)
     if len(hosts) > 1 and names["step"] not in env:
@@ -215,6 +217,14 @@ def _slurm(env: Environ) -> Cluster:
             "since each starts all ranks of its node. Use srun --ntasks-per-node=1."
         )
     return Cluster("slurm", _number(env, names["node"]), tuple(hosts))
+
+
+def _one_step(env: Environ) -> Cluster:
+    """A node with a step of its own, which does not end the others where it is lost."""
+    hosts, node = expand(env["DEPLOYKIT_NODE_LIST"]), _number(env, "DEPLOYKIT_STEP_NODE")
+    if node >= len(hosts):
+        raise BadEnvironment(f"DEPLOYKIT_STEP_NODE is {node}, but the job has {len(hosts)} nodes.")
+    return Cluster("slurm", node, tuple(hosts))
 
 
 def _sagemaker(env: Environ) -> Cluster:

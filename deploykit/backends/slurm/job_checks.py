@@ -19,6 +19,9 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
             "write to DEPLOYKIT_OUTPUT_DIR, which each task has for itself",
             severity="warning",
         )
+    if job.resources.min_nodes is not None and options.array is not None:
+        message = "the number of nodes cannot change in the tasks of an array"
+        yield Problem("resources.min_nodes", message, f"nodes: {job.resources.nodes}")
     if job.environment is None:
         return
     yield from environments.conflict(job, "slurm.python", options.python)

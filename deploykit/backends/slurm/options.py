@@ -22,7 +22,8 @@ from deploykit.backends.slurm.sbatch_options import (
 )
 from deploykit.decode import NOT_EMPTY, Bounds, Help, Pattern
 from deploykit.errors import NotFound
-from deploykit.model import JobSpec, Problem, is_address
+from deploykit.model import JobSpec, Problem
+from deploykit.paths import is_address
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 PRICE = Pattern(

@@ -115,6 +115,7 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "chdir": str(folder / "source"),
         "output": str(folder / "logs" / ("slurm-%a.log" if options.array else "slurm.log")),
         "requeue" if may_restart(options) else "no-requeue": True,
+        "no-kill": job.resources.min_nodes is not None or None,
         "reservation": options.reservation,
         "licenses": options.licenses,
         **_dependencies(options),
@@ -160,16 +161,19 @@ def function_python(job: JobSpec, options: Options) -> str | None:
 
 def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
     resources = job.resources
+    least, most = resources.min_nodes, resources.nodes
     gpus: dict[str, Any] = {}
     if resources.gpus_per_node and options.gres_style == "gres":
         gpus = {"gres": f"gpu:{resources.gpus_per_node}"}
     elif resources.gpus_per_node:
         gpus = {"gpus_per_node": resources.gpus_per_node}
     memory = resources.memory
+    cpus: dict[str, Any] = {"ntasks_per_node": 1, "cpus_per_task": resources.cpus_per_node}
+    if least is not None:  # with a number of tasks, Slurm would take the fewest nodes
+        cpus = {"mincpus": resources.cpus_per_node}
     return {
-        "nodes": resources.nodes,
-        "ntasks_per_node": 1,
-        "cpus_per_task": resources.cpus_per_node,
+        "nodes": most if least is None else f"{least}-{most}",
+        **cpus,
         "mem": None if memory is None else f"{-(-memory // 1024**2)}M",
         **gpus,
     }
@@ -224,12 +228,22 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
         *_with_python(_setup_lines(job, options), job, options),
         *_exports(environment, options),
         "",
-        shlex.join(["exec", "srun", *_SRUN_OPTIONS, *_srun(job, options, folder)]) + " \\",
-        '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\',
-        f"    {_launcher(job, options, folder)}",
+        *_steps(job, options, folder),
     ]
     # sbatch refuses a script with DOS line endings, even inside a quoted value
     return "\n".join(lines).replace("\r", "'$'\\r''")
+
+
+def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
+    """Lines that start the launchers: one step for all nodes, or one for each that may be lost."""
+    words = [*_SRUN_OPTIONS, *_srun(job, options, folder)]
+    launcher = f"    {_launcher(job, options, folder)}"
+    if job.resources.min_nodes is None:
+        output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
+        return [shlex.join(["exec", "srun", *words]) + " \\", output, launcher]
+    text = (paths.shipped("templates") / "slurm_nodes.sh").read_text(encoding="utf-8")
+    start = ["run_step() {", f'    {shlex.join(["srun", *words])} "$@" \\', f"    {launcher}", "}"]
+    return [*start, text.rstrip()]
 
 
 def _setup_lines(job: JobSpec, options: Options) -> list[str]:
