@@ -32,7 +32,7 @@ from trainer.checkpoint import CheckpointManager
 from trainer.data import Batch, BatchLoader
 from trainer.errors import ConfigError
 from trainer.integrity import Progress, VerifiedCheckpoint
-from trainer.layout import Layout
+from trainer.layout import Layout, accumulate
 from trainer.meter import Meter
 from trainer.metrics import MetricsWriter
 from trainer.precision import LossScaler
@@ -55,6 +55,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     stop_signals = collect_stop_signals()
     context = process_group.join()
+    accumulate(options, context)
     try:
         finished = Trainer(options, context, stop_signals).train()
     except ConfigError as error:  # on all ranks

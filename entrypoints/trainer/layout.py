@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -16,8 +17,19 @@ from trainer.presets import STRATEGIES, Preset
 from trainer.process_group import DistributedContext, divisors
 from trainer.train_options import TrainOptions
 
+FULL_WORLD_SIZE = "DEPLOYKIT_FULL_WORLD_SIZE"
+"""Variable with the number of ranks of all nodes, in a job that may lose some of them."""
 HIDDEN_SIZE = 64
 """Outputs of the layer `hidden` of the digits model, the only one that is sharded."""
+
+
+def accumulate(options: TrainOptions, context: DistributedContext) -> None:
+    """Have more micro-batches while nodes are lost, so that no rank has more samples at once."""
+    full = int(os.environ.get(FULL_WORLD_SIZE) or context.world_size)
+    if full > context.world_size:
+        options.micro_batches *= math.ceil(full / context.world_size)
+        ranks = f"{context.world_size} of {full} ranks"
+        context.log(f"{ranks}: {options.micro_batches} micro-batch(es) for the same global batch")
 
 
 class Layout:
@@ -118,7 +130,8 @@ def _problems(
     if preset.data in {"ddp", "zero1"}:
         yield from _ddp_problems(options, context.device)
     parts = dims.dp * options.micro_batches
-    if not sizes and options.batch_size % parts:
+    uneven = FULL_WORLD_SIZE in os.environ and not preset.pipeline
+    if not sizes and not uneven and options.batch_size % parts:
         yield (
             f"--batch-size {options.batch_size} must be a multiple of {parts}: "
             f"{dims.dp} data shard(s) times {options.micro_batches} micro-batch(es)"
