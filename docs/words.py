@@ -208,7 +208,9 @@ VARIABLES = {
     "DEPLOYKIT_OUTPUT_DIR": "folder for results; created before the trainer starts",
     "DEPLOYKIT_CHECKPOINT_DIR": "folder for checkpoints; created before the trainer starts",
     "DEPLOYKIT_DATA_<NAME>": "folder of the data channel NAME, in capitals",
-    "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun",
+    "DEPLOYKIT_RESTART_COUNT": "restarts of the job so far, by Slurm or by torchrun, or because "
+    "nodes were lost or came",
+    "DEPLOYKIT_FULL_WORLD_SIZE": "where the number of nodes may change: the ranks of all nodes",
 }
 
 NODE_REST = """\
@@ -232,6 +234,10 @@ INTERNAL = {
     "DEPLOYKIT_ENV": "JSON, on SageMaker: the settings to restore last; removed after that",
     "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
+    "DEPLOYKIT_NODE_LIST": "on Slurm, where the number of nodes may change: those at first",
+    "DEPLOYKIT_STEP_NODE": "the number of this node among them",
+    "DEPLOYKIT_GENERATION": "where the number of nodes may change: how many groups of nodes there "
+    "were, with this one",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
     "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
@@ -279,6 +285,7 @@ On this machine and on Slurm, `deploykit status` names it, and `DEPLOYKIT_RUN_DI
 | `output/`, `checkpoints/` | results and checkpoints, unless the job file names other locations |
 | `checkpoints/working_folder/` | the files of [`outputs`](../how-to/results.md), to continue from |
 | `exit_records/` | [how each node and rank ended](#exit-records), and why the job was restarted |
+| `members/` | which [nodes train](../how-to/elastic.md), where their number may change |
 | `stacks/` | [stacks of the ranks](../how-to/a-run-hangs.md), a folder for each dump |
 | `debug/` | debugging output of NCCL and PyTorch, one file per process |
 | `rendezvous.json` | address and port of the rendezvous, and the key of this attempt |

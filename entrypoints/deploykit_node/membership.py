@@ -80,7 +80,7 @@ class Generation(NamedTuple):
 
 
 class Membership:
-    """This node among those that may train. `address` is its own, which the others can reach."""
+    """The part of a node, which the others reach at `address`, in what is agreed."""
 
     def __init__(self, env: Environ, node: int, size: Size, address: str) -> None:
         self._env, self._node, self._size = env, node, size

@@ -76,6 +76,10 @@ CASES = {
         job(resources={"nodes": 2, "processes_per_node": 2, "cpus_per_node": 4}, retries=1),
         Options(python=PYTHON, partition="main"),
     ),
+    "elastic": (
+        job(resources={"nodes": 4, "min_nodes": 2, "cpus_per_node": 4}),
+        Options(python=PYTHON),
+    ),
     "environment": (
         job(
             environment=Environment(uv="~/it's mine", modules=("uv/0.9",)),

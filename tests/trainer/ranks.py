@@ -47,8 +47,8 @@ def start(command, folder, stdout=subprocess.PIPE, **more):
     )
 
 
-def start_ranks(folder, world, *command):
-    """Start `command` once per rank, with the variables that torchrun would set."""
+def start_ranks(folder, world, *command, **more):
+    """Start `command` once per rank, with the variables that torchrun would set, and `more`."""
     port = str(free_port())
     return [
         start(
@@ -60,6 +60,7 @@ def start_ranks(folder, world, *command):
             LOCAL_WORLD_SIZE=str(world),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=port,
+            **more,
         )
         for rank in range(world)
     ]

@@ -18,7 +18,7 @@ from typing import Any
 from deploykit import backend, paths
 from deploykit.backends.slurm import client
 from deploykit.backends.slurm.options import Container, Options
-from deploykit.model import Bundle, JobSpec, Plan
+from deploykit.model import Bundle, JobSpec, Plan, Resources
 
 _NOTICE = 90
 """Seconds between SIGUSR2 and the time limit, unless the job file says otherwise."""
@@ -115,9 +115,9 @@ def parameters(job: JobSpec, options: Options, run: str, folder: Path) -> dict[s
         "chdir": str(folder / "source"),
         "output": str(folder / "logs" / ("slurm-%a.log" if options.array else "slurm.log")),
         "requeue" if may_restart(options) else "no-requeue": True,
-        "no-kill": job.resources.min_nodes is not None or None,
         "reservation": options.reservation,
         "licenses": options.licenses,
+        **_changing(job.resources),
         **_dependencies(options),
         **_array(options),
     }
@@ -169,14 +169,24 @@ def _resources(job: JobSpec, options: Options) -> dict[str, Any]:
         gpus = {"gpus_per_node": resources.gpus_per_node}
     memory = resources.memory
     cpus: dict[str, Any] = {"ntasks_per_node": 1, "cpus_per_task": resources.cpus_per_node}
-    if least is not None:  # with a number of tasks, Slurm would take the fewest nodes
-        cpus = {"mincpus": resources.cpus_per_node}
+    if least is not None:  # `_changing` asks for the CPUs
+        cpus = {}
     return {
         "nodes": most if least is None else f"{least}-{most}",
         **cpus,
         "mem": None if memory is None else f"{-(-memory // 1024**2)}M",
         **gpus,
     }
+
+
+def _changing(resources: Resources) -> dict[str, Any]:
+    """Options of a job whose number of nodes may change.
+
+    With a number of tasks, of each node or in all, Slurm would take the fewest nodes (22.05).
+    """
+    if resources.min_nodes is None:
+        return {}
+    return {"no-kill": True, "mincpus": resources.cpus_per_node}
 
 
 def _dependencies(options: Options) -> dict[str, Any]:

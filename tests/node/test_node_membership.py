@@ -1,0 +1,152 @@
+"""Which nodes train together: what they agree on through files, with real connections."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from deploykit_node import exit_records, membership
+from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node.exit_records import NodeExit
+from deploykit_node.membership import Membership, Size
+
+LOCALHOST = "127.0.0.1"
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch):
+    monkeypatch.setattr(membership, "_LAST_CALL", 0.5)
+    monkeypatch.setattr(membership, "EVERY", 0.0)
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    (tmp_path / "exit_records").mkdir()
+    return {"DEPLOYKIT_RUN_DIR": str(tmp_path), "DEPLOYKIT_CHECKPOINT_DIR": str(checkpoints)}
+
+
+@pytest.fixture
+def node(env):
+    """A function that makes a node of a job of two to three."""
+    made = []
+
+    def make(number):
+        made.append(Membership(env, number, Size(2, 3), LOCALHOST))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one._listener.close()
+
+
+def joined(*nodes):
+    """The nodes of the generation that each joins at the same time."""
+    found = {}
+
+    def join(one):
+        found[one] = one.join(lambda _: None)
+
+    threads = [threading.Thread(target=join, args=(one,), daemon=True) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[one] and [member.node for member in found[one].members] for one in nodes]
+
+
+def dies(one):
+    one._listener.close()
+
+
+def test_all_nodes_that_come_train_and_the_last_call_ends_the_waiting(node):
+    assert joined(node(0), node(2)) == [[0, 2], [0, 2]]
+
+
+def test_the_others_go_on_without_a_lost_node_even_if_it_is_the_first(node):
+    first, *others = (node(number) for number in range(3))
+    assert joined(first, *others) == [[0, 1, 2]] * 3
+    assert [one.change() for one in others] == [None, None]
+    dies(first)
+    assert others[1].change() == "node 0 was lost"
+    assert others[0].change() == "node 0 was lost", "it hears of it, and need not look itself"
+    assert joined(*others) == [[1, 2], [1, 2]]
+    assert [one.change() for one in others] == [None, None]
+
+
+def test_a_node_that_comes_back_joins_at_a_new_checkpoint(node, env, tmp_path):
+    nodes = [node(number) for number in range(3)]
+    joined(*nodes)
+    dies(nodes[1])
+    survivors = nodes[::2]
+    assert survivors[0].change() == "node 1 was lost"
+    joined(*survivors)
+    back, said = node(1), []
+    waiting = threading.Thread(target=lambda: back.join(said.append), daemon=True)
+    waiting.start()
+    while not said:
+        assert survivors[0].change() is None
+    assert said == ["2 nodes train; this one joins at a new checkpoint"]
+    assert survivors[0].change() is None
+    (tmp_path / "checkpoints/step.pt").write_text("saved")
+    assert survivors[0].change() == survivors[1].change() == "node 1 joins"
+    assert joined(*survivors) == [[0, 1, 2], [0, 1, 2]]
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def test_a_member_that_ended_by_itself_is_not_lost(node, env):
+    first, second = node(0), node(1)
+    joined(first, second)
+    exit_records.record_node(env, 1, NodeExit(1, "rank 1 exited with code 1"))
+    dies(second)
+    assert first.change() is None
+    assert first.change_after_end() is None
+
+
+def test_ranks_that_fail_because_a_node_is_lost_are_no_failure(node):
+    first, second = node(0), node(1)
+    joined(first, second)
+    dies(second)
+    assert first.change_after_end() == "node 1 was lost"
+
+
+def test_the_records_of_the_ranks_before_are_deleted(node, env, tmp_path):
+    first, second = node(0), node(1)
+    record = tmp_path / "exit_records/rank-1.json"
+    record.write_text("{}")
+    joined(first, second)
+    assert not record.exists()
+
+
+def test_a_node_that_comes_too_late_joins_nothing(node, env):
+    membership.end(env, 3)
+    membership.end(env, 4)
+    assert node(1).join(lambda _: None) is None
+    assert (membership.folder(env) / "over").read_text() == "3\n", "the first one counts"
+
+
+def test_too_few_nodes_end_the_job(node, monkeypatch):
+    monkeypatch.setattr(membership, "_PATIENCE", 0.3)
+    with pytest.raises(BadEnvironment, match="Fewer than 2 nodes were there"):
+        node(0).join(lambda _: None)
+
+
+def test_another_attempt_starts_anew(node, env):
+    membership.end(env, 75)
+    assert not membership.over({**env, "SLURM_RESTART_COUNT": "1"})
+
+
+def test_many_looks_do_not_make_a_node_seem_lost(node):
+    """More connections than a socket keeps in its queue (128 by default in Python)."""
+    first, second = node(0), node(1)
+    joined(first, second)
+    for _ in range(1000):
+        assert first.change() is None
+        assert second.change() is None
+
+
+def test_the_cluster_of_a_generation_has_no_gaps(node):
+    first, third = node(0), node(2)
+    threading.Thread(target=lambda: first.join(lambda _: None), daemon=True).start()
+    generation = third.join(lambda _: None)
+    here = generation.cluster(Cluster("slurm", 2, ("a", "b", "c")))
+    assert (here.node, here.hosts, here.number) == (1, ("a", "c"), 2)
