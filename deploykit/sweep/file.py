@@ -183,10 +183,12 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _check_grid(sweep: Sweep) -> Iterator[Problem]:
-    for name, one in sweep.parameters.items():
+    each = sweep.parameters.items()
+    right = {name: one for name, one in each if not any(_check_parameter(name, one))}
+    for name, one in right.items():
         if one.range is not None and not space.grid_values(one):
             message = "a grid needs a `step`, or a `choice`"
             yield Problem(f"parameters.{name}", message, "or sampler: random")
-    if space.size(sweep.parameters) > _MOST_POINTS:
+    if space.size(right) > _MOST_POINTS:
         message = f"the grid has more than {_MOST_POINTS:,} points"
         yield Problem("parameters", message, "sampler: random")

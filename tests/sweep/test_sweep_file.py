@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deploykit.decode import Plain
@@ -202,7 +202,15 @@ KEYS = st.fixed_dictionaries(
 )
 
 
+def grid_of(**parameter):
+    """A grid of one parameter, as data."""
+    return {"objective": {"metric": "loss"}, "sampler": "grid", "parameters": {"a": parameter}}
+
+
 @given(KEYS, st.floats(0, 1, exclude_max=True))
+@example(grid_of(range=["0", "1"], step="0"), 0.0)
+@example(grid_of(range=["0", "0"], step="0"), 0.0)
+@example(grid_of(range=["0", "-1e999"], int=True), 0.0)
 def test_any_data_are_a_sweep_or_problems(data, share):
     with contextlib.suppress(JobFileError):
         swept = file.from_data(Path("x"), data, Path()).sweep

@@ -61,6 +61,7 @@ def namespaces(folder, count):
             stack.callback(Path(BASE).rmdir)
         stack.callback(_DONE.unlink, missing_ok=True)
         bridge = f"dk{os.getpid()}"
+        _remove_left_over()
         _ip("link", "add", bridge, "type", "bridge")
         stack.callback(_ip, "link", "delete", bridge)
         _ip("address", "add", f"{GATEWAY}/24", "dev", bridge)
@@ -69,6 +70,14 @@ def namespaces(folder, count):
             stack.enter_context(_host(number, name, bridge, folder / name, shared))
             for number, name in enumerate(names, start=1)
         ]
+
+
+def _remove_left_over():
+    """Remove bridges of tests that were killed: they have the address of this one."""
+    for path in Path("/sys/class/net").glob("dk*"):
+        owner = path.name.removeprefix("dk")
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            _ip("link", "delete", path.name)
 
 
 def _share(folder, names):
