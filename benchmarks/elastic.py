@@ -71,9 +71,8 @@ def main() -> int:
         code = run.ended()
         _print(start, found)
         if code == 0:
-            print(
-                f"\nLargest difference of a loss from one process: {_difference(run, given.steps):.1e}"
-            )
+            largest = _difference(run, given.steps)
+            print(f"\nLargest difference of a loss from one process: {largest:.1e}")
     return code
 
 
