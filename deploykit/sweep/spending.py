@@ -44,7 +44,13 @@ class Budget(NamedTuple):
 
 def total(rows: Iterable[Run]) -> Money | None:
     """What runs have cost so far, as far as it is known; None where nothing is billed."""
-    known = [found for row in rows if (found := _spent(row)) is not None]
+    found = map(_spent, rows)
+    return sum_of(Money(one.amount, one.currency) for one in found if one is not None)
+
+
+def sum_of(amounts: Iterable[Money]) -> Money | None:
+    """The sum of amounts in one currency; None of none."""
+    known = list(amounts)
     if not known:
         return None
     return Money(sum((one.amount for one in known), Decimal(0)), known[0].currency)
