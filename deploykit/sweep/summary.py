@@ -91,11 +91,16 @@ class SweepSummary:
         return dict(Counter(trial.state for trial in self.trials))
 
     @property
-    def best(self) -> TrialSummary | None:
-        """The trial with the best value; None where none has succeeded."""
+    def ranked(self) -> list[TrialSummary]:
+        """The trials that have succeeded, the best first."""
         done = [trial for trial in self.trials if trial.state == "succeeded"]
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
-        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return sorted(done, key=lambda trial: sign * (trial.value or 0.0))
+
+    @property
+    def best(self) -> TrialSummary | None:
+        """The trial with the best value; None where none has succeeded."""
+        return next(iter(self.ranked), None)
 
     @property
     def not_clearly_worse(self) -> list[int]:
