@@ -18,7 +18,7 @@ from deploykit.decode import (
     Help,
     Size,
 )
-from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
+from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
@@ -220,6 +220,11 @@ class JobSpec:
         str | None,
         Help("Refuse a job that may cost more. Also `deploykit submit --max-cost`.", "50 USD"),
         MONEY,
+    ] = None
+    budget: Annotated[
+        str | None,
+        Help("Refuse it if all runs under this budget may cost more.", "500 USD/month"),
+        BUDGET,
     ] = None
     stop_at_cap: Annotated[
         bool, Help("Accept it, and stop it in time. Also `deploykit submit --stop-at-cap`.")

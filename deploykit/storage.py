@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, paths, registry, sweep_folders
+from deploykit import backend, budgets, bundle, paths, registry, sweep_folders
 from deploykit import registry_layout as layout
 from deploykit.errors import CannotWrite
 from deploykit.model import State
@@ -249,6 +249,7 @@ def remove_run(row: Run) -> None:
     `remove`.
     """
     folder = folder_of(row.run)
+    budgets.settle(row)
     if folder is not None:
         remove(folder)
     registry.remove(row.run)
