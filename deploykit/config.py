@@ -31,6 +31,7 @@ from deploykit.spelling import did_you_mean
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "backend": ("DEPLOYKIT_BACKEND",),
     "max_cost": (),
+    "budget": (),
     "local.price": (),
     "slurm.account": (),
     "slurm.partition": (),

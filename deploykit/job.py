@@ -77,6 +77,7 @@ class Job(Mapping[str, Any]):
         preflight: bool | None = None,
         max_cost: str | None = None,
         stop_at_cap: bool | None = None,
+        budget: str | None = None,
         debug: bool | None = None,
         max_bundle: str | None = None,
         **sections: Mapping[str, Any],

@@ -134,7 +134,7 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     yield from engine.check(job, file.sections[name])
     if job.preflight and not _offers(engine, "Preflight"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
-    if job.max_cost is not None or job.stop_at_cap:
+    if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
         from deploykit.cost import cap  # few jobs have one
 
         yield from cap.problems(job, estimate(engine, job, file.sections[name]))
@@ -203,8 +203,8 @@ def prepare(
 def submit(plan: Plan) -> Run:
     """Send a plan once: a second submit of the same run id returns the run that the first started.
 
-    Raises UsageError where the id belongs to another job, TryAgain while another process submits
-    it, and whatever the backend raises.
+    Raises UsageError where the id belongs to another job or the budget has too little left,
+    TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
     with submitting(folder, plan.run):
@@ -261,6 +261,10 @@ def attach(run: str, name: str, target: str | None) -> Run:
 
 def _send(plan: Plan, folder: Path) -> None:
     try:
+        if plan.job.budget is not None:
+            from deploykit import budgets  # few jobs have one
+
+            budgets.reserve(plan, billed(plan), refresh)
         handle = backend.find(plan.backend).submit(plan, folder)
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
@@ -364,13 +368,8 @@ def _reconcile(engine: Backend, row: Run) -> None:
         registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
-def wait(run: str, timeout: float | None = None) -> Iterator[Run]:
-    """The run, each time it has changed, until it ends, stays blocked, or `timeout` s are over."""
-    return (row for (row,) in wait_all([run], timeout))
-
-
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
-    """The same for several runs, until all have ended: all of them each time one has changed."""
+    """The runs, each time one has changed, until all have ended or stay blocked, or `timeout` s."""
     end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
     last: list[Run] = []

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit import paths
 from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Shorthand, Size
-from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
+from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
@@ -231,6 +231,11 @@ class JobSpec:
         str | None,
         Help("Refuse a job that may cost more. Also `deploykit submit --max-cost`.", "50 USD"),
         MONEY,
+    ] = None
+    budget: Annotated[
+        str | None,
+        Help("Refuse it if all runs under this budget may cost more.", "500 USD/month"),
+        BUDGET,
     ] = None
     stop_at_cap: Annotated[
         bool, Help("Accept it, and stop it in time. Also `deploykit submit --stop-at-cap`.")

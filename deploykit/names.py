@@ -16,4 +16,8 @@ OUTPUT = Pattern(
 )
 METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
 PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+BUDGET = Pattern(
+    r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}(/month)?( for [A-Za-z0-9][A-Za-z0-9_.-]{0,62})?",
+    "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
+)
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")

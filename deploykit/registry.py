@@ -246,8 +246,8 @@ def select(condition: str = "1", values: Sequence[str] = (), limit: int | None =
 
 def count(condition: str = "1", values: Sequence[str] = ()) -> int:
     """How many runs meet a condition in SQL."""
-    query = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 - ours
-    return next((int(row[0]) for row in _query([(query, values)])), 0)
+    text = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 - ours
+    return next((int(row[0]) for row in query([(text, values)])), 0)
 
 
 def unfinished(limit: int | None = None) -> list[Run]:
@@ -312,10 +312,10 @@ def _file() -> Path:
 def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
     """The rows that each clause selects with its values."""
     queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
-    return (_run(dict(row)) for row in _query(queries))
+    return (_run(dict(row)) for row in query(queries))
 
 
-def _query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
+def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
     """What the queries find, each with its values. Takes no write lock, and makes no file."""
     if not queries or not _file().exists():
         return []

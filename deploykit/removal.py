@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from deploykit import backend, lifecycle, paths, registry, storage
+from deploykit import backend, lifecycle, paths, registry, shell, storage, sweep_folders
 from deploykit.capabilities import Remains
 from deploykit.errors import UsageError
 from deploykit.model import Handle, Problem, State
 from deploykit.registry import Run
+from deploykit.sweep import folder as sweep_folder
+from deploykit.sweep.folder import SweepRecord
 
 
-def refuse_unfinished(rows: Sequence[Run], *, force: bool = False) -> None:
-    """Raise UsageError with each run that has not ended, and how to end it.
+def refuse_unfinished(
+    rows: Sequence[Run], sweeps: Collection[str] = (), *, force: bool = False
+) -> None:
+    """Raise UsageError with each run that has not ended or that a sweep needs, and what to do.
 
-    `force` allows those whose state cannot be known, since their target is gone.
+    `sweeps` are removed too. `force` allows runs whose state cannot be known, since their target is
+    gone.
     """
+    needed = {run: sweep for run, sweep in needed_by_sweeps(rows).items() if sweep not in sweeps}
     problems = [
         Problem("", f"{row.run} is {row.state}", _how_to_end(row))
         for row in lifecycle.refresh(rows)
         if not (removable(row) or (force and _is_out_of_reach(row)))
     ]
+    problems += [
+        Problem("", f"{run} is a trial of the sweep {sweep}, which has not ended", _of_sweep(sweep))
+        for run, sweep in needed.items()
+    ]
     if problems:
         raise UsageError("only runs that have ended can be removed", problems=problems)
+
+
+def needed_by_sweeps(rows: Iterable[Run]) -> dict[str, str]:
+    """The runs whose sweeps have not ended, each with its sweep.
+
+    The controller may not have recorded them yet: without their rows it would start them again.
+    """
+    sweeps = sweep_folders.unfinished()
+    found = ((row.run, sweep_folders.of_run(row.run, sweeps)) for row in rows)
+    return {run: sweep for run, sweep in found if sweep is not None}
+
+
+def runs_of(sweep: SweepRecord) -> list[Run]:
+    """The runs of all trials of a sweep, the newest first."""
+    rows = registry.select("run >= ? AND run < ?", (f"{sweep.id}-", f"{sweep.id}."))
+    return [row for row in rows if sweep_folders.of_run(row.run, {sweep.id: None})]
+
+
+def remove_sweep(sweep: SweepRecord) -> None:
+    """Remove a sweep's definition and journal, and no run. Raises TryAgain while it is controlled.
+
+    Raises CannotWrite where that fails.
+    """
+    with sweep_folder.controlling(sweep):
+        storage.remove(sweep.folder)
+
+
+def _of_sweep(sweep: str) -> str:
+    resume = shell.command("deploykit", "sweep", "resume", sweep)
+    return f"`{resume}` continues it; `{shell.command('deploykit', 'rm', sweep)}` removes it whole"
 
 
 def remove(row: Run) -> None:

@@ -100,7 +100,7 @@ class Run:
         and cannot start. With `check`, raises RunFailed where it ended in another way than with
         success.
         """
-        for row in lifecycle.wait(self.id, timeout):
+        for (row,) in lifecycle.wait_all([self.id], timeout):
             self._row = row
         if self.state is State.BLOCKED:
             raise NeverStarts(f"{self.id} is queued, but {self._row.reason}")

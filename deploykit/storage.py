@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, bundle, paths, registry
+from deploykit import backend, budgets, bundle, paths, registry, sweep_folders
 from deploykit import registry_layout as layout
 from deploykit.errors import CannotWrite
 from deploykit.model import State
@@ -107,10 +107,11 @@ def bundles() -> dict[str, Path]:
 
 
 def references(rows: Iterable[Run]) -> dict[str, list[str]]:
-    """The runs that refer to each bundle, by its hash."""
+    """The runs, and the sweeps that have not ended, that refer to each bundle, by its hash."""
     found: dict[str, list[str]] = {}
-    for row in rows:
-        found.setdefault(row.bundle, []).append(row.run)
+    pairs = [*((row.run, row.bundle) for row in rows), *sweep_folders.unfinished().items()]
+    for name, digest in pairs:
+        found.setdefault(digest, []).append(name)
     return found
 
 
@@ -141,12 +142,18 @@ def leftovers(rows: Sequence[Run]) -> list[Path]:
         archives if unlisted(rows) else {path for name, path in bundles().items() if name in used}
     )
     found += [path for path in _items(paths.bundles()) if path not in needed]
+    found += [path for path in sweep_folders.every() if _is_empty_sweep(path)]
     return [path for path in found if _abandoned(path)]
 
 
 def _is_empty(folder: Path) -> bool:
     """Whether nothing came after the lock that a submit begins with."""
     return not folder.is_symlink() and {item.name for item in _items(folder)} <= {"submitting"}
+
+
+def _is_empty_sweep(folder: Path) -> bool:
+    """Whether the definition of a sweep was never written."""
+    return not os.path.lexists(folder / sweep_folders.DEFINITION)
 
 
 def crashes() -> list[Path]:
@@ -236,12 +243,13 @@ def _open_up(path: Path) -> None:
 
 
 def remove_run(row: Run) -> None:
-    """Remove a run's folder, its row, and its bundle if no other run refers to it.
+    """Remove a run's folder, its row, and its bundle if no other run or sweep refers to it.
 
     The row goes after the folder, so that an interrupted removal can be repeated. Raises as
     `remove`.
     """
     folder = folder_of(row.run)
+    budgets.settle(row)
     if folder is not None:
         remove(folder)
     registry.remove(row.run)
@@ -251,9 +259,11 @@ def remove_run(row: Run) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove one of `leftovers` or `crashes`, unless a submit has begun to use it."""
+    """Remove one of `leftovers` or `crashes`, unless a submit or a sweep has begun to use it."""
     name = path.name.removesuffix(_SUFFIX)
     if path.parent.name == "runs" and name in registry.lookup(name):
+        return
+    if path.parent == paths.bundles() and name in sweep_folders.unfinished().values():
         return
     if path.parent == paths.bundles():
         registry.release(name, lambda: remove(path))

@@ -310,13 +310,13 @@ def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, 
 
 
 def test_an_interrupt_while_a_run_is_followed_says_how_to_stop_the_run(logged, capsys, monkeypatch):
-    def wait(name, timeout):
-        yield registry.get(name)
+    def wait(names, timeout):
+        yield [registry.get(*names)]
         raise KeyboardInterrupt
 
     silent = types.SimpleNamespace(logs=lambda handle, *, follow: iter(()))
     monkeypatch.setattr(backend, "find", lambda name: silent)
-    monkeypatch.setattr(lifecycle, "wait", wait)
+    monkeypatch.setattr(lifecycle, "wait_all", wait)
     with pytest.raises(KeyboardInterrupt):
         follow(registry.get("one"), as_json=False, timeout=None)
     assert "one is still running; `deploykit cancel one` stops it" in capsys.readouterr().err
@@ -329,7 +329,7 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
     local = types.SimpleNamespace(logs=no_logs)
     ended = dataclasses.replace(registry.get("one"), state="succeeded")
     monkeypatch.setattr(backend, "find", lambda name: local)
-    monkeypatch.setattr(lifecycle, "wait", lambda name, timeout: iter([ended]))
+    monkeypatch.setattr(lifecycle, "wait_all", lambda names, timeout: iter([[ended]]))
     assert follow(registry.get("one"), as_json=False, timeout=None) == 0
     said = capsys.readouterr().err
     assert "the logs of one are no longer available: the disk is gone; the run continues" in said

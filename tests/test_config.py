@@ -129,6 +129,7 @@ def test_where_each_value_comes_from(project, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "backend\tlocal\tflag: backend=local",
         "max_cost\t-\tdefault",
+        "budget\t-\tdefault",
         "local.price\t-\tdefault",
         f"slurm.account\tphysics\tconfig file: {path}, line 4",
         "slurm.partition\tcpu\tjob file: job.yaml, line 8",

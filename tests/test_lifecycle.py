@@ -124,7 +124,9 @@ def test_wait_leaves_only_a_run_that_stays_blocked(monkeypatch):
     answers = iter([Status(state, reason=str(n)) for n, state in enumerate(states)])
     monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, next(answers)))
     monkeypatch.setattr(lifecycle, "_POLL", (0.01, 0.01))
-    assert [row.state for row in lifecycle.wait(add("one"))] == [state.value for state in states]
+    assert [row.state for (row,) in lifecycle.wait_all([add("one")])] == [
+        state.value for state in states
+    ]
 
 
 def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, monkeypatch):

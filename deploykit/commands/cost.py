@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from typing import Any
 
-from deploykit import capabilities, lifecycle
+from deploykit import budgets, capabilities, lifecycle
 from deploykit.commands import output
 from deploykit.cost import cap, money
 from deploykit.cost.estimate import CASES, Estimate
@@ -42,11 +43,15 @@ def run(args: argparse.Namespace) -> int:
     others: Mapping[str, Estimate] = {}
     if isinstance(engine, capabilities.Prices):
         others = engine.alternatives(file.job, options)
+    use = budgets.of(file.job.budget) if file.job.budget is not None else None
     if args.json:
-        more = {"others": {way: other.cases() for way, other in others.items()}}
-        output.emit({"backend": name, **estimate.data(), **more, "max_cost": file.job.max_cost})
+        more: dict[str, Any] = {"others": {way: other.cases() for way, other in others.items()}}
+        more |= {"max_cost": file.job.max_cost, "budget": use and use.data()}
+        output.emit({"backend": name, **estimate.data(), **more})
         return 0
     _show(name, estimate, others, explain=args.explain)
+    if use is not None:
+        output.say(str(use))
     if file.job.max_cost is not None and estimate.charges:
         _show_cap(money.parse(file.job.max_cost), estimate)
     return 0
@@ -57,7 +62,7 @@ def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
     own = [f"max_cost={args.max_cost}"] if args.max_cost else []
     name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
     file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
-    others = ("max_cost", "stop_at_cap")
+    others = ("max_cost", "stop_at_cap", "budget")
     found = [one for one in lifecycle.problems(file, name) if one.path not in others]
     output.warnings(file.raise_on(found))
     return name, file

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, registry, storage
+from deploykit import paths, registry, storage, sweep_folders
 from deploykit.bundle import readable
 from deploykit.commands import arguments, output
 
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "bundles": _files(path for name, path in storage.bundles().items() if name in used),
         "unlisted runs": _files(storage.unlisted(rows)),
         "left over": _files(storage.leftovers(rows)),
+        "sweeps": _files(sweep_folders.every()),
         "crashes": _files(storage.crashes()),
     }
     whole = storage.size(paths.state())

@@ -57,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
         output.note(f"none of {every} runs matches")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
+    if args.cost and not args.json:
+        from deploykit.commands import spending  # decimal takes a while to import
+
+        output.note(*spending.budgets())
     if rows and len(rows) < (found := search.count()):
         output.note(f"the newest {len(rows)} of {found} runs; all: -n {found}")
     return 0

@@ -1,4 +1,4 @@
-"""Remove old runs, and files that no run needs. Runs that have not ended are never touched.
+"""Remove old runs, and files that no run needs. What has not ended stays, also a sweep's runs.
 
 Without options: leftovers of interrupted submits, bundles that no run uses, and files in sources of
 ended runs that are also in their bundles. The options select runs to remove as well.
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from deploykit import lifecycle, registry, removal, storage
+from deploykit import lifecycle, registry, removal, shell, storage, sweep_folders
 from deploykit.bundle import readable
 from deploykit.commands import arguments, output
 from deploykit.errors import CannotWrite, DeploykitError, UsageError
 from deploykit.model import State
 from deploykit.registry import Run
+from deploykit.sweep import folder
+from deploykit.sweep.folder import SweepRecord
 
 _STATES = [state.value for state in State if state.final]
 
@@ -46,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older",
         type=arguments.seconds,
         metavar="TIME",
-        help="runs submitted longer ago than this, e.g. 30d or 12h; also logs of crashes",
+        help="runs submitted longer ago than this, e.g. 30d or 12h; also sweeps that have ended "
+        "and have no runs left, and logs of crashes",
     )
     parser.add_argument(
         "--keep-last", type=_count, metavar="N", help="all but the newest N of those that match"
@@ -88,17 +91,20 @@ def run(args: argparse.Namespace) -> int:
 def _found(args: argparse.Namespace) -> list[Removal]:
     """What goes: runs, the oldest last, then what no other run needs."""
     rows = lifecycle.refresh(registry.every())
-    chosen = _selected(args, rows)
+    chosen = _but_needed(_selected(args, rows))
     names = {row.run for row in chosen}
     used = storage.references(rows)
     kept = storage.references(row for row in rows if row.run not in names)
     archives = storage.bundles().items()
     bundles = [path for name, path in archives if name in used and name not in kept]
+    left = {row.run for row in rows} - names
+    sweeps = [one for one in folder.every() if _is_old(args, one) and not _has_runs(one, left)]
     old = [path for path in storage.crashes() if args.older and _age(path) > args.older]
     return [
         *map(_of_run, chosen),
         *(_of_path("bundle", path) for path in bundles),
         *(_of_path("left over", path) for path in storage.leftovers(rows)),
+        *map(_of_sweep, sweeps),
         *(_of_path("crash", path) for path in old),
     ]
 
@@ -118,12 +124,37 @@ def _selected(args: argparse.Namespace, rows: Sequence[Run]) -> list[Run]:
     ]
 
 
+def _but_needed(rows: Sequence[Run]) -> list[Run]:
+    """Those of the runs that no sweep needs. Notes each sweep that needs others."""
+    needed = removal.needed_by_sweeps(rows)
+    for sweep in sorted(set(needed.values())):
+        whole = shell.command("deploykit", "rm", sweep)
+        output.note(f"the sweep {sweep} has not ended: its runs stay; `{whole}` removes it whole")
+    return [row for row in rows if row.run not in needed]
+
+
 def _of_run(row: Run) -> Removal:
     used = storage.run_usage(row.run)
     return Removal(
         *("run", row.run, row.state, row.created, used.size if used else 0),
         *(partial(removal.remove, row), removal.left_elsewhere(row)),
     )
+
+
+def _is_old(args: argparse.Namespace, sweep: SweepRecord) -> bool:
+    """Whether a sweep has ended, and `--older` selects it."""
+    is_old = args.older is not None and registry.now() - sweep.created > args.older
+    return is_old and sweep.finished
+
+
+def _has_runs(sweep: SweepRecord, runs: Iterable[str]) -> bool:
+    """Whether one of these runs is a trial of the sweep."""
+    return any(sweep_folders.of_run(run, {sweep.id: None}) for run in runs)
+
+
+def _of_sweep(sweep: SweepRecord) -> Removal:
+    remove = partial(removal.remove_sweep, sweep)
+    return Removal("sweep", sweep.id, "", sweep.created, storage.size(sweep.folder), remove)
 
 
 def _of_path(kind: str, path: Path) -> Removal:

@@ -27,6 +27,13 @@ def data(run: Run) -> dict[str, Any] | None:
     return None if found is None else found.data()
 
 
+def budgets() -> list[str]:
+    """What is left of each budget, a line each."""
+    from deploykit import budgets  # few runs have one
+
+    return [str(use) for use in budgets.uses()]
+
+
 def _spent(run: Run) -> Spent | None:
     """What a run has cost by the price in its folder."""
     path = Path(run.folder, backend.PRICE)

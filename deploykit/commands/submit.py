@@ -118,6 +118,10 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
             from deploykit.cost import cap  # few jobs have one
 
             output.note(*cap.told(prepared.plan.job, estimate))
+        if prepared.plan.job.budget is not None:
+            from deploykit import budgets  # few jobs have one
+
+            output.note(str(budgets.of(prepared.plan.job.budget)))
     return estimate
 
 

@@ -6,6 +6,7 @@ deploykit sweep status [SWEEP]               its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
 deploykit sweep resume [SWEEP]               go on: after `stop`, Ctrl-C, or a crash
 deploykit sweep best [SWEEP] --write best.yaml
+deploykit sweep report [SWEEP]               one HTML file; `watch` shows a sweep live
 
 Ctrl-C ends the controller and no run. The same run is never started twice.
 """
@@ -29,13 +30,21 @@ from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
 
 if TYPE_CHECKING:
-    from deploykit.sweep.summary import SweepSummary, TrialSummary
+    from deploykit.sweep.summary import SweepSummary
 
 SHARED = ("backend",)
-_ACTIONS = ("start", "status", "list", "stop", "resume", "best")
+_ACTIONS = ("start", "status", "watch", "list", "stop", "resume", "best", "report")
 _START = ("grid", "job", "metric", "maximize", "set", "sweep", "parallel", "trials", "backend")
-_ONLY = {("start",): _START, ("start", "resume"): ("detach",), ("best",): ("write",)}
+_ONLY = {
+    ("start",): _START,
+    ("start", "resume"): ("detach",),
+    ("best",): ("write",),
+    ("report",): ("output", "force"),
+    ("watch",): ("once", "interval"),
+}
 """Options that only some of the actions take."""
+_INTERVAL, _SHORTEST = 2.0, 0.5
+"""Seconds between two looks of `watch`: by default, and at least."""
 _AGAIN = 0.2
 """Seconds between two attempts to take over from a controller that ends."""
 
@@ -55,6 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="best: write a job file with its values"
+    )
+    parser.add_argument(
+        *("-o", "--output"), type=Path, metavar="FILE", help="report: default report-SWEEP.html"
+    )
+    parser.add_argument("--force", action="store_true", help="report: replace the file")
+    parser.add_argument("--once", action="store_true", help="watch: print what is known, and end")
+    parser.add_argument(
+        "--interval", type=arguments.seconds, metavar="TIME", help="watch: between two looks"
     )
 
 
@@ -170,6 +187,12 @@ def _end(record: SweepRecord, *, as_json: bool) -> int:
     return 0 if found.best or record.stopping else RunFailed.exit_code
 
 
+def _show(found: SweepSummary) -> None:
+    from deploykit.commands import sweep_text  # imports Optuna
+
+    output.say(*sweep_text.lines(found))
+
+
 def _detach(record: SweepRecord, *, as_json: bool) -> int:
     log = record.folder / "controller.log"
     shell.detach([sys.executable, "-m", "deploykit", "sweep", "resume", record.id], log)
@@ -181,6 +204,7 @@ def _detach(record: SweepRecord, *, as_json: bool) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from deploykit.commands import sweep_text  # imports Optuna
     from deploykit.sweep import summary
 
     found = summary.of(folder.find(args.name))
@@ -194,7 +218,7 @@ def _status(args: argparse.Namespace) -> int:
             one.state,
             "-" if one.value is None else f"{one.value:.6g}",
             one.runs[-1].run if one.runs else "-",
-            " ".join(f"{name}={value}" for name, value in one.values.items()),
+            sweep_text.settings(one),
             one.reason,
         ]
         for one in found.trials
@@ -203,33 +227,6 @@ def _status(args: argparse.Namespace) -> int:
         metric = found.record.sweep.objective.metric
         output.table(["trial", "state", metric, "run", "parameters", "reason"], rows)
     return 0
-
-
-def _show(found: SweepSummary) -> None:
-    """Print the state of a sweep in a few lines."""
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
-    output.say(f"{found.record.id}: {found.state}")
-    output.say(f"  trials  {len(found.trials)} of {found.total}{f': {counts}' if counts else ''}")
-    if found.cost is not None:
-        cap = found.record.sweep.max_cost
-        output.say(f"  cost    {found.cost}{f' of {cap}' if cap else ''}")
-    if found.best is not None:
-        objective, best = found.record.sweep.objective, found.best
-        settings = " ".join(f"{name}={value}" for name, value in best.values.items())
-        output.say(
-            f"  best    trial {best.number}: {objective.metric} {best.value:.6g} ({settings})"
-        )
-        _show_spread(found, best)
-
-
-def _show_spread(found: SweepSummary, best: TrialSummary) -> None:
-    """Print how sure the best of repeated trials is."""
-    if best.spread is None:
-        return
-    output.say(f"          {best.spread}")
-    if others := found.not_clearly_worse:
-        numbers = ", ".join(map(str, others))
-        output.say(f"          not clearly worse, since the intervals overlap: {numbers}")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -261,6 +258,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
+    from deploykit.commands import sweep_text  # imports Optuna
     from deploykit.sweep import summary
 
     record = folder.find(args.name)
@@ -280,9 +278,25 @@ def _best(args: argparse.Namespace) -> int:
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
     )
     output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
-    _show_spread(found, best)
+    output.say(*sweep_text.spread(found))
     output.say(*(f"  run     {row.run}" for row in best.runs))
     return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from deploykit.commands import sweep_report  # imports Optuna
+
+    record = folder.find(args.name)
+    return sweep_report.write(record, args.output, force=args.force, as_json=args.json)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from deploykit.commands import sweep_watch  # imports Optuna
+
+    record = folder.find(args.name)
+    goes_on = output.is_live() and not (args.once or args.json)
+    interval = max(args.interval or _INTERVAL, _SHORTEST) if goes_on else None
+    return sweep_watch.show(record, interval, as_json=args.json)
 
 
 def _write(record: SweepRecord, values: space.Values, path: Path) -> None:
@@ -299,6 +313,8 @@ def _write(record: SweepRecord, values: space.Values, path: Path) -> None:
 _RUN = {
     "start": _start,
     "status": _status,
+    "watch": _watch,
+    "report": _report,
     "list": _list,
     "stop": _stop,
     "resume": _resume,

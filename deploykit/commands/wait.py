@@ -119,7 +119,7 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     )
     printer.start()
     try:
-        *_, last = lifecycle.wait(row.run, timeout)
+        *_, (last,) = lifecycle.wait_all([row.run], timeout)
     except KeyboardInterrupt:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from decimal import ROUND_FLOOR
 
-from deploykit.cost import money
+from deploykit.cost import budget, money
 from deploykit.cost.estimate import Estimate, span
 from deploykit.cost.money import Money
 from deploykit.model import JobSpec, Problem
@@ -21,12 +21,14 @@ _LEAST = 120
 
 
 def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
-    """Why a job with a cap is refused, or what its cap does not cover.
+    """Why a job with a cap or a budget is refused, or what its cap does not cover.
 
     `estimate` is None for a backend that offers none.
     """
+    yield from budget.problems(job, estimate)
     if job.max_cost is None:
-        yield Problem("stop_at_cap", "requires max_cost", "--max-cost '50 USD'")
+        if job.stop_at_cap:
+            yield Problem("stop_at_cap", "requires max_cost", "--max-cost '50 USD'")
         return
     cap = money.parse(job.max_cost)
     if estimate is None:

@@ -65,6 +65,8 @@ class Controller:
         while self.step():
             pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
             time.sleep(pause)
+        if not self.live and (self._number >= self._last or not self.record.stopping):
+            self.record.finish()
 
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
@@ -75,8 +77,7 @@ class Controller:
         self._number = len(known)
         self.live = trials.unfinished(self.record, self.study)
         over = [trial for trial in known if trial.state is not TrialState.RUNNING]
-        ids = [run for trial in over for run in trials.runs(self.record, trial)]
-        self._ended = self.budget.committed(trials.rows(ids).values())
+        self._ended = sum(map(trials.charged, over), Decimal(0))
 
     def step(self) -> bool:
         """Look at all runs once, and act; whether anything is left to do."""
@@ -150,7 +151,10 @@ class Controller:
         ids = [
             live.run(repeat, n) for repeat in live.repeats for n in range(live.attempt(repeat) + 1)
         ]
-        self._ended += self.budget.committed(trials.rows(ids).values())
+        rows = list(trials.rows(ids).values())
+        charged = self.budget.committed(rows)
+        self._ended += charged
+        live.keep_cost(spending.total(rows), charged)
         settings = " ".join(f"{name}={value}" for name, value in live.values.items())
         self.tell(f"trial {live.number}: {live.tell(self.study)} ({settings})")
 

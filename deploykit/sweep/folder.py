@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploykit import paths, registry
+from deploykit import paths, registry, sweep_folders
 from deploykit.decode import Malformed, as_data, decode, read_json
 from deploykit.errors import NotFound, TryAgain, UsageError
 from deploykit.sweep.model import SWEEP, Sweep
@@ -21,7 +21,7 @@ from deploykit.sweep.model import SWEEP, Sweep
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _RANDOM = 6
 _LONGEST = 30
-_DEFINITION = "sweep.json"
+_DEFINITION = sweep_folders.DEFINITION
 _JOURNAL = "journal.log"
 _STOP = "stop"
 _LOCK = "controller"
@@ -61,6 +61,15 @@ class SweepRecord:
     def stopping(self) -> bool:
         """Whether it was asked to stop, and not to resume."""
         return (self.folder / _STOP).exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether a controller has seen its end, so that it needs its runs no longer."""
+        return (self.folder / sweep_folders.FINISHED).exists()
+
+    def finish(self) -> None:
+        """Note that it has ended, and all results are in its journal."""
+        paths.touch(self.folder / sweep_folders.FINISHED)
 
     def ask_to_stop(self) -> None:
         """Tell the controller, if there is one, to cancel the runs and end."""
@@ -125,10 +134,9 @@ def find(name: str | None) -> SweepRecord:
 def every() -> list[SweepRecord]:
     """All sweeps, the newest first; folders without a valid definition are left out."""
     found = []
-    with contextlib.suppress(OSError):
-        for folder in _folders().iterdir():
-            with contextlib.suppress(OSError, Malformed):
-                found.append(_read(folder))
+    for folder in sweep_folders.every():
+        with contextlib.suppress(OSError, Malformed):
+            found.append(_read(folder))
     return sorted(found, key=lambda one: (-one.created, one.id))
 
 

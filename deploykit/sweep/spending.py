@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 from deploykit import backend, lifecycle
 from deploykit.cost import money, spent
+from deploykit.cost.budget import worst
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
-from deploykit.model import JobSpec, Problem, State
+from deploykit.model import Problem, State
 from deploykit.registry import Run, may_still_come
 from deploykit.sweep.model import Sweep
 from deploykit.sweep.trial_job import Base
-
-_OVERRUN = 60
-"""Seconds for which a run may be billed after it was stopped at its own cap."""
 
 
 class Budget(NamedTuple):
@@ -44,7 +42,13 @@ class Budget(NamedTuple):
 
 def total(rows: Iterable[Run]) -> Money | None:
     """What runs have cost so far, as far as it is known; None where nothing is billed."""
-    known = [found for row in rows if (found := _spent(row)) is not None]
+    found = map(_spent, rows)
+    return sum_of(Money(one.amount, one.currency) for one in found if one is not None)
+
+
+def sum_of(amounts: Iterable[Money]) -> Money | None:
+    """The sum of amounts in one currency; None of none."""
+    known = list(amounts)
     if not known:
         return None
     return Money(sum((one.amount for one in known), Decimal(0)), known[0].currency)
@@ -59,7 +63,7 @@ def budget(sweep: Sweep, base: Base) -> Budget:
     estimate = _estimate(base)
     if sweep.max_cost is None or estimate is None or not estimate.charges:
         return Budget()
-    return Budget(money.parse(sweep.max_cost), _worst(base.job, estimate) or Decimal(0))
+    return Budget(money.parse(sweep.max_cost), worst(base.job, estimate) or Decimal(0))
 
 
 def problems(sweep: Sweep, base: Base) -> list[Problem]:
@@ -77,15 +81,15 @@ def problems(sweep: Sweep, base: Base) -> list[Problem]:
     if cap.currency != estimate.currency:
         message = f"is in {cap.currency}, but the prices are in {estimate.currency}"
         return [Problem("max_cost", message, f"for example 50 {estimate.currency}")]
-    return _too_little(sweep, cap, _worst(base.job, estimate))
+    return _too_little(sweep, cap, worst(base.job, estimate))
 
 
-def _too_little(sweep: Sweep, cap: Money, worst: Decimal | None) -> list[Problem]:
-    if worst is None:
+def _too_little(sweep: Sweep, cap: Money, most: Decimal | None) -> list[Problem]:
+    if most is None:
         message = "cannot be kept: a run may cost any sum"
         return [Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")]
-    if sweep.repeat * worst > cap.amount:
-        each = money.text(sweep.repeat * worst, cap.currency)
+    if sweep.repeat * most > cap.amount:
+        each = money.text(sweep.repeat * most, cap.currency)
         hint = "raise it, lower the time limit or the restarts, or set stop_at_cap in the job"
         return [Problem("max_cost", f"{cap} is less than one trial may cost, {each}", hint)]
     return []
@@ -93,12 +97,3 @@ def _too_little(sweep: Sweep, cap: Money, worst: Decimal | None) -> list[Problem
 
 def _estimate(base: Base) -> Estimate | None:
     return lifecycle.estimate(backend.find(base.backend), base.job, base.options)
-
-
-def _worst(job: JobSpec, estimate: Estimate) -> Decimal | None:
-    """What a run may cost: its worst case, or its own cap where it is stopped at that."""
-    worst = estimate.amount("worst")
-    if not job.stop_at_cap or job.max_cost is None:
-        return worst
-    own = money.parse(job.max_cost).amount + money.for_seconds(estimate.hourly, _OVERRUN)
-    return own if worst is None else min(own, worst)

@@ -41,6 +41,8 @@ class TrialSummary:
     """Those of all attempts."""
     spread: Spread | None = None
     """Of repeated runs."""
+    cost: Money | None = None
+    """Of all its runs so far; None where nothing is billed or known."""
 
     def data(self) -> dict[str, Any]:
         """The trial as JSON."""
@@ -51,6 +53,7 @@ class TrialSummary:
             "value": self.value,
             "reason": self.reason,
             "spread": self.spread and self.spread._asdict(),
+            "cost": _money(self.cost),
             "runs": [{"run": row.run, "state": row.state} for row in self.runs],
         }
 
@@ -88,11 +91,16 @@ class SweepSummary:
         return dict(Counter(trial.state for trial in self.trials))
 
     @property
-    def best(self) -> TrialSummary | None:
-        """The trial with the best value; None where none has succeeded."""
+    def ranked(self) -> list[TrialSummary]:
+        """The trials that have succeeded, the best first."""
         done = [trial for trial in self.trials if trial.state == "succeeded"]
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
-        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return sorted(done, key=lambda trial: sign * (trial.value or 0.0))
+
+    @property
+    def best(self) -> TrialSummary | None:
+        """The trial with the best value; None where none has succeeded."""
+        return next(iter(self.ranked), None)
 
     @property
     def not_clearly_worse(self) -> list[int]:
@@ -109,10 +117,6 @@ class SweepSummary:
     def data(self) -> dict[str, Any]:
         """The sweep as JSON."""
         sweep, best = self.record.sweep, self.best
-        cost = self.cost and {
-            "amount": float(cents(self.cost.amount)),
-            "currency": self.cost.currency,
-        }
         return {
             "sweep": self.record.id,
             "state": self.state,
@@ -123,11 +127,15 @@ class SweepSummary:
             "counts": self.counts,
             "best": best and best.data(),
             "not_clearly_worse": self.not_clearly_worse,
-            "cost": cost,
+            "cost": _money(self.cost),
             "max_cost": sweep.max_cost,
             "folder": str(self.record.folder),
             "trials": [trial.data() for trial in self.trials],
         }
+
+
+def _money(cost: Money | None) -> dict[str, Any] | None:
+    return cost and {"amount": float(cents(cost.amount)), "currency": cost.currency}
 
 
 def of(record: SweepRecord) -> SweepSummary:
@@ -145,7 +153,7 @@ def of(record: SweepRecord) -> SweepSummary:
         found,
         record.is_controlled(),
         space.trials(record.sweep),
-        spending.total(rows.values()),
+        spending.sum_of(one.cost for one in found if one.cost is not None),
         bool(study and study.user_attrs.get(controller.CAPPED)),
     )
 
@@ -163,4 +171,7 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
     found = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
-    return TrialSummary(trial.number, _STATES[trial.state], values, value, reason, rows, found)
+    cost = trials.cost(trial) if trial.state.is_finished() else spending.total(rows)
+    return TrialSummary(
+        trial.number, _STATES[trial.state], values, value, reason, rows, found, cost
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import ROUND_UP, Decimal
 from statistics import fmean
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from deploykit import registry
+from deploykit.cost import prices
+from deploykit.cost.money import Money
 from deploykit.metrics.points import Point
 from deploykit.model import State
 from deploykit.registry import Run
@@ -20,8 +23,9 @@ from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
-RESULTS = "values"
+RESULTS, COST, CHARGED = "values", "cost", "charged"
 """Attributes of a trial in the journal; the first three with the number of the repeat behind."""
+_DIGITS = Decimal("1e-9")
 
 
 @dataclass
@@ -123,6 +127,15 @@ class Live:
         last = self.trial.storage.get_trial(self.trial._trial_id).last_step  # noqa: SLF001
         return -1 if last is None else last
 
+    def keep_cost(self, known: Money | None, charged: Decimal) -> None:
+        """Keep what its runs have cost, as far as known, and what of the cap they have used up.
+
+        The runs may be removed later.
+        """
+        self.trial.set_user_attr(CHARGED, str(_kept(charged)))
+        if known is not None:
+            self.trial.set_user_attr(COST, [str(_kept(known.amount)), known.currency])
+
     def tell(self, study: Study) -> str:
         """Record its end in the journal; returns that in words."""
         failures = [one.reason for one in self.results.values() if one.value is None]
@@ -167,6 +180,25 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
         seed = repeat if sweep.repeat > 1 else None
         for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
             yield run_id(record.id, frozen.number, seed, attempt)
+
+
+def cost(frozen: FrozenTrial) -> Money | None:
+    """What the runs of a finished trial have cost; None where that was not known."""
+    match frozen.user_attrs.get(COST):
+        case [str(amount), str(currency)] if prices.is_price(amount):
+            return Money(Decimal(amount), currency)
+    return None
+
+
+def _kept(amount: Decimal) -> Decimal:
+    """An amount with as many digits as the journal needs, never less."""
+    return amount.quantize(_DIGITS, ROUND_UP)
+
+
+def charged(frozen: FrozenTrial) -> Decimal:
+    """What a finished trial has used up of the cap of its sweep."""
+    amount = frozen.user_attrs.get(CHARGED)
+    return Decimal(str(amount)) if prices.is_price(amount) else Decimal(0)
 
 
 def rows(ids: list[str]) -> dict[str, Run]:

@@ -40,7 +40,7 @@ def submit(capsys, seconds):
     assert cli.main([*argv, "--stop-at-cap"]) == 0
     line = f"it is stopped before it costs more than {seconds}.00 USD: after {seconds // 60}m\n"
     assert line in capsys.readouterr().err
-    *_, row = lifecycle.wait(f"capped-{seconds}")
+    *_, (row,) = lifecycle.wait_all([f"capped-{seconds}"])
     return row
 
 

@@ -1,0 +1,129 @@
+"""`sweep report` and `sweep watch`: a page read by a parser and a browser, and a live table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli, paths
+from deploykit.report import coordinates
+from deploykit.report.coordinates import Axis
+from tests.live_run import OnTerminal
+from tests.sweep.test_sweep import SLEEP, deploykit, priced, wait_for
+from tests.test_report import BROWSER, EVIL, checked
+
+PARAMETERS = """{
+  lr: {range: [0.001, 0.1], log: true},
+  optimizer: {choice: [sgd, adamw]},
+  momentum: {range: [0, 0.9], if: {optimizer: sgd}}}"""
+
+SEED = """--do 'print("step 4/4 loss=%f" % (lr + {value}))'"""
+
+
+@pytest.fixture
+def searched(write, toy, sweep):
+    """A sweep `s` with a price, and a parameter that depends on another."""
+    priced(toy, billed=20)
+    write(parameters=PARAMETERS, trials=10, parallel=5)
+    sweep("start", "--sweep", "s")
+
+
+def test_the_page_of_a_sweep(searched, sweep):
+    best = sweep("best", "s", "--json")
+    assert sweep("report", "s").startswith("report-s.html: ")
+    found = checked("report-s.html")
+    for text in (
+        "s finished",
+        "10 of 10 trials on plain: 10 succeeded",
+        f"The best is trial {best['trial']}, loss {best['value']:.6g}",
+        "It has cost 200.00 USD.",
+        "deploykit sweep best s --write best.yaml",
+        "PED-ANOVA",
+        "Each line is a trial that succeeded",
+        "spent 200.00 USD",
+        "0 to 0.9; if optimizer is sgd",
+    ):
+        assert text in found.text
+    titles = " ".join(svg.get("aria-label", "") for svg in found.all("svg"))
+    assert "importance of each parameter" in titles
+    assert "parameters and objective of each trial" in titles
+    drawn = Path("report-s.html").read_text().count("<title>trial ")
+    assert drawn == 10 + 8  # a line each, and the curves of the best eight
+    if BROWSER:
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--screenshot=s.png"]
+        page = Path("report-s.html").absolute().as_uri()
+        subprocess.run([*command, "--window-size=1200,3000", page], check=True, capture_output=True)
+        assert Path("s.png").stat().st_size > 50_000  # an empty page has 10 kB
+    assert "already exists" in error(sweep, "report", "s", code=64)
+    assert sweep("report", "s", "--force", "--json")["sweep"] == "s"
+
+
+def error(sweep, *words, code):
+    sweep(*words, code=code)
+    return sweep.notes
+
+
+def test_repeated_trials_are_set_beside_the_best(write, sweep):
+    write(trials=2, parallel=2, repeat=2, repeat_as=json.dumps(SEED))
+    sweep("start", "--sweep", "s")
+    sweep("report")
+    found = checked("report-s.html").text
+    assert "beside the best" in found
+    assert "may be as good" in found
+    assert "it takes 10 trials" not in found  # one parameter has no importance
+
+
+def test_a_sweep_of_which_little_is_known(write, sweep, toy):
+    write(sampler="grid", parameters="{do: {choice: ['raise ValueError']}}")
+    sweep("start", "--sweep", "s", code=1)
+    sweep("report", "-o", "one.html")
+    found = checked("one.html")
+    assert "No trial has succeeded." in found.text
+    assert "user_code_error" in found.text
+    assert found.all("svg") == []
+
+
+def test_texts_of_a_script_are_no_markup(write, sweep, toy, capsys):
+    parameters = json.dumps({"n": {"choice": [EVIL.replace("\x1b", ""), "b"]}})
+    write(sampler="grid", parameters=parameters, objective="{metric: '<b>loss'}")
+    sweep("start", "--sweep", "s", code=1)
+    sweep("report", "-o", "one.html")
+    assert "<script>alert(1)" in checked("one.html").text
+
+
+def test_axes_that_a_trial_lacks_break_its_line():
+    axes = [Axis("a", [(0, "x")]), Axis("<b>", []), Axis("c", [])]
+    line = coordinates.Path("t<", [0.0, None, 1.0], "best")
+    drawn = coordinates.draw(axes, [line], "it")
+    assert "&lt;b&gt;" in drawn
+    assert drawn.count('class="line"') == 1
+    assert drawn.count("M") == 2 + 3  # two pieces, three axes
+    assert coordinates.draw(axes[:1], [line], "it") == coordinates.draw(axes, [], "it") == ""
+    assert coordinates.bars([], "it") == ""
+
+
+def test_watch_shows_what_runs_and_what_has_ended(write, sweep, toy):
+    write(sampler="grid", parameters=SLEEP, parallel=2)
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.run_folder("s-0") / "starts").exists)
+        wait_for(lambda: sweep("status", "--json")["counts"] == {"running": 1, "succeeded": 1})
+        found = sweep("watch", "s", "--json")
+        (going,) = found["going"]
+        assert (going["trial"], going["run"], going["state"]) == (0, "s-0", "running")
+        assert (going["progress"]["step"], going["progress"]["total"]) == (3, 3)
+        shown = sweep("watch", "--once")
+        assert "s: running\n  trials  2 of 2: 1 running, 1 succeeded\n" in shown
+        assert "\n0      s-0  running  step 3/3" in shown
+        assert "\nended  state      loss" in shown
+        words = ("sweep", "watch", "s", "--interval", "1s")
+        live = OnTerminal(*words, PYTHONPATH=os.environ["PYTHONPATH"])
+        live.until("Ctrl-C ends the page")
+        (paths.state() / "runs/go").touch()
+        live.until("s: finished")
+        assert live.end() == 0
+        assert controller.wait() == 0
+    assert cli.main(["sweep", "watch", "nope"]) == 66
