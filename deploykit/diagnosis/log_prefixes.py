@@ -16,6 +16,7 @@ _PREFIX = re.compile(
     | \#\sMAGIC\s | [|>\#]\s
     | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+             # kubectl, CloudWatch
     | (?:\[[\w-]+\])+\s*(?=Traceback|File\ "|[\w.]*(?:Error|Exception)\b)
+    | [a-z][\w.-]*-\d+\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)    # a pod
     | [/\w][\w./\[\]-]*:\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)  # pdsh, pods
     )""",
     re.VERBOSE,

@@ -234,8 +234,7 @@ class Diagnosis:
         """Add the other possible causes, and the rank that failed first."""
         labels = dict.fromkeys([*cause.rule.also, *(other.rule.label for other in rest)])
         cause.also = [label for label in labels if label != cause.rule.label]
-        ranks = (evidence.rank for evidence in cause.evidence)
-        cause.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        cause.first_rank = self._first_rank(cause)
         first = cause.evidence[0]
         line = {"file": first.file, "host": first.host, "rank": cause.first_rank}
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
@@ -244,6 +243,12 @@ class Diagnosis:
             cause.values["package"] = packages.of(module)
         cause.traits = self._traits
         return cause
+
+    def _first_rank(self, cause: Cause) -> int | None:
+        """The rank of the proof; of a symptom first the one that torchrun saw end first."""
+        ranks = [evidence.rank for evidence in cause.evidence]
+        ranks.insert(0 if cause.rule.kind == "symptom" else len(ranks), self._root)
+        return next((rank for rank in ranks if rank is not None), None)
 
 
 def _with_precursors(chosen: list[Cause], firm: list[Cause]) -> list[Cause]:
