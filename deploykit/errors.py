@@ -98,7 +98,7 @@ class NotFound(DeploykitError):
     """A file, run or job does not exist."""
 
     exit_code = 66
-    meaning = "no such file or run"
+    meaning = "no such file or run; `diagnose`: a log cannot be read"
 
 
 class BackendUnavailable(DeploykitError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend, exit_records
-from deploykit.diagnosis import cause_rules, dumps, flight, placeholders, scan
+from deploykit.diagnosis import cause_rules, dumps, endings, flight, log_names, placeholders, scan
 from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.diagnosis.dumps import Dump
+from deploykit.diagnosis.endings import Ending, LastLine
 from deploykit.diagnosis.ranking import Cause, Diagnosis, Evidence
 from deploykit.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.model import LogLine, State
@@ -36,9 +38,15 @@ class RunDiagnosis:
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...] = ()
     """What could not be read."""
+    ending: str = Ending.HEALTHY
+    """``cause``, ``unknown`` (it failed, and no log says why), ``healthy`` or ``unread``."""
+    ended: str | None = None
+    """Who ended first, and with what, where the cause is unknown."""
+    last: tuple[str, ...] = ()
+    """The last lines of the ranks, each kind once, where the cause is unknown."""
 
     def __str__(self) -> str:
-        return "\n".join(lines(self.causes))
+        return "\n".join(report(self))
 
     def _repr_html_(self) -> str:
         from deploykit import display  # for notebooks
@@ -49,12 +57,85 @@ class RunDiagnosis:
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
-    _read_run(diagnosis, row, _files(row))
+    files = _files(row)
+    _read_run(diagnosis, row, files)
     warnings = []
     for folder in _folders(row):
         recorded, unreadable = dumps_in(folder)
         warnings += unreadable + read_dumps(diagnosis, recorded)
-    return RunDiagnosis(tuple(diagnosis.causes()), tuple(warnings))
+    if State(row.state) is State.FAILED:
+        diagnosis.ended = _first_end(row) or diagnosis.ended
+    logs = [(str(path), path, None) for path in files]
+    return _concluded(diagnosis, warnings, logs, failed=State(row.state) is State.FAILED)
+
+
+def _first_end(row: Run) -> str | None:
+    """Who ended first and with what, from the exit records."""
+    records = [record for folder in _folders(row) for record in exit_records.read(folder)]
+    failed = [record for record in records if record.exit_code]
+    if not failed:
+        return None
+    first = min(failed, key=lambda record: record.finished)
+    who = "a launcher" if first.rank is None else f"rank {first.rank}"
+    return f"{who} ended first, with exit code {first.exit_code}: {first.reason}"
+
+
+def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
+    """The diagnosis of logs and dumps in files and folders; ``-`` is standard input."""
+    diagnosis = Diagnosis(rules)
+    named = [(name, path) for name in names for path in _expanded(name)]
+    recorded = {path: None for _, path in named if path and dumps.is_dump(path)}
+    logs = [(name, path) for name, path in named if path not in recorded]
+    ranks = log_names.ranks([path for _, path in logs if path])
+    texts = {path: name if path == Path(name) else str(path) for name, path in logs if path}
+    for is_file, group in itertools.groupby(logs, lambda log: log[1] is not None):
+        if not is_file:
+            diagnosis.read("-", scan.file(None, diagnosis.literals, diagnosis.unread))
+            continue
+        paths = [path for _, path in group if path]
+        for path, found in scan.files(paths, diagnosis.literals, diagnosis.unread):
+            diagnosis.read(texts[path], found, ranks.get(path))
+    warnings = read_dumps(diagnosis, [dumps.read(path) for path in recorded])
+    if texts and not recorded and not any(map(_has_text, texts)):
+        diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
+    ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
+    return _concluded(diagnosis, warnings, ends, failed=False)
+
+
+def _expanded(name: str) -> list[Path | None]:
+    """A file; of a folder its logs. None is standard input."""
+    path = None if name == "-" else Path(name)
+    if path is None or not path.is_dir():
+        return [path]
+    found = list(log_names.logs_in(path))
+    if not found:
+        hint = "name the files: logs end with .log, .out, .err or a rank, compressed ones with .gz"
+        raise NotFound(f"{path} is a folder without logs", hint=hint)
+    return list(found)
+
+
+def _has_text(path: Path) -> bool:
+    return not path.is_file() or path.stat().st_size > 0
+
+
+def _concluded(
+    diagnosis: Diagnosis,
+    warnings: Sequence[str],
+    logs: Sequence[tuple[str, Path, int | None]],
+    *,
+    failed: bool,
+) -> RunDiagnosis:
+    """The diagnosis of what was read; where a failure has no cause, with what is known of it."""
+    causes = tuple(diagnosis.causes())
+    told = (*warnings, *diagnosis.unread)
+    if causes and causes[0].rule.is_a_cause:
+        return RunDiagnosis(causes, told, Ending.CAUSE)
+    if causes or failed:
+        last: list[LastLine] = endings.last_lines(logs)
+        return RunDiagnosis(
+            causes, told, Ending.UNKNOWN, diagnosis.ended, tuple(str(line) for line in last)
+        )
+    return RunDiagnosis((), told, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
 
 
 def brief(row: Run) -> str | None:
@@ -97,7 +178,7 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
 
 def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path]) -> None:
     """Read the logs of the run, from `files` or else from its backend, and its status."""
-    for path, found in scan.files(files, diagnosis.literals):
+    for path, found in scan.files(files, diagnosis.literals, diagnosis.unread):
         diagnosis.read(str(path), found)
     if not files and State(row.state) is not State.BLOCKED:
         if row.handle is None:
@@ -166,6 +247,16 @@ def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
         yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
+def summary(found: RunDiagnosis) -> dict[str, Any]:
+    """A diagnosis as JSON."""
+    return {
+        "causes": [data(cause) for cause in found.causes],
+        "ending": str(found.ending),
+        "ended": found.ended,
+        "last": list(found.last),
+    }
+
+
 def data(cause: Cause) -> dict[str, Any]:
     """A cause as JSON."""
     return {
@@ -181,11 +272,26 @@ def data(cause: Cause) -> dict[str, Any]:
     }
 
 
+_NONE = {
+    Ending.HEALTHY: "healthy: these logs show no failure",
+    Ending.UNREAD: "unread: no failure in what could be read, but not everything could be",
+    Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
+}
+
+
+def report(found: RunDiagnosis) -> Iterator[str]:
+    """What `diagnose` prints: the causes, or else what is known."""
+    yield from lines(found.causes) if found.causes else [_NONE[Ending(found.ending)]]
+    if found.ended:
+        yield f"  ended   {found.ended}"
+    for number, text in enumerate(found.last):
+        yield f"  {'' if number else 'last':<7} {text}"
+    if not found.causes and found.ending == Ending.UNKNOWN:
+        yield "  next    read on from there: deploykit logs RUN --first-error"
+
+
 def lines(causes: Sequence[Cause]) -> Iterator[str]:
     """The causes in the order in which they occurred, the most probable one marked."""
-    if not causes:
-        yield "no known cause: these logs show no failure, or one that no rule matches"
-        yield "  next    see the first error of any rank: deploykit logs RUN --first-error"
     for cause in sorted(causes, key=lambda cause: cause.order):
         mark = " (the most probable)" if cause is causes[0] and len(causes) > 1 else ""
         yield f"{cause.rule.label}: {cause.rule.means}{mark}"

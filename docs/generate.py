@@ -290,6 +290,7 @@ def error_codes() -> list[tuple[str, str]]:
         cli._INTERRUPTED: "interrupted with ^C; a submitted run continues",  # noqa: SLF001
         cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
+        diagnose.CAUSE_UNKNOWN: "`diagnose` found a failure, and no cause of it",
         doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }

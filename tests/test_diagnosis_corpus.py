@@ -1,9 +1,10 @@
-"""Diagnosis of real logs, if their folder exists."""
+"""Diagnosis of logs that other people posted, in a folder outside the project if one is named."""
 
 from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,23 +13,41 @@ import pytest
 from deploykit.diagnosis import cause_rules, scan
 from deploykit.diagnosis.ranking import Diagnosis
 
-ROOT = Path(__file__).parent.parent
-CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS") or ROOT.parent / "shared/corpus")
+CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS", ""))
+"""A folder with cases.jsonl, cases/ID.log and threads/*.toml (keys as in failures.toml)."""
+here = pytest.mark.skipif(
+    "DEPLOYKIT_CORPUS" not in os.environ, reason="optional: DEPLOYKIT_CORPUS names no folder"
+)
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="optional: the corpus of logs is not here")
-def test_causes_of_real_logs():
+def first_label(text):
     known = cause_rules.load()
+    diagnosis = Diagnosis(known)
+    diagnosis.read("a.log", scan.lines(text.splitlines(keepends=True), known.literals))
+    return next((cause.rule.label for cause in diagnosis.causes()), "none")
+
+
+@here
+def test_causes_of_posted_logs():
     right = defaultdict(list)
     for row in map(json.loads, (CORPUS / "cases.jsonl").read_text().splitlines()):
-        diagnosis = Diagnosis(known)
-        path = CORPUS / "cases" / f"{row['id']}.log"
-        diagnosis.read(path.name, scan.file(path, known.literals))
-        first = next((cause.rule.label for cause in diagnosis.causes()), "none")
         fine = {row["cause"], *(row["also_ok"] if row["cause"] != "none" else ())}
+        first = first_label((CORPUS / "cases" / f"{row['id']}.log").read_bytes())
         right[row["cause"]].append(first in fine)
     for label, answers in sorted(right.items()):
         print(f"{label}: {sum(answers)} of {len(answers)}")  # noqa: T201 - the figures
     assert all(right.pop("none"))
     failures = [answer for answers in right.values() for answer in answers]
     assert sum(failures) >= 0.95 * len(failures)
+
+
+@here
+@pytest.mark.parametrize("name", ["failures", "threads", "healthy"])
+def test_causes_of_threads(name):
+    logs = tomllib.loads((CORPUS / f"threads/{name}.toml").read_text(encoding="utf-8"))["log"]
+    wrong = []
+    for number, log in enumerate(logs):
+        first = first_label(log["text"].encode())
+        if first not in {log.get("cause", "none"), *log.get("also", ())}:
+            wrong.append((number, log.get("cause", "none"), first))
+    assert len(wrong) <= (0 if name == "healthy" else 0.02 * len(logs)), wrong

@@ -72,12 +72,12 @@ def diagnose(tmp_path):
     path.write_text(RULES)
     rules = cause_rules._read(path)
 
-    def causes(*logs, values=None, node=None):
+    def causes(*logs, values=None, rank=None):
         diagnosis = Diagnosis(rules, values)
         for number, log in enumerate(logs):
             rows = log.items() if isinstance(log, dict) else enumerate(log, 1)
             lines = [Line(at, text.lstrip("~"), hit=text[0] != "~") for at, text in rows]
-            diagnosis.read(f"{number}.log", lines, node)
+            diagnosis.read(f"{number}.log", lines, rank)
         return diagnosis.causes()
 
     return causes
@@ -199,7 +199,9 @@ def test_only_so_many_lines_are_remembered(diagnose, monkeypatch):
 
 def test_evidence_is_short(diagnose):
     (cause,) = diagnose([f"jammed {'x' * 1000}"])
-    assert cause.evidence[0].text == "jammed " + 393 * "x"
+    assert cause.evidence[0].text == "jammed " + 233 * "x" + "..."
+    (cause,) = diagnose([f"{'x' * 1000} jammed {'y' * 1000}"])
+    assert cause.evidence[0].text == f"...{'x' * 59} jammed {'y' * 173}..."
 
 
 def test_the_rank_comes_from_the_summary_of_torchrun(diagnose):
@@ -210,10 +212,11 @@ def test_the_rank_comes_from_the_summary_of_torchrun(diagnose):
 
 
 def test_a_fix_has_the_values_of_the_line_and_of_the_run(diagnose):
-    (cause,) = diagnose(["[rank3]: broken 7"], values={"run": "one-1"}, node=5)
+    (cause,) = diagnose(["[rank3]: broken 7"], values={"run": "one-1"}, rank=5)
     assert cause.fix == "0.log 3 HOST 7 one-1"
     assert cause.first_rank == 3
-    assert cause.evidence[0].host == "node 5"
+    (cause,) = diagnose(["broken 7"], rank=5)
+    assert cause.first_rank == 5
     assert cause.also == ["other"]
 
 

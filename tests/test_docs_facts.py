@@ -49,7 +49,8 @@ def facts():
     return [
         ("how-to/local.md", r"They have (\d+) seconds", constant("GRACE")),
         ("how-to/network.md", r"for at most (\d+) seconds", backend.PREFLIGHT),
-        ("how-to/diagnose.md", r"and with (\d+) when", diagnose.CAUSE_FOUND),
+        ("how-to/diagnose.md", r"\| `cause` \| (\d+) \|", diagnose.CAUSE_FOUND),
+        ("how-to/diagnose.md", r"\| `unknown` \| (\d+) \|", diagnose.CAUSE_UNKNOWN),
         ("how-to/doctor.md", r"\| error \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         ("how-to/doctor.md", r"\| (?:unseen|unchecked) \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         *(

@@ -1,28 +1,37 @@
 """Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
 
-Without RUN or FILE: the newest run. Exits with 0 when no cause was found, with 79 otherwise.
+Without RUN or FILE: the newest run. Exits with 0 where the logs show no failure, with 79 for a
+cause, with 82 for a failure without a known cause, and with 66 where logs could not be read.
 
 deploykit diagnose exp-1
 deploykit diagnose slurm-4242.out
+deploykit diagnose torchrun-logs/
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit import guides, lifecycle, registry, run_diagnosis, shell
 from deploykit.commands import output
-from deploykit.diagnosis import cause_rules, dumps, scan
+from deploykit.diagnosis import cause_rules
 from deploykit.diagnosis.cause_rules import RuleSet
-from deploykit.diagnosis.ranking import Cause, Diagnosis
+from deploykit.diagnosis.endings import Ending
+from deploykit.diagnosis.ranking import Cause
 from deploykit.errors import NotFound
 from deploykit.run_diagnosis import RunDiagnosis
 
 CAUSE_FOUND = 79
 """Above the codes of `sysexits.h`: the command worked, and found that the run did not."""
+CAUSE_UNKNOWN = 82
+_CODES = {
+    Ending.HEALTHY: 0,
+    Ending.CAUSE: CAUSE_FOUND,
+    Ending.UNKNOWN: CAUSE_UNKNOWN,
+    Ending.UNREAD: NotFound.exit_code,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="RUN|FILE",
-        help="a run, or log files and dumps of PyTorch's flight recorder; - for standard input "
+        help="a run, or logs and dumps of PyTorch's flight recorder, or folders of them: plain, "
+        "gzip, UTF-16, or JSON records; - for standard input "
         "(default: the newest run)",
     )
     parser.add_argument(
@@ -45,17 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the causes; return CAUSE_FOUND where there is one."""
+    """Print the causes, or what else is known; return the code of the ending."""
     known = cause_rules.load(args.rules)
-    found = _of_files(args.what, known) if _are_files(args.what) else _of_run(args.what, known)
+    files = _are_files(args.what)
+    found = run_diagnosis.of_files(args.what, known) if files else _of_run(args.what, known)
     for text in found.warnings:
         output.note(*f"warning: {text}".split("\n"))
     if args.json:
-        output.emit({"causes": [run_diagnosis.data(cause) for cause in found.causes]})
+        output.emit(run_diagnosis.summary(found))
     else:
-        output.say(*run_diagnosis.lines(found.causes))
+        output.say(*run_diagnosis.report(found))
         _point_to_guide(found.causes, args.what)
-    return CAUSE_FOUND if found.causes else 0
+    return _CODES[Ending(found.ending)]
 
 
 def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
@@ -68,6 +79,8 @@ def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
 
 
 def _are_files(words: Sequence[str]) -> bool:
+    if len(words) == 1 and Path(words[0]).is_dir() and registry.lookup(words[0]):
+        return False  # a run, and a folder of the same name
     return bool(words) and all(word == "-" or Path(word).exists() for word in words)
 
 
@@ -77,19 +90,3 @@ def _of_run(what: Sequence[str], known: RuleSet) -> RunDiagnosis:
         raise NotFound(f"no such file: {missing}", hint="name one run, or existing files")
     row = lifecycle.refresh([registry.get(next(iter(what), None))])[0]
     return run_diagnosis.of_run(row, known)
-
-
-def _of_files(names: Sequence[str], known: RuleSet) -> RunDiagnosis:
-    diagnosis = Diagnosis(known)
-    paths = [None if name == "-" else Path(name) for name in names]
-    recorded = [path for path in paths if path and dumps.is_dump(path)]
-    name_by_path = {path: name for name, path in zip(names, paths, strict=True) if path}
-    logs = (path for path in paths if path not in recorded)
-    for is_file, group in itertools.groupby(logs, lambda path: path is not None):
-        if not is_file:
-            diagnosis.read("-", scan.file(None, diagnosis.literals))
-            continue
-        for path, found in scan.files([path for path in group if path], diagnosis.literals):
-            diagnosis.read(name_by_path[path], found)
-    warnings = run_diagnosis.read_dumps(diagnosis, [dumps.read(path) for path in recorded])
-    return RunDiagnosis(tuple(diagnosis.causes()), tuple(warnings))

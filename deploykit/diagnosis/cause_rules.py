@@ -19,7 +19,9 @@ SHIPPED = Path(__file__).parent / "causes"
 """Its files, by number and from top to bottom, list the most probable cause first."""
 KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
-"""Label of a failure of which the logs give no cause."""
+"""Label of a failure of which the logs give no cause, or one that has no other label."""
+_TOLD = 0.5
+"""Least confidence of a rule with that label that tells a cause."""
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
@@ -48,6 +50,11 @@ class CauseRule:
     also: tuple[str, ...] = ()
     firm: bool = False
     yields: tuple[str, ...] = ()
+
+    @property
+    def is_a_cause(self) -> bool:
+        """Whether it says more than that something failed."""
+        return self.label != UNKNOWN or self.confidence >= _TOLD
 
 
 @dataclass(frozen=True)

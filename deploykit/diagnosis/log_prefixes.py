@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
+_COLOR = re.compile(r"\ufeff|\x1b\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")
 _PREFIX = re.compile(
     r"""\s*(?:
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
@@ -12,10 +12,17 @@ _PREFIX = re.compile(
     | \[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:                    # torchrun, mpirun
     | \d{1,4}:\s(?=\D) | \d{1,6}\t                               # srun --label, a pager
     | algo-\d+(?:-\w+)?\s*(?:\||:)\s
-    | \((?:\w+\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s            # ray
+    | \((?:[\w-]+,?\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s          # Ray, SkyPilot
+    | \[pod/[\w./-]+\]\s | (?:stdout|stderr)\s[FP]\s               # kubectl --prefix, a kubelet
+    | [a-z][\w.-]*-\d+\s+\|\s                                     # docker compose
+    | [A-Z][a-z]{2}\s[\s\d]\d\s\d\d:\d\d:\d\d\s                     # syslog, journald, ts
+      (?:[\w.-]+\s(?!kernel)[\w./@()-]+(?:\[\d+\])?:\s)?
+    | \d{4}-\d\d-\d\dT[\d:.]+[+-]\d\d:?\d\d\s                     # aws logs tail, journald
+      (?:[\w.-]+\s(?!kernel)[\w./@()-]+\[\d+\]:|[\w.-]+/[\w.$/\[\]-]+)\s
     | \#\sMAGIC\s | [|>\#]\s
     | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+             # kubectl, CloudWatch
     | (?:\[[\w-]+\])+\s*(?=Traceback|File\ "|[\w.]*(?:Error|Exception)\b)
+    | [a-z][\w.-]*-\d+\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)    # a pod
     | [/\w][\w./\[\]-]*:\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)  # pdsh, pods
     )""",
     re.VERBOSE,
@@ -31,10 +38,11 @@ _HOST = re.compile(
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
 SUMMARY = " (local_rank: "
 """Text of the line of torchrun's failure summary that names a rank."""
-_SUMMARY_RANK = re.compile(r"^\s*rank\s+: (\d{1,9})" + re.escape(SUMMARY))
-_SUMMARY_DETAIL = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s+: ")
+_SUMMARY_RANK = re.compile(r"(?:^|\s)rank\s+: (\d{1,9})" + re.escape(SUMMARY))
+_SUMMARY_DETAIL = re.compile(r"(?:^|\s)(?:exitcode|error_file|traceback)\s+: ")
 
-_SUMMARY_STOPPED = re.compile(r"^\s*exitcode\s+: -15\b")
+_SUMMARY_END = re.compile(r"(?:^|\s)exitcode\s+: (-?\d{1,6})\b.{0,40}?(?:\((SIG\w{2,9})\))?\s*$")
+_SUMMARY_STOPPED = re.compile(r"(?:^|\s)exitcode\s+: -15\b")
 
 
 def bare(text: str) -> str:
@@ -80,3 +88,11 @@ def stopped_in_summary(text: str) -> bool:
     torchrun lists such ranks when the run is stopped from outside, for example at its time limit.
     """
     return "exitcode" in text and _SUMMARY_STOPPED.search(bare(text)) is not None
+
+
+def end_in_summary(text: str) -> str | None:
+    """With what the summary's previous entry ended; None for any other line."""
+    match = _SUMMARY_END.search(bare(text)) if "exitcode" in text else None
+    if match is None:
+        return None
+    return f"{match[2]}" if match[2] else f"exit code {match[1]}"

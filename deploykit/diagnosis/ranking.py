@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
-from deploykit.diagnosis import log_prefixes, packages, placeholders, scan
+from deploykit.diagnosis import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
 from deploykit.diagnosis.scan import Line
 
 SHOWN = 3
 """Maximum number of lines shown as evidence of a cause."""
+_WIDTH, _BEFORE = 240, 60
+"""Characters of a line that are shown, and those before the text that proves the cause."""
 _AFTER = 400
 """Number of lines for which the `after` of a rule holds."""
 _MAX_IRRELEVANT = 20_000
@@ -96,11 +100,15 @@ class Diagnosis:
         self._files = 0
         self._irrelevant: set[int] = set()
         self._root: int | None = None
+        self.ended: str | None = None
+        """With what the rank that failed first ended, from torchrun's summary."""
+        self.unread: list[str] = []
+        """What could not be read, in sentences."""
 
-    def read(self, name: str, lines: Iterable[Line], node: int | None = None) -> None:
-        """Read the lines of one log, written on `node` if that is known."""
+    def read(self, name: str, lines: Iterable[Line], rank: int | None = None) -> None:
+        """Read the lines of one log, written by `rank` if that is known."""
         self._files += 1
-        log = _Log(name, self._files, node)
+        log = _Log(name, self._files, rank)
         pending: list[_Pending] = []
         for line in lines:
             if not line.hit:
@@ -191,19 +199,19 @@ class Diagnosis:
             return
         if order < cause.order:
             cause.order = order
-            cause.evidence.insert(0, self._evidence(log, line, raw))
+            cause.evidence.insert(0, self._evidence(cause.rule, log, line, raw))
         elif len(cause.evidence) < SHOWN:
-            evidence = self._evidence(log, line, raw)
+            evidence = self._evidence(cause.rule, log, line, raw)
             cause.evidence += [evidence] if [evidence] != cause.evidence[-1:] else []
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)
 
-    def _evidence(self, log: _Log, line: Line, raw: str) -> Evidence:
-        shown = " ".join(log_prefixes.bare(raw).split())[:400]
-        host = log_prefixes.host(raw) or (None if log.node is None else f"node {log.node}")
+    def _evidence(self, rule: CauseRule, log: _Log, line: Line, raw: str) -> Evidence:
         rank = log.summary_rank if log_prefixes.continues_summary(raw) else log_prefixes.rank(raw)
-        return Evidence(log.name, line.number, shown, rank, host, log.time)
+        rank = log.rank if rank is None else rank
+        host = log_prefixes.host(raw) or log.host
+        return Evidence(log.name, line.number, _shown(rule, raw), rank, host, log.time)
 
     def _note_summary(self, log: _Log, text: str) -> None:
         rank = log_prefixes.summary_rank(text)
@@ -211,6 +219,8 @@ class Diagnosis:
             log.summary_rank = self._root = rank
         elif log_prefixes.stopped_in_summary(text):
             self._root = None
+        elif log.summary_rank is not None and (end := log_prefixes.end_in_summary(text)):
+            self.ended = f"rank {log.summary_rank} ended first, with {end}"
 
     def causes(self) -> list[Cause]:
         """The causes, the most probable first; symptoms only if there is nothing else."""
@@ -234,8 +244,7 @@ class Diagnosis:
         """Add the other possible causes, and the rank that failed first."""
         labels = dict.fromkeys([*cause.rule.also, *(other.rule.label for other in rest)])
         cause.also = [label for label in labels if label != cause.rule.label]
-        ranks = (evidence.rank for evidence in cause.evidence)
-        cause.first_rank = next((rank for rank in ranks if rank is not None), self._root)
+        cause.first_rank = self._first_rank(cause)
         first = cause.evidence[0]
         line = {"file": first.file, "host": first.host, "rank": cause.first_rank}
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
@@ -244,6 +253,24 @@ class Diagnosis:
             cause.values["package"] = packages.of(module)
         cause.traits = self._traits
         return cause
+
+    def _first_rank(self, cause: Cause) -> int | None:
+        """The rank of the proof; of a symptom first the one that torchrun saw end first."""
+        ranks = [evidence.rank for evidence in cause.evidence]
+        ranks.insert(0 if cause.rule.kind == "symptom" else len(ranks), self._root)
+        return next((rank for rank in ranks if rank is not None), None)
+
+
+def _shown(rule: CauseRule, raw: str) -> str:
+    """A line without its prefixes; of a long one the part around what proves the cause."""
+    text = " ".join(log_prefixes.bare(raw).split())
+    if len(text) <= _WIDTH:
+        return text
+    found = (match.start() for each in rule.match if (match := each.regex.search(text)))
+    start = max(0, next(found, 0) - _BEFORE)
+    start = 0 if start < _BEFORE else start
+    end = start + _WIDTH
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
 
 
 def _with_precursors(chosen: list[Cause], firm: list[Cause]) -> list[Cause]:
@@ -270,8 +297,13 @@ class _Log:
 
     name: str
     number: int
-    node: int | None
+    rank: int | None
     skip_until: int = 0
     time: str = ""
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def host(self) -> str | None:
+        """The machine that the name of the log tells."""
+        return log_names.host(Path(self.name))

@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
+from deploykit.diagnosis import log_forms
 from deploykit.errors import NotFound
 
 CONTEXT = 2
@@ -47,31 +48,42 @@ class Line(NamedTuple):
     hit: bool
 
 
-def files(paths: Sequence[Path], literals: Sequence[str]) -> Iterator[tuple[Path, Iterator[Line]]]:
-    """Scan files, in their order; those without a hit are left out. Raises NotFound.
+def files(
+    paths: Sequence[Path], literals: Sequence[str], unread: list[str]
+) -> Iterator[tuple[Path, Iterator[Line]]]:
+    """Scan files, in their order; those without a hit are left out.
 
-    One grep reads many of them. The lines of a file must be read before the next file is asked for.
+    `unread` gets a sentence for each file that cannot be read. One grep reads many of them. The
+    lines of a file must be read before the next file is asked for.
     """
-    alone = {path for path in paths if _is_read_alone(path)}
+    alone = {path: _is_read_alone(path) for path in paths}
     grep = shutil.which("grep") if _names_files() and literals else None
-    for is_alone, group in groupby(paths, lambda path: grep is None or path in alone):
+    for is_alone, group in groupby(paths, lambda path: grep is None or alone[path]):
         some = list(group)
         if is_alone or grep is None:
-            yield from ((path, file(path, literals)) for path in some)
+            yield from ((path, _if_readable(path, literals, unread)) for path in some)
             continue
         for start in range(0, len(some), _AT_ONCE):
             yield from _grep_all(grep, some[start : start + _AT_ONCE], literals)
 
 
+def _if_readable(path: Path, literals: Sequence[str], unread: list[str]) -> Iterator[Line]:
+    try:
+        yield from file(path, literals, unread)
+    except NotFound as error:
+        unread.append("\n  ".join(filter(None, [error.message, error.hint])))
+
+
 def _is_read_alone(path: Path) -> bool:
-    """Whether a file is none for a grep of many. Raises NotFound where it cannot be read."""
+    """Whether a file is none for a grep of many."""
     if not path.is_file():  # a pipe can be opened once only; of others `file` says what is wrong
         return True
     try:
-        with path.open("rb"):
-            return "\n" in str(path.absolute()) or _has_long_line(path)
-    except OSError as error:
-        raise NotFound(f"cannot read {path}: {error.strerror}") from error
+        with path.open("rb", buffering=0) as source:
+            plain = log_forms.is_plain(source.read(log_forms.HEAD))
+        return not plain or "\n" in str(path.absolute()) or _has_long_line(path)
+    except OSError:
+        return True
 
 
 def _has_long_line(path: Path) -> bool:
@@ -123,23 +135,45 @@ def _with_names(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[tuple[bytes, b
             yield name, text, True
 
 
-def file(path: Path | None, literals: Sequence[str]) -> Iterator[Line]:
-    """Scan a file, or standard input for None. Raises NotFound."""
+def file(
+    path: Path | None, literals: Sequence[str], unread: list[str] | None = None
+) -> Iterator[Line]:
+    """Scan a file in any form, or standard input for None. Raises NotFound.
+
+    `unread` gets what is wrong with a file of which only the beginning can be read.
+    """
+    noted = [] if unread is None else unread
+    with _source(path) as source:
+        try:
+            text = log_forms.opened(source, lambda why: noted.append(f"{path or '-'}: {why}"))
+            yield from _scanned(path, source, text, literals)
+        except OSError as error:
+            raise NotFound(f"cannot read {path or '-'}: {error.strerror}") from error
+        except NotFound as error:  # a form that this Python cannot read
+            raise NotFound(f"cannot read {path or '-'}: {error.message}", hint=error.hint) from None
+
+
+def _source(path: Path | None) -> io.BufferedReader:
     try:
-        source = path.open("rb") if path else os.fdopen(os.dup(0), "rb")
-    except OSError as error:
-        raise NotFound(f"cannot read {path}: {error.strerror}") from error
-    with source:
         if path and path.is_dir():
             raise NotFound(f"{path} is a folder", hint="name the log files in it")
-        grep = shutil.which("grep")
-        if grep and literals and path and _has_long_line(path):
-            yield from _grep_cut(grep, source, literals)
-        elif grep and literals:
-            with _grepping(grep, [], source.fileno(), literals) as found:
-                yield from _parsed_lines(found)
-        else:
-            yield from lines(source, literals)
+        return path.open("rb") if path else os.fdopen(os.dup(0), "rb")
+    except OSError as error:
+        raise NotFound(f"cannot read {path or '-'}: {error.strerror}") from error
+
+
+def _scanned(
+    path: Path | None, source: io.BufferedReader, text: io.BufferedIOBase, literals: Sequence[str]
+) -> Iterator[Line]:
+    grep = shutil.which("grep")
+    if not grep or not literals:
+        yield from lines(text, literals)
+    elif text is source and path and path.is_file() and not _has_long_line(path):
+        os.lseek(source.fileno(), 0, os.SEEK_SET)  # its beginning was read to learn its form
+        with _grepping(grep, [], source.fileno(), literals) as found:
+            yield from _parsed_lines(found)
+    else:
+        yield from _grep_cut(grep, text, literals)
 
 
 def _grep_cut(program: str, source: io.BufferedIOBase, literals: Sequence[str]) -> Iterator[Line]:
