@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deploykit_node import exit_records, signals
 from deploykit_node.cap import KEEP, Cap
+from deploykit_node.gathering import Gathering
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
@@ -45,6 +46,8 @@ class Options:
     """When the ranks must be told to stop, because the job has used up its cost cap."""
     on_cap: Callable[[], None] = lambda: None
     """Called when they are."""
+    all_well: Gathering | None = None
+    """The nodes whose ranks have all ended well, while the job is being stopped."""
     look: Callable[[], None] | None = None
     """Called every `look_every` seconds."""
     look_every: float | None = None
@@ -189,11 +192,19 @@ class _Supervisor:
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill()
-        elif exit_records.all_ended_well_everywhere(self._env):  # torchrun would take too long
+        elif self._all_ended_well():  # torchrun would take too long
             _send(os.kill, self._process.pid, signal.SIGKILL)
         elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
             self._kill_at = now + TORCHRUN_GRACE
             _send(os.kill, self._process.pid, _TORCHRUN_STOP)
+
+    def _all_ended_well(self) -> bool:
+        """Whether every rank has ended well: of this node, then of all, as far as it shows."""
+        gathering = self._options.all_well
+        if gathering is None or not exit_records.all_ended_well(self._ranks):
+            return False
+        gathering.arrive()
+        return gathering.complete()
 
     def _stop_restarted_ranks(self) -> None:
         """Pass the signal on to ranks that torchrun has started in place of those that ended."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from deploykit_node import cap, exit_records, log, private, records, signals
 from deploykit_node.cluster import Cluster, Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.gathering import Pause, is_written
 from deploykit_node.records import AttemptRecord
 from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
 from deploykit_node.requeue.restarts import (
@@ -59,6 +60,9 @@ class Attempt:
         self.cap: cap.Cap | None = None
         """When this attempt has used up the job's cost cap; None without one."""
         self._capped = False
+        flag = self._decision(self._number)
+        self._ended = exit_records.gathering(env, "ended", here, flag) if self._limits else None
+        self._recorded: NodeExit | None = None
 
     def begin(self) -> NodeExit | None:
         """Record the start. Returns the node's end if nothing may start any more.
@@ -136,21 +140,30 @@ class Attempt:
         full = end._replace(reason=self._stop_reason(end)) if end.code == STOPPED else end
         if self._capped and self.cap and end.code:
             full = full._replace(reason=f"stopped at its cost cap ({self.cap.text}): {full.reason}")
-        exit_records.record_node(self._env, self._here.node, full)
+        self.record(full)
         if end.code == 0:
             return end
         if not self._limits:
             stopped = end.code == STOPPED or self._capped
             return _extended(full, self._how_to_resume()) if stopped else end
-        if end.code == STOPPED:
-            self._await(lambda: len(exit_records.nodes(self._env)) == len(self._here.hosts), None)
+        if end.code == STOPPED and self._ended:
+            self._await(self._ended.complete, None)
         decision = self._decision(self._number)
         if not _create(decision):
-            self._await(lambda: decision.stat().st_size > 0, _UNANSWERED)
+            pause = Pause.of(len(self._here.hosts))
+            self._await(lambda: pause.over() and is_written(decision), _UNANSWERED)
             return full
         full = self._decide(full)
         decision.write_text(full.reason + "\n")
         return full
+
+    def record(self, end: NodeExit) -> None:
+        """Leave the exit record of this node, unless it says the same already."""
+        if end != self._recorded:
+            exit_records.record_node(self._env, self._here.node, end)
+        self._recorded = end
+        if self._ended:
+            self._ended.arrive()
 
     def _decision(self, attempt: int) -> Path:
         """The file whose creator decides what follows an attempt."""
