@@ -8,6 +8,7 @@ of the first rank of all that failed: what ten thousand ranks write and read the
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -161,9 +162,12 @@ def clear(env: Environ, node: int) -> None:
     (folder / f"node-{node}.json").unlink(missing_ok=True)
     (folder / f"stall-{node}.json").unlink(missing_ok=True)
     if node == 0:
+        own = re.compile(rf"failed-{attempt(env)}\.|gathering-\w+-{attempt(env)}$")
         with os.scandir(folder) as entries:
-            old = [entry for entry in entries if entry.name.startswith(_OF_AN_ATTEMPT)]
+            old = [one for one in entries if one.name.startswith(_OF_AN_ATTEMPT)]
         for entry in old:
+            if own.match(entry.name):
+                continue  # another node may have begun, and ended, before this one
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scale_nodes import end_of_job
 from deploykit_node import exit_records, gathering
-from deploykit_node.cluster import Rank
+from deploykit_node.cluster import Cluster, Rank
 
 
 @pytest.fixture
@@ -61,3 +61,14 @@ def test_a_thousand_nodes_end_with_few_file_operations(count, tmp_path):
     assert end.most_in_a_second <= 50
     assert end.operations <= 13 * count + 900
     assert end.late <= 8.0  # on the clock of the simulation
+
+
+def test_another_attempt_deletes_what_is_left_of_earlier_ones_alone(failed, tmp_path):
+    failed(2, 7)
+    here = Cluster("slurm", 1, ("a", "b"))
+    now = {"DEPLOYKIT_RUN_DIR": str(tmp_path), "SLURM_RESTART_COUNT": "1"}
+    for env in ({**now, "SLURM_RESTART_COUNT": "0"}, now):
+        exit_records.gathering(env, "ended", here).arrive()
+    exit_records.clear(now, 0)
+    names = [path.name for path in (tmp_path / "exit_records").iterdir()]
+    assert names == ["gathering-ended-1"]

@@ -6,10 +6,8 @@ use ports that the system chose, so no firewall between the nodes blocks this on
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -20,8 +18,6 @@ from deploykit_node.records import HeartbeatRecord
 _PATIENCE = 5.0
 """Seconds for another node to leave its exit record, or to answer."""
 _PAUSE = 0.5
-_AT_ONCE = 256
-"""Connections at a time; a process may have 1,024 files open."""
 
 
 def start(env: Environ, node: int, address: str) -> socket.socket | None:
@@ -47,10 +43,12 @@ def lost_nodes(env: Environ, node: int) -> list[int]:
 
     A node that is about to leave one has some seconds to do so.
     """
+    from deploykit_node.requeue import silent_nodes  # asyncio takes a while to load
+
     deadline = time.monotonic() + _PATIENCE
     others = {other: record for other, record in _all(env).items() if other != node}
     while True:
-        silent = sorted(asyncio.run(_silent(others)))
+        silent = silent_nodes.find(others, _PATIENCE / 2)
         lost = [other for other in silent if not exit_records.has_ended(env, other)]
         if not lost or time.monotonic() > deadline:
             return lost
@@ -68,25 +66,3 @@ def _all(env: Environ) -> dict[int, HeartbeatRecord]:
         for node, record in heartbeats
         if record["attempt"] == current
     }
-
-
-async def _silent(heartbeats: Mapping[int, HeartbeatRecord]) -> list[int]:
-    """The nodes that accept no connection."""
-    room = asyncio.Semaphore(_AT_ONCE)
-
-    async def answers(record: HeartbeatRecord) -> bool:
-        async with room:
-            return await _answers(record)
-
-    answered = await asyncio.gather(*map(answers, heartbeats.values()))
-    return [node for node, answer in zip(heartbeats, answered, strict=True) if not answer]
-
-
-async def _answers(record: HeartbeatRecord) -> bool:
-    connecting = asyncio.open_connection(record["host"], record["port"])
-    try:
-        _, writer = await asyncio.wait_for(connecting, _PATIENCE / 2)
-    except (OSError, asyncio.TimeoutError):  # noqa: UP041 - not TimeoutError in Python 3.10
-        return False
-    writer.close()
-    return True
