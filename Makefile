@@ -139,6 +139,7 @@ FRAMEWORKS := tests/frameworks
 
 bench-scale: $(VENV)/.dev
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/scale_nodes.py
 
 bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py

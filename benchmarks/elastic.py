@@ -130,7 +130,7 @@ class _Run:
         step = self.step()
         self.until(lambda: self.step() > step + EVERY)
         begun, step = time.time(), self.step()
-        os.kill(launcher("one", node), 9)
+        os.kill(launcher(self.folder, node), 9)
         self.until(lambda: self.groups() == before + 1)
         group = time.time() - begun
         saved = step // EVERY * EVERY

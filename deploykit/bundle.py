@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from deploykit import backend, paths, revision
+from deploykit import __version__, backend, decode, paths, revision
 from deploykit.errors import JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
-from deploykit.secret_scan import KEY, Scanner, Secret
+from deploykit.secret_scan import Scanner, Secret, found_in
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
     Mark = tuple[_Hash, int]
 
-_MOST_WARNINGS = 20
-"""Files with tokens that are listed one by one."""
-_MOST_LINES = 5
+_SETTLED = 3.0
+"""Seconds after which a change of a file changes its times too: FAT counts in 2 s, NFS in 1 s."""
+_LARGEST_STATE = 1 << 20
 _PIECE = 1 << 20
 """Bytes that are compared at once."""
 
@@ -51,8 +52,9 @@ def scan(source: Path, limit: int) -> Bundle:
     for path, content in backend.node_plane().items():
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
-    bundle = _read(source, entries, rules)
-    return replace(bundle, warnings=(*problems, *bundle.warnings))
+    state = _state(source, entries, rules)
+    bundle = _unread(source, entries, state) or _read(source, entries, rules)
+    return replace(bundle, warnings=(*problems, *bundle.found), state=state)
 
 
 def store(bundle: Bundle) -> Path:
@@ -65,7 +67,8 @@ def store(bundle: Bundle) -> Path:
 
     folder = paths.private_folder(paths.bundles())
     path = folder / f"{bundle.hash}.tar.gz"
-    if paths.is_own_file(path) and _holds(path, bundle.hash):
+    if paths.is_own_file(path) and (_is_known(path, bundle) or _holds(path, bundle.hash)):
+        _remember(bundle, path)
         return path
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
         written = Path(scratch, path.name)
@@ -74,6 +77,7 @@ def store(bundle: Bundle) -> Path:
         if digest != bundle.hash:
             raise changed(str(bundle.source))
         written.replace(path)
+    _remember(bundle, path)
     return path
 
 
@@ -81,6 +85,98 @@ def kept(digest: str) -> Path | None:
     """The archive of an earlier bundle; None where it was deleted or changed."""
     path = paths.bundles() / f"{digest}.tar.gz"
     return path if digest and paths.is_own_file(path) and _holds(path, digest) else None
+
+
+def _state(source: Path, entries: list[Entry], rules: IgnoreRules) -> str:
+    """A hash that is the same only if all files are, by what the file system says of them.
+
+    The time of change (ctime) cannot be set by programs. Empty where a file has changed so lately
+    that another change might leave the same times.
+    """
+    begun, digest, latest = time.time(), hashlib.sha256(), 0
+    for entry in entries:
+        digest.update(repr((entry[:4], rules.wanted(entry.path))).encode())
+        if entry.content is not None:
+            digest.update(entry.content)
+            continue
+        try:
+            info = os.lstat(source / entry.path)
+        except OSError:
+            return ""  # read as it is now, with its error
+        times = (info.st_mtime_ns, info.st_ctime_ns)
+        digest.update(repr((*times, info.st_ino, info.st_dev, info.st_size)).encode())
+        latest = max(latest, *times)
+    return digest.hexdigest() if latest < (begun - _SETTLED) * 1e9 else ""
+
+
+def _state_file(source: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()
+    return paths.source_states() / f"{name}.json"
+
+
+def _remembered(source: Path, state: str) -> dict[str, Any]:
+    """What was found when the source was in this state; empty if it was in another."""
+    file = _state_file(source)
+    if not state or not paths.is_own_file(file):
+        return {}
+    try:
+        known = decode.from_json(paths.read_regular(file, _LARGEST_STATE))
+    except (OSError, ValueError):
+        return {}
+    same = isinstance(known, dict) and known.get("state") == _versioned(state)
+    return known if isinstance(known, dict) and same else {}
+
+
+def _versioned(state: str) -> str:
+    """A state as this version sees it: another one may search for other secrets."""
+    return f"{__version__} {state}"
+
+
+def _unread(source: Path, entries: list[Entry], state: str) -> Bundle | None:
+    """The bundle of a source that has not changed since; None where it must be read."""
+    match _remembered(source, state):
+        case {"hash": str(digest), "kept_back": [*kept_back], "warnings": [*warnings]}:
+            travel = [entry for entry in entries if entry.path not in kept_back]
+            return Bundle(
+                source,
+                (*travel, _listing(travel)),
+                digest,
+                revision.commit(source),
+                tuple(map(str, kept_back)),
+                found=tuple(_warning(*pair) for pair in warnings),
+            )
+    return None
+
+
+def _warning(message: str, hint: str | None) -> Problem:
+    return Problem("source", message, hint, severity="warning")
+
+
+def _is_known(archive: Path, bundle: Bundle) -> bool:
+    """Whether the archive is as this user's last `store` of the bundle has left it."""
+    known = _remembered(bundle.source, bundle.state)
+    return bool(known) and known.get("hash") == bundle.hash and known["archive"] == _stat(archive)
+
+
+def _stat(archive: Path) -> list[int]:
+    info = archive.lstat()
+    return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+
+
+def _remember(bundle: Bundle, archive: Path) -> None:
+    """Keep what is known of the source, so that the next submit need not read it."""
+    if not bundle.state or _is_known(archive, bundle):
+        return
+    record = {
+        "state": _versioned(bundle.state),
+        "hash": bundle.hash,
+        "kept_back": bundle.kept_back,
+        "warnings": [[problem.message, problem.hint] for problem in bundle.found],
+        "archive": _stat(archive),
+    }
+    file = _state_file(bundle.source)
+    paths.private_folder(file.parent)
+    paths.write(file, json.dumps(record))
 
 
 def _listing(entries: list[Entry]) -> Entry:
@@ -190,7 +286,7 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
         archive.end(),
         revision.commit(source),
         tuple(keys),
-        (*_key_warnings(keys), *_token_warnings(tokens)),
+        found=tuple(found_in(keys, tokens)),
     )
 
 
@@ -211,44 +307,6 @@ def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
     if entry.target is not None:
         return ()
     return pieces(top, entry) if entry.content is None else (entry.content,)
-
-
-def _key_warnings(lines_by_file: dict[str, dict[Secret, int]]) -> Iterator[Problem]:
-    keys = [
-        f"{path} (line {line})"
-        for path, lines in lines_by_file.items()
-        for secret, line in lines.items()
-        if secret.name == KEY
-    ]
-    if keys:
-        yield Problem(
-            "source",
-            f"left out, because they contain private keys: {', '.join(keys)}",
-            "to include one, add it with a leading ! to .deploykitignore",
-            severity="warning",
-        )
-
-
-def _token_warnings(lines_by_file: dict[str, dict[Secret, int]]) -> Iterator[Problem]:
-    for path, lines in list(lines_by_file.items())[:_MOST_WARNINGS]:
-        for name, start in dict.fromkeys((secret.name, secret.start) for secret in lines):
-            numbers = sorted({line for secret, line in lines.items() if secret.name == name})
-            yield Problem(
-                "source",
-                f"{path}, {_listed(numbers)}: looks like {name}{f' ({start}...)' if start else ''}",
-                "remove it and pass it as a `secret:` of `env`; "
-                f"if it is not a secret, add !/{path} to .deploykitignore",
-                severity="warning",
-            )
-    if len(lines_by_file) > _MOST_WARNINGS:
-        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files seem to contain tokens"
-        yield Problem("source", more, severity="warning")
-
-
-def _listed(lines: list[int]) -> str:
-    if len(lines) == 1:
-        return f"line {lines[0]}"
-    return f"lines {', '.join(map(str, lines[:_MOST_LINES]))}{', ...' * (len(lines) > _MOST_LINES)}"
 
 
 def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:

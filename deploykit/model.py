@@ -342,6 +342,10 @@ class Bundle:
     """Files left out because they contain a private key."""
     warnings: tuple[Problem, ...] = ()
     """About private keys that were left out and tokens that are in the bundle."""
+    state: str = ""
+    """Hash of the names and stat data of its files; empty where a file has just changed."""
+    found: tuple[Problem, ...] = ()
+    """The warnings about the content of its files."""
 
     @property
     def size(self) -> int:

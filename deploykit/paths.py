@@ -73,6 +73,11 @@ def bundles() -> Path:
     return state() / "bundles"
 
 
+def source_states() -> Path:
+    """What is known of source folders that have not changed since, by a hash of their path."""
+    return state() / "sources"
+
+
 def private_folder(path: Path) -> Path:
     """Create a folder, and each level of it below `state`; narrow one that others may enter.
 

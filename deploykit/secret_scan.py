@@ -37,6 +37,9 @@ _LEAST_BODY = 48
 _MOST_WORDS = 16
 """Words between a header and the body, such as the fields of RFC 1421 and OpenPGP."""
 _MOST_TOKENS = 100
+_MOST_WARNINGS = 20
+"""Files with tokens that are listed one by one."""
+_MOST_LINES = 5
 _NAME = (
     r"(?i)(?:^|_)(?:SECRET|PASSPHRASE|API_?KEY|(?:ACCESS|SECRET|PRIVATE)_KEY)$|(?:PASSWORD|PASSWD)$"
 )
@@ -166,6 +169,54 @@ def check(job: JobSpec, sections: Mapping[str, Any]) -> Iterator[Problem]:
         if what := _in_text(text):
             hint = "pass it as a variable of `env`, such as TOKEN: secret:env:TOKEN"
             yield _warning(path, what, hint)
+
+
+LinesByFile = Mapping[str, Mapping[Secret, int]]
+"""The secrets of files, each with its line."""
+
+
+def found_in(keys: LinesByFile, tokens: LinesByFile) -> Iterator[Problem]:
+    """A warning for the files with private keys, which stay behind, and those with tokens."""
+    yield from _key_warnings(keys)
+    yield from _token_warnings(tokens)
+
+
+def _key_warnings(lines_by_file: LinesByFile) -> Iterator[Problem]:
+    keys = [
+        f"{path} (line {line})"
+        for path, lines in lines_by_file.items()
+        for secret, line in lines.items()
+        if secret.name == KEY
+    ]
+    if keys:
+        yield Problem(
+            "source",
+            f"left out, because they contain private keys: {', '.join(keys)}",
+            "to include one, add it with a leading ! to .deploykitignore",
+            severity="warning",
+        )
+
+
+def _token_warnings(lines_by_file: LinesByFile) -> Iterator[Problem]:
+    for path, lines in list(lines_by_file.items())[:_MOST_WARNINGS]:
+        for name, start in dict.fromkeys((secret.name, secret.start) for secret in lines):
+            numbers = sorted({line for secret, line in lines.items() if secret.name == name})
+            yield Problem(
+                "source",
+                f"{path}, {_listed(numbers)}: looks like {name}{f' ({start}...)' if start else ''}",
+                "remove it and pass it as a `secret:` of `env`; "
+                f"if it is not a secret, add !/{path} to .deploykitignore",
+                severity="warning",
+            )
+    if len(lines_by_file) > _MOST_WARNINGS:
+        more = f"{len(lines_by_file) - _MOST_WARNINGS} more files seem to contain tokens"
+        yield Problem("source", more, severity="warning")
+
+
+def _listed(lines: list[int]) -> str:
+    if len(lines) == 1:
+        return f"line {lines[0]}"
+    return f"lines {', '.join(map(str, lines[:_MOST_LINES]))}{', ...' * (len(lines) > _MOST_LINES)}"
 
 
 def _is_wide(start: bytes) -> bool:

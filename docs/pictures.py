@@ -124,7 +124,7 @@ def run_folder(picture: Picture) -> None:
     files = [
         ("logs/node-0.log", "what the ranks printed"),
         ("exit_records/node-0.json", "exit record of the node"),
-        ("exit_records/rank-0.json", "exit record of a rank"),
+        ("exit_records/failed-0.0.json", "first rank that failed"),
         ("checkpoints/", "read again on a restart"),
         ("output/", "results"),
         ("debug/", "what NCCL and PyTorch wrote"),

@@ -312,12 +312,14 @@ EXIT_RECORDS = """\
 The launchers leave JSON files of one line in `exit_records/`. `deploykit status` and `wait` read
 them, so they know how a run ended even if the scheduler has no accounting. A restart deletes the
 records of nodes and ranks. `decision-N` is not a record: the node that creates it decides what
-follows attempt N.
+follows attempt N. The folders `gathering-*` count the nodes that have come to a point of the end.
 """
 
 EXIT_RECORD_FILES = {
     "node-N.json": "how the launcher of node N ended",
-    "rank-N.json": "how the program of rank N ended",
+    "failed-A.R.json": "the first rank that failed in round R of attempt A; "
+    "`failed-A.R-stopped.json`: the first one that failed after a signal to stop",
+    "rank-N.json": "below `mpirun` and the like: how the program of rank N ended",
     "restart-N.json": "on Slurm: why restart N happened",
     "attempt.json": "on Slurm: the latest attempt",
     "billed-N.json": "of a job that is stopped at its cap: when attempt N began to be billed; its "
@@ -336,6 +338,7 @@ EXIT_RECORD_FIELDS = {
     "longest": "seconds of the longest pause before",
     "nodes": "nodes of the job",
     "seconds": "seconds without progress when that was noted",
+    "ranks": "exit code of each rank of the node that has ended, by its number",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
     "host": "address of the node; of a process, the name of its node",

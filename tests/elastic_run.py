@@ -79,25 +79,25 @@ def total(folder: Path) -> int:
     return _lines(folder / "output/total.json")[0]
 
 
-def launcher(run: str, node: int) -> int:
-    """The process of a node's launcher."""
-    wanted = {f"DEPLOYKIT_RUN={run}"}
+def launcher(folder: Path, node: int) -> int:
+    """The process of the launcher of a node, of the run with this folder."""
+    wanted = {f"DEPLOYKIT_RUN_DIR={folder}"}
     names = {f"{name}={node}" for name in ("DEPLOYKIT_NODE_RANK", "DEPLOYKIT_STEP_NODE")}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = [*(folder / "cmdline").read_bytes().decode().split("\0"), ""]
-            variables = set((folder / "environ").read_bytes().decode().split("\0"))
+            words = [*(process / "cmdline").read_bytes().decode().split("\0"), ""]
+            variables = set((process / "environ").read_bytes().decode().split("\0"))
         except (OSError, UnicodeDecodeError):
             continue
         starts = words[1].endswith(".deploykit/launch.py") and words[2:3] == ["torchrun"]
         if starts and wanted <= variables and names & variables:
-            return int(folder.name)
+            return int(process.name)
     raise AssertionError(f"no launcher of node {node} runs")
 
 
-def lose(run: str, node: int) -> None:
+def lose(folder: Path, node: int) -> None:
     """Kill the launcher of a node."""
-    os.kill(launcher(run, node), signal.SIGKILL)
+    os.kill(launcher(folder, node), signal.SIGKILL)
 
 
 def final(run: str, seconds: float = 600):

@@ -35,7 +35,7 @@ def test_a_lost_node_shrinks_the_job_and_its_return_grows_it(node, job):
     assert cli.main(["submit", "--run", "one"]) == 0
     folder = paths.run_folder("one")
     wait_for(lambda: [0, 12] in elastic_run.steps(folder))
-    elastic_run.lose("one", node)
+    elastic_run.lose(folder, node)
     assert elastic_run.final("one").state == "succeeded"
     assert elastic_run.groups(folder) == [[0, 3, 3], [1, 2, 3], [2, 3, 3]]
     assert elastic_run.total(folder) == sum(range(elastic_run.STEPS + 1))

@@ -1,17 +1,23 @@
 """Exit records: how each rank and each node ended, and which rank failed first.
 
-A rank leaves its record in two folders: one of this node and this launch alone
-(``DEPLOYKIT_RANK_DIR``), and ``exit_records/`` of the run folder, which all nodes share.
+A rank leaves its record in a folder of this node and this launch alone (``DEPLOYKIT_RANK_DIR``).
+``exit_records/`` of the run folder, which all nodes share, gets one record of each node, and that
+of the first rank of all that failed: what ten thousand ranks write and read there is a load.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from deploykit_node import records
-from deploykit_node.cluster import Environ, Rank
+from deploykit_node.cluster import Cluster, Environ, Rank
+from deploykit_node.gathering import Gathering
 from deploykit_node.log import now
 from deploykit_node.records import NodeRecord, RankRecord
 from deploykit_node.signals import name as signal_name
@@ -30,6 +36,8 @@ _RANK_FIELDS = {
     "finished": str,
 }
 """Fields that this module relies on when it reads a record, and their types."""
+_OF_AN_ATTEMPT = ("rank-", "process-", "failed-", "gathering-")
+"""Beginnings of the names that node 0 deletes before another attempt."""
 
 
 class NodeExit(NamedTuple):
@@ -40,6 +48,8 @@ class NodeExit(NamedTuple):
     rank: int | None = None
     stopped: bool = False
     """Whether a signal to stop had arrived: at that rank, or before any rank had started."""
+    ranks: Mapping[str, int] = MappingProxyType({})
+    """Exit code of each rank of the node that has ended, by its number."""
 
 
 def shell_code(returncode: int) -> int:
@@ -54,22 +64,31 @@ def attempt(env: Environ) -> int:
 
 def restarts(env: Environ) -> int:
     """How often this rank was restarted: by the scheduler, by other nodes, or by torchrun."""
-    changes = int(env.get("DEPLOYKIT_GENERATION") or 1) - 1
-    return attempt(env) + changes + int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return attempt(env) + (generation(env) or 1) - 1 + _round(env)
+
+
+def generation(env: Environ) -> int:
+    """Which group of nodes trains, from 1, where their number may change; else 0."""
+    return int(env.get("DEPLOYKIT_GENERATION") or 0)
 
 
 def register(env: Environ, ranks: Path, rank: int) -> None:
     """Tell the node's launcher that this process is rank `rank`, and drop its earlier record."""
-    for folder in (ranks, records.folder(env)):
-        if folder is not None:
-            (folder / f"rank-{rank}.json").unlink(missing_ok=True)
+    (ranks / f"rank-{rank}.json").unlink(missing_ok=True)
+    (ranks / f"round-{_round(env)}").touch()
     records.write(ranks / f"rank-{rank}.pid", {"pid": os.getpid()})
 
 
-def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> None:
-    """Write a rank's record to the folders that exist.
+def _round(env: Environ) -> int:
+    """How often torchrun has started this rank anew."""
+    return int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
-    `stopped` says whether the rank had received a signal to stop.
+
+def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> None:
+    """Write a rank's record: on the node, for all nodes if it is the first to fail.
+
+    `stopped` says whether the rank had received a signal to stop. Below a launcher that is not
+    ours, the record is in the run folder if the run has one.
     """
     record: RankRecord = {
         "rank": rank.rank,
@@ -80,12 +99,43 @@ def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> 
         "finished": now(),
         "attempt": attempt(env),
     }
-    ranks = env.get("DEPLOYKIT_RANK_DIR")
-    for folder in (Path(ranks) if ranks else None, records.folder(env)):
-        if folder is not None:
-            records.write(folder / f"rank-{rank.rank}.json", record)
-    if ranks:
-        Path(ranks, f"rank-{rank.rank}.pid").unlink(missing_ok=True)
+    here, shared = env.get("DEPLOYKIT_RANK_DIR"), records.folder(env)
+    if here is None:
+        if shared is not None:
+            records.write(shared / f"rank-{rank.rank}.json", record)
+        return
+    ranks = Path(here)
+    if shared is not None and went_wrong(record):
+        _publish(ranks, shared, _failed(env, _round(env), stopped=stopped), record)
+    records.write(ranks / f"rank-{rank.rank}.json", record)
+    (ranks / f"rank-{rank.rank}.pid").unlink(missing_ok=True)
+
+
+def _publish(ranks: Path, shared: Path, name: str, record: RankRecord) -> None:
+    """Show the other nodes a rank that failed, unless one did before: on this node, or on any."""
+    if records.write_first(ranks / name, record) and not (shared / name).exists():
+        records.write_first(shared / name, record)
+
+
+def _failed(env: Environ, number: int, *, stopped: bool) -> str:
+    """Name of the record of the first rank that failed in a round, without or after a signal."""
+    group = f"{generation(env)}." if generation(env) else ""
+    return f"failed-{attempt(env)}.{group}{number}{'-stopped' if stopped else ''}.json"
+
+
+def first_failure(env: Environ, ranks: Path) -> RankRecord | None:
+    """The rank that failed first, of all nodes as far as it shows, one without a signal before."""
+    rounds = (path.name.partition("-")[2] for path in ranks.glob("round-*"))
+    last, shared = max(map(int, rounds), default=0), records.folder(env)
+    for stopped in (False, True):
+        name = _failed(env, last, stopped=stopped)
+        found = records.valid(shared / name, _RANK_FIELDS) if shared else None
+        own = [one for one in failures(ranks, attempt(env)) if one["stopped"] == stopped]
+        if found and found["attempt"] == attempt(env):
+            return cast(RankRecord, found)
+        if own:
+            return own[0]
+    return None
 
 
 def record_node(env: Environ, node: int, end: NodeExit) -> None:
@@ -98,8 +148,16 @@ def record_node(env: Environ, node: int, end: NodeExit) -> None:
             "rank": end.rank,
             "finished": now(),
             "attempt": attempt(env),
+            "ranks": dict(end.ranks),
         }
         records.write(folder / f"node-{node}.json", record)
+
+
+def gathering(env: Environ, name: str, here: Cluster, flag: Path | None = None) -> Gathering | None:
+    """The nodes that have come to the point `name` of this attempt; None without a run folder."""
+    folder, group = records.folder(env), generation(env)
+    point = f"gathering-{name}{group or ''}-{attempt(env)}"
+    return Gathering(folder / point, here.node, len(here.hosts), flag) if folder else None
 
 
 def clear(env: Environ, node: int, *, ranks: bool = True) -> None:
@@ -113,8 +171,16 @@ def clear(env: Environ, node: int, *, ranks: bool = True) -> None:
     (folder / f"node-{node}.json").unlink(missing_ok=True)
     (folder / f"stall-{node}.json").unlink(missing_ok=True)
     if node == 0 and ranks:
-        for path in (*folder.glob("rank-*.json"), *folder.glob("process-*.json")):
-            path.unlink(missing_ok=True)
+        own = re.compile(rf"failed-{attempt(env)}\.|gathering-\w+-{attempt(env)}$")
+        with os.scandir(folder) as entries:
+            old = [one for one in entries if one.name.startswith(_OF_AN_ATTEMPT)]
+        for entry in old:
+            if own.match(entry.name):
+                continue  # another node may have begun, and ended, before this one
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
 
 
 def living(ranks: Path) -> dict[int, int]:
@@ -123,9 +189,9 @@ def living(ranks: Path) -> dict[int, int]:
     return {rank: record["pid"] for rank, record in registered if record["pid"] > 1}
 
 
-def failures(folder: Path | None, attempt: int) -> list[RankRecord]:
+def failures(folder: Path, attempt: int) -> list[RankRecord]:
     """Records of ranks that failed in this attempt, those without a stop signal first."""
-    ranks = all_ranks(folder) if folder else []
+    ranks = all_ranks(folder)
     failed = [record for record in ranks if went_wrong(record) and record["attempt"] == attempt]
     return sorted(failed, key=lambda record: (record["stopped"], record["finished"]))
 
@@ -154,27 +220,23 @@ def all_ended_well(ranks: Path) -> bool:
     return bool(ended) and len(well) == ended[0]["local_world_size"]
 
 
-def all_ended_well_everywhere(env: Environ) -> bool:
-    """Whether every rank on all nodes has ended well, as far as the run folder shows."""
-    folder, current = records.folder(env), attempt(env)
-    ranks = all_ranks(folder) if folder else []
-    ended = [record for record in ranks if record["attempt"] == current]
-    return bool(ended) and len(ended) == ended[0]["world_size"] and not any(map(went_wrong, ended))
-
-
 def first_stopped(ranks: Path) -> int | None:
     """The lowest rank of this node that stopped with a checkpoint."""
     stopped = (record["rank"] for record in all_ranks(ranks) if record["exit_code"] == STOPPED)
     return min(stopped, default=None)
 
 
-def nodes(env: Environ) -> dict[int, NodeRecord]:
-    """The records of the nodes that have ended in this attempt, by node."""
-    folder, current = records.folder(env), attempt(env)
-    ended = records.read_all(folder, "node-*.json", _NODE_FIELDS) if folder else ()
-    return {
-        node: cast(NodeRecord, record) for node, record in ended if record["attempt"] == current
-    }
+def codes(ranks: Path) -> dict[str, int]:
+    """The exit code of each rank of this node that has ended, by its number."""
+    ended = sorted(all_ranks(ranks), key=lambda record: record["rank"])
+    return {str(record["rank"]): record["exit_code"] for record in ended}
+
+
+def has_ended(env: Environ, node: int) -> bool:
+    """Whether a node has left its record in this attempt."""
+    folder = records.folder(env)
+    record = records.valid(folder / f"node-{node}.json", _NODE_FIELDS) if folder else None
+    return record is not None and record["attempt"] == attempt(env)
 
 
 def how(code: int) -> str:

@@ -34,8 +34,8 @@ def run(words: Command, env: Environ, here: Cluster, attempt: Attempt, run_group
         count = len(generation.members)
         _describe(generation, here)
         env["DEPLOYKIT_GENERATION"] = str(generation.number)
-        attempt.nodes = count
         group = generation.cluster(here)
+        attempt.regroup(group)
         end = run_group(
             words.with_nodes(count), env, group, attempt, lambda: _signal(members.change())
         )

@@ -192,16 +192,15 @@ class Membership:
                 return
         elif any(member not in members and member.answers() for member in newest.members):
             return
-        for pattern in ("rank-*.json", "process-*.json"):
-            for path in self._run.glob(pattern) if self._run else ():
-                path.unlink(missing_ok=True)
+        for path in self._run.glob("process-*.json") if self._run else ():
+            path.unlink(missing_ok=True)
         record = {"members": members[: self._size.most]}
         _create(self._path("generation", newest.number + 1), json.dumps(record) + "\n")
 
     def _lost(self, others: Sequence[Member]) -> str | None:
         """Which of the other members live no more, in words, unless they have ended."""
         silent = [member.node for member in others if not member.answers()]
-        lost = sorted(set(silent) - exit_records.nodes(self._env).keys()) if silent else []
+        lost = sorted(node for node in silent if not exit_records.has_ended(self._env, node))
         if not lost or over(self._env):
             return None
         return f"node {', '.join(map(str, lost))} was lost"
@@ -214,7 +213,7 @@ class Membership:
 
     def _ended(self) -> bool:
         """Whether a member has ended by itself."""
-        return bool(exit_records.nodes(self._env).keys() & {m.node for m in self._now.members})
+        return any(exit_records.has_ended(self._env, one.node) for one in self._now.members)
 
     def _joining(self) -> str | None:
         """The nodes that have come, in words, once there is a checkpoint newer than they are."""

@@ -63,7 +63,7 @@ def _run_once(words: Command, env: Environ, group: str) -> relay.ChildExit:
 
 def _run_node(argv: Sequence[str], env: Environ) -> int:
     """Run torchrun on this node, leave an exit record, and return the exit code."""
-    number, end, elastic = cluster.node_number(env), NodeExit(70, ""), False
+    number, attempt, elastic = cluster.node_number(env), None, False
     try:
         words = command.read(argv, env)
         elastic = words.elastic
@@ -82,7 +82,10 @@ def _run_node(argv: Sequence[str], env: Environ) -> int:
             70, f"launch.py itself failed: {error!r}; the traceback is in the node's log"
         )
         traceback.print_exc()
-    exit_records.record_node(env, number, end)
+    if attempt is None:
+        exit_records.record_node(env, number, end)
+    else:
+        attempt.record(end)
     if elastic:
         membership.end(env, end.code)
     return end.code
@@ -129,7 +132,8 @@ def _run_group(
         options = _supervision(env, here, ranks, attempt, change)
         with outputs.around(env, here.number):
             code = supervisor.run(argv, env, ranks, options, meeting.held)
-        return _node_exit(code, env, ranks, attempt.stop_signal)
+        end = _node_exit(code, env, ranks, attempt.stop_signal)
+        return end._replace(ranks=exit_records.codes(ranks))
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
 
@@ -146,7 +150,10 @@ def _supervision(
     def say(text: str) -> None:
         log.say(here.number, text)
 
-    options = supervisor.Options(_grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap)
+    all_well = exit_records.gathering(env, "well", here)
+    options = supervisor.Options(
+        _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_well
+    )
     if records.folder(env) is None or sys.platform != "linux":
         return options
     watch = stall.Watch(env, here, ranks, say)
@@ -174,11 +181,8 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
         if rank is None:
             return NodeExit(0, "every rank exited with code 0")
         return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
-    number = exit_records.attempt(env)
-    failures = exit_records.failures(records.folder(env), number)
-    failures = failures or exit_records.failures(ranks, number)
-    if failures:
-        first = failures[0]
+    first = exit_records.first_failure(env, ranks)
+    if first is not None:
         reason = exit_records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
     vanished = sorted(exit_records.living(ranks))

@@ -31,10 +31,14 @@ class NodeRecord(TypedDict):
     rank: int | None
     finished: str
     attempt: int
+    ranks: dict[str, int]
 
 
 class RankRecord(TypedDict):
-    """``rank-N.json``: how the program of rank N ended."""
+    """``failed-A.R.json``: the first rank that failed in round R of attempt A.
+
+    ``rank-N.json``, below a launcher that is not ours: how the program of rank N ended.
+    """
 
     rank: int
     local_world_size: int
@@ -123,6 +127,7 @@ class WrittenRecord(TypedDict):
 
 SCHEMA: dict[str, type] = {
     "node-N.json": NodeRecord,
+    "failed-A.R.json": RankRecord,
     "rank-N.json": RankRecord,
     "restart-N.json": RestartRecord,
     "attempt.json": AttemptRecord,
@@ -143,10 +148,31 @@ def folder(env: Environ) -> Path | None:
 
 def write(path: Path, record: Mapping[str, object]) -> None:
     """Write `record` atomically: a reader sees all of it or nothing."""
-    private.folder(path.parent)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    private.write(scratch, json.dumps(record) + "\n")
-    scratch.replace(path)
+    _write_scratch(path, record).replace(path)
+
+
+def write_first(path: Path, record: Mapping[str, object]) -> bool:
+    """As `write`, but only if there is no such file. False if there is one."""
+    scratch = _write_scratch(path, record)
+    try:
+        path.hardlink_to(scratch)
+    except FileExistsError:
+        return False
+    finally:
+        scratch.unlink()
+    return True
+
+
+def _write_scratch(path: Path, record: Mapping[str, object]) -> Path:
+    """A file beside `path`, of this process on this machine, with the record."""
+    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    text = json.dumps(record) + "\n"
+    try:
+        private.write(scratch, text)
+    except FileNotFoundError:
+        private.folder(path.parent)
+        private.write(scratch, text)
+    return scratch
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -164,6 +190,14 @@ def read_all(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number in the name and the content of each file whose `fields` have these types."""
     for path in folder.glob(pattern):
-        number, record = re.fullmatch(r"\w+-([0-9]{1,9})", path.stem), read(path)
-        if number and record and all(isinstance(record.get(k), v) for k, v in fields.items()):
+        number, record = re.fullmatch(r"\w+-([0-9]{1,9})", path.stem), valid(path, fields)
+        if number and record is not None:
             yield int(number[1]), record
+
+
+def valid(path: Path, fields: Mapping[str, type]) -> dict[str, Any] | None:
+    """The content of the file if its `fields` have these types, else None."""
+    record = read(path)
+    if record is None or not all(isinstance(record.get(k), v) for k, v in fields.items()):
+        return None
+    return record

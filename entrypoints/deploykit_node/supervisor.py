@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deploykit_node import exit_records, signals
 from deploykit_node.cap import KEEP, Cap
+from deploykit_node.gathering import Gathering
 
 TICK = 0.2
 """Seconds between two checks of the ranks while the job is being stopped."""
@@ -45,6 +46,8 @@ class Options:
     """When the ranks must be told to stop, because the job has used up its cost cap."""
     on_cap: Callable[[], None] = lambda: None
     """Called when they are."""
+    all_well: Gathering | None = None
+    """The nodes whose ranks have all ended well, while the job is being stopped."""
     look: Callable[[], int | None] | None = None
     """Called every `look_every` seconds. Returns SIGTERM or SIGKILL to end the ranks."""
     look_every: float | None = None
@@ -211,9 +214,14 @@ class _Supervisor:
             _send(os.kill, self._process.pid, _TORCHRUN_STOP)
 
     def _nothing_is_left(self) -> bool:
+        """Whether every rank has ended: of this node, then well on all, as far as it shows."""
         if self._leaving and exit_records.all_ended(self._ranks):
             return True
-        return exit_records.all_ended_well_everywhere(self._env)
+        gathering = self._options.all_well
+        if gathering is None or not exit_records.all_ended_well(self._ranks):
+            return False
+        gathering.arrive()
+        return gathering.complete()
 
     def _stop_restarted_ranks(self) -> None:
         """Pass the signal on to ranks that torchrun has started in place of those that ended."""

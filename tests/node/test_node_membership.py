@@ -111,7 +111,7 @@ def test_ranks_that_fail_because_a_node_is_lost_are_no_failure(node):
 
 def test_the_records_of_the_ranks_before_are_deleted(node, env, tmp_path):
     first, second = node(0), node(1)
-    record = tmp_path / "exit_records/rank-1.json"
+    record = tmp_path / "exit_records/process-1.json"
     record.write_text("{}")
     joined(first, second)
     assert not record.exists()

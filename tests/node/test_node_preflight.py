@@ -97,6 +97,9 @@ PLAN = Peers(
 )
 
 
+MULTIPLIED = {"correct": True, "speeds": {"GPU 0, multiplying": 6e14}}
+
+
 def told(**links):
     """What four healthy nodes report, except for links such as ``l12={"state": "dropped"}``."""
     facts = {
@@ -105,6 +108,7 @@ def told(**links):
         "versions": {"driver": "570.1", "torch": "2.9.0", "NCCL": "2.27.5"},
         "shm": [8 << 30, 8 << 30],
         "disks": {"/out": [90 << 30, 99 << 30]},
+        "health": {"faults": [], "speeds": {}, "counts": {}, "skipped": []},
     }
     found = {}
     for node in NODES:
@@ -198,7 +202,7 @@ def test_a_group_that_fails_names_the_rank_that_ended():
 
 
 def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
-    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
+    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1, **MULTIPLIED}
     late = {"rank": 3, "ended": False, "seconds": 20.0, "output": []}
     broken = {"rank": 2, "ended": True, "seconds": 20.0, "output": ["OSError: libcudart.so.12"]}
     found = findings.judge_versions(PLAN, {0: well, 1: well, 2: broken, 3: late})
@@ -208,7 +212,7 @@ def test_slow_storage_stops_nothing_and_a_broken_pytorch_does():
 
 
 def test_a_node_without_its_gpus_is_found_before_the_group_hangs():
-    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1}
+    well = {"torch": "2.9.0", "NCCL": "2.27.5", "backend": "nccl", "port": 1, **MULTIPLIED}
     rows = {**dict.fromkeys(NODES, well), 2: {**well, "NCCL": None, "backend": "gloo"}}
     texts = [finding.text for finding in findings.judge_versions(PLAN, rows)]
     assert texts[1].startswith(

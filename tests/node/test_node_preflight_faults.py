@@ -179,10 +179,8 @@ def test_a_slow_link(lab):
     report = nodes.run()
     assert set(report.codes) == {78}
     assert all("node 2 (10.77.0.3)" in found for found in report.failures)  # its ACKs wait too
-    slow = re.findall(
-        r"node 2 \S+ to node (\d) \S+ is slow, \S+ MB/s, while the fastest", str(report.failures)
-    )
-    assert sorted(slow) == ["0", "1"]
+    slow = r"node 2 \(10.77.0.3\)( to node \d \S+)? is slow, \S+ MB/s.*, while nodes reach"
+    assert re.search(slow, report.failures[0])
 
 
 @pytest.mark.parametrize("subnet", ["10.77.0.{}", "fd77::{}"])

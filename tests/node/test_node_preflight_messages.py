@@ -29,6 +29,13 @@ REPORT = {
     "versions": {"driver": None, "torch": "2.13.0", "NCCL": None},
     "shm": [1 << 34, 1 << 34],
     "disks": {"/tmp": [1 << 34, 1 << 34]},
+    "own": 1e9,
+    "health": {
+        "faults": [["GPU 0 is hot", False]],
+        "speeds": {"memory": 1e10},
+        "counts": {"GPUs": 1},
+        "skipped": ["kernel log"],
+    },
 }
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

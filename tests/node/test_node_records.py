@@ -37,8 +37,11 @@ def env(tmp_path):
 def written(env, tmp_path):
     """Every kind of record, as the node plane writes it: its content by the name in the schema."""
     end = node_records.NodeExit(137, "rank 3 was terminated by SIGKILL (exit code 137)", 3)
+    end = end._replace(ranks={"3": 137})
     node_records.record_node(env, 0, end)
-    node_records.record_rank(env, Rank("torchrun", 3, 1, 4, 2), -9, stopped=True)
+    rank, of_node = Rank("torchrun", 3, 1, 4, 2), {"DEPLOYKIT_RANK_DIR": str(tmp_path / "node")}
+    node_records.record_rank(env, rank, -9, stopped=True)
+    node_records.record_rank(env | of_node, rank, -9, stopped=False)
     restarts.record(env, 1, restarts.PREEMPTION)
     restarts.record(env, 2, restarts.TIME_LIMIT)
     capped = {cap.VARIABLE: '{"seconds": 900, "cap": "1 USD", "hourly": "1 USD"}'}
@@ -46,10 +49,10 @@ def written(env, tmp_path):
     heartbeat.start(env, 0, "127.0.0.1").close()
     folders = {f"DEPLOYKIT_{name}_DIR": str(tmp_path / name) for name in ("OUTPUT", "CHECKPOINT")}
     what_was_written.record(env | folders, tmp_path, [])
-    processes.register(env, Rank("torchrun", 3, 1, 4, 2), os.getpid(), stacks=tmp_path / "stacks")
+    processes.register(env, rank, os.getpid(), stacks=tmp_path / "stacks")
     watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
     watch._stall(1.0)
-    names = ("node-0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
+    names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
     names += ("process-3", "stall-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
@@ -60,13 +63,15 @@ def test_what_is_written_has_the_fields_of_the_schema(written, name):
     types = get_type_hints(records.SCHEMA[name])
     assert list(written[name]) == list(types)
     for field, value in written[name].items():
-        kind = list if get_origin(types[field]) is list else types[field]
-        assert isinstance(value, dict if field == "logs" or is_typeddict(kind) else kind)
+        origin = get_origin(types[field])
+        kind = origin if origin in {list, dict} else types[field]
+        assert isinstance(value, dict if is_typeddict(kind) else kind)
 
 
 def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
     (end,) = exit_records.read(tmp_path)
     record = written["node-N.json"]
+    assert record.pop("ranks") == {"3": 137}
     assert [field.name for field in dataclasses.fields(end)] == list(record)
     assert dataclasses.asdict(end) == {
         **record,

@@ -173,7 +173,7 @@ def test_ranks_that_stop_with_75_are_neither_restarted_nor_cut_short(bundle, tmp
         f"{told} and exited with code 75; to resume, submit it again with "
         f"--set checkpoints={folder}"
     )
-    assert bundle.end("rank-0")["exit_code"] == 75
+    assert bundle.end("node-0")["ranks"] == {"0": 75, "1": 75}
     assert "Traceback" not in done.log
 
 

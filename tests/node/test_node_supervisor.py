@@ -163,7 +163,9 @@ def test_the_code_of_the_rank_that_failed_first_is_reported(bundle):
     end = bundle.end("node-0")
     assert (end["exit_code"], end["rank"]) == (7, 1)
     assert end["reason"] == "rank 1 exited with code 7"
-    assert bundle.end("rank-0")["stopped"]
+    assert end["ranks"] == {"0": 143, "1": 7}
+    assert bundle.end("failed-0.0")["rank"] == 1
+    assert bundle.end("failed-0.0-stopped")["rank"] == 0
 
 
 def test_a_trainer_killed_by_sigkill_is_137(bundle):

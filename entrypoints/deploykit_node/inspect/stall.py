@@ -235,10 +235,12 @@ class Watch:
         """
         if self._settings.action != "restart" or self._killed:
             return
-        fields = {"attempt": int}
-        stalled = records.read_all(self._record.parent, "stall-*.json", fields)
+        folder, nodes = self._record.parent, len(self._here.hosts)
+        if sum(1 for _ in folder.glob("stall-*.json")) < nodes:  # names alone, as nodes are many
+            return
+        stalled = records.read_all(folder, "stall-*.json", {"attempt": int})
         attempt = exit_records.attempt(self._env)
-        if sum(record["attempt"] == attempt for _, record in stalled) < len(self._here.hosts):
+        if sum(record["attempt"] == attempt for _, record in stalled) < nodes:
             return
         self._killed = True
         self._say("on_stall: restart: sending SIGKILL to the ranks")

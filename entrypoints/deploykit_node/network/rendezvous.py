@@ -17,6 +17,7 @@ from typing import Any
 
 from deploykit_node import exit_records, private, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
+from deploykit_node.gathering import Pause
 
 PORT_FILE = "rendezvous.json"
 """File in the run folder: where the nodes of this attempt meet, and the key they share."""
@@ -28,6 +29,10 @@ _PATIENCE = 180.0
 _PREFLIGHT_PATIENCE = 30.0
 """Seconds for node 0 to publish the port; fewer if the preflight test comes first."""
 _LOOPBACK = "127.0.0.1"
+_FIRST_PAUSE, _LAST_PAUSE = 0.05, 0.5
+"""Seconds between the first two readings of the port, and between two later ones of few nodes."""
+_READS = 500.0
+"""How often the port is read in a second at most, by all nodes together."""
 _KEY = 32
 """Bytes of the key that the nodes share."""
 
@@ -164,11 +169,12 @@ def _published(cluster: Cluster, env: Environ, patience: float) -> dict[str, Any
     """What node 0 has published in this attempt, within `patience` seconds."""
     path = _port_file(env)
     deadline = time.monotonic() + patience
+    pause = Pause(_FIRST_PAUSE, max(_LAST_PAUSE, len(cluster.hosts) / _READS))
     while time.monotonic() < deadline:
         record = records.read(path)
         if record is not None and record.get("launch") == name(env) and _current(cluster, record):
             return record
-        time.sleep(0.05)
+        time.sleep(pause.seconds())
     raise BadEnvironment(
         f"Node 0 wrote no port to {path} within {patience:g} seconds. "
         "See the log of node 0, and start all nodes with the same DEPLOYKIT_RUN_DIR."

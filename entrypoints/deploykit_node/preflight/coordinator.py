@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deploykit_node import log
@@ -19,6 +20,7 @@ from deploykit_node.network import interfaces
 from deploykit_node.network.rendezvous import Rendezvous
 from deploykit_node.preflight import messages, node_facts, pairwise, peers, report
 from deploykit_node.preflight.findings import Finding, judge, without_verdict
+from deploykit_node.preflight.health import checks
 from deploykit_node.preflight.messages import Record
 from deploykit_node.preflight.peers import Peers
 from deploykit_node.preflight.process_group import Ranks
@@ -27,6 +29,8 @@ from deploykit_node.preflight.server import Server
 VARIABLE = "DEPLOYKIT_PREFLIGHT"
 """Seconds for the whole test."""
 
+_FILES = 512
+"""Files that the test opens beside two for each node."""
 _PARTS = {"pairs": (0.4, 0.5), "versions": (0.75, 0.8), "group": (0.92, 0.96)}
 """Shares of the budget at which a node ends a part, and at which node 0 judges what it has."""
 
@@ -54,13 +58,28 @@ def run(here: Cluster, meeting: Rendezvous, env: Environ, processes: int) -> Non
 def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None]) -> None:
     """As `run`, for nodes that are known already; `say` takes each line of the report."""
     running = _Test(nodes, env, processes, budget(env))
-    asyncio.run(running.run())
+    with _files(len(nodes.hosts)):
+        asyncio.run(running.run())
     took = time.monotonic() - running.begun
     for line in running.lines(took):
         say(f"preflight: {line}")
     fatal = [finding.text for finding in running.findings if finding.fatal]
     if fatal:
         raise BadEnvironment(f"preflight stopped the job after {took:.1f} s: " + " | ".join(fatal))
+
+
+@contextlib.contextmanager
+def _files(count: int) -> Iterator[None]:
+    """Let this process open enough files for `count` nodes, as far as the system allows."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = before if before == resource.RLIM_INFINITY else max(before, _FILES + 2 * count)
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 @dataclass
@@ -112,11 +131,16 @@ class _Test:
 
     async def _pairs(self) -> bool:
         """Whether every pair of nodes can connect, and all have the same software."""
-        self._links = await pairwise.test(self._peers, self._until("pairs"))
-        others = (self._peers.addresses[node] for node in self._peers.others)
+        health = checks.Running(self._env, len(self._peers.hosts))
+        end = self._until("pairs")
+        own = await pairwise.own_rate(self._peers, self._server.bulk_port, end)
+        self._links = await pairwise.test(self._peers, end)
+        others = (self._peers.addresses[node] for node in self._peers.tested)
         route = interfaces.route_to_any(address for address in others if address)
         links = {str(node): link for node, link in self._links.items()}
-        own_report = {"links": links, **node_facts.collect(self._env, route)}
+        healthy = await asyncio.to_thread(health.record, end)
+        facts = node_facts.collect(self._env, route)
+        own_report = {"links": links, "own": own, "health": healthy, **facts}
         verdict = await self._agree("pairs", own_report)
         return verdict is not None and self._passed()
 
@@ -186,7 +210,7 @@ class _Test:
     async def _send_report(self, part: str, own_report: Record) -> Record | None:
         """Send the report to node 0, directly or through the first node that can reach it."""
         request = self._peers.request("report", part=part, report=own_report)
-        greeted = [node for node in self._peers.others if "clock" in self._links[node]]
+        greeted = [node for node in self._peers.tested if "clock" in self._links[node]]
         for node in sorted(greeted, key=bool):
             with contextlib.suppress(OSError, EOFError, ValueError):
                 verdict = await self._ask(node, request)

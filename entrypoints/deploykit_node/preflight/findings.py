@@ -6,11 +6,15 @@ Pure: all facts come in as arguments, and sentences go out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
 from typing import NamedTuple
 
+from deploykit_node.preflight import islands, speed
+from deploykit_node.preflight.health.judge import judge as judge_health
+from deploykit_node.preflight.health.judge import slow as slow_nodes
 from deploykit_node.preflight.messages import Record
-from deploykit_node.preflight.peers import Peers
+from deploykit_node.preflight.peers import ALL_PAIRS, Peers
 
 Reports = Mapping[int, Record]
 """The reports of the nodes that have sent one, by node."""
@@ -19,11 +23,12 @@ _MANY = 16
 """Most findings in a report, and most names or pairs in a sentence."""
 _CLOCK = 2.0
 """Seconds by which a clock may be wrong."""
-_SMALL = 0.05
-"""A link below this share of the fastest is broken; if all are slow, the network is."""
 _LEAST = {"shm": 16 << 20, "disk": 100 << 20}
 _LITTLE = {"shm": 65 << 20, "disk": 5 << 30}
 """Free bytes below which a job fails at once, and below which it may (Docker's shm: 64 MiB)."""
+
+_NAMES = ("torch", "NCCL", "backend")
+"""What must be the same on all nodes once PyTorch is imported."""
 
 _STATES = {
     "dropped": "gets no answer from {address}: the packets are dropped",
@@ -63,6 +68,7 @@ def judge_pairs(peers: Peers, reports: Reports) -> list[Finding]:
         *_versions(peers, {node: record["versions"] for node, record in reports.items()}),
         *_clocks(peers, reports),
         *_space(peers, reports),
+        *starmap(Finding, judge_health(peers, {n: it["health"] for n, it in reports.items()})),
     ]
 
 
@@ -80,12 +86,18 @@ def judge_versions(peers: Peers, reports: Reports) -> list[Finding]:
             took = f"in {record['seconds']:.0f} s; slow storage? The process group was not tested"
             text = f"{peers.label(node)} did not import PyTorch {took}"
             findings.append(Finding(text, fatal=False))
-    imported = {
-        node: {name: record[name] for name in ("torch", "NCCL", "backend")}
-        for node, record in reports.items()
-        if "torch" in record
-    }
-    return [*findings, *_versions(peers, imported)]
+    ready = {node: record for node, record in reports.items() if "torch" in record}
+    for node, record in ready.items():
+        if not record["correct"]:
+            text = (
+                f"{peers.label(node)} multiplies matrices wrongly: a bad GPU, processor or memory"
+            )
+            findings.append(Finding(text, fatal=True))
+    findings += _versions(
+        peers, {n: {name: it[name] for name in _NAMES} for n, it in ready.items()}
+    )
+    speeds = {node: record["speeds"] for node, record in ready.items()}
+    return [*findings, *starmap(Finding, slow_nodes(peers, speeds))]
 
 
 def judge_group(peers: Peers, reports: Reports) -> list[Finding]:
@@ -142,25 +154,54 @@ def _broken(peers: Peers, reports: Reports) -> Iterator[Finding]:
         for node, link in record["links"].items()
         if link["state"] in _STATES
     }
+    tested = [(source, node) for source, node, _ in all_links(reports)]
+    sources_of = defaultdict(list)
+    for source, node in tested:
+        sources_of[node].append(source)
     for node in range(len(peers.hosts)):
-        sources = [source for source in reports if source != node]
+        sources = sources_of[node]
         if not sources or any((source, node) not in broken for source in sources):
             continue
         if node in reports and len(sources) == 1:
             continue  # a single pair, below
         links = {source: broken.pop((source, node)) for source in sources}
         yield Finding(_unreachable(peers, node, links, reported=node in reports), fatal=True)
+    if len(peers.hosts) > ALL_PAIRS:
+        for island in islands.find(tested, broken) if broken else ():
+            out = [it for it in tested if (it[0] in island.nodes) != (it[1] in island.nodes)]
+            first, node = next(it for it in out if it in broken)
+            example = f"node {first} {_how(peers, node, broken[first, node])}"
+            yield Finding(f"{_cut_off(peers, island)}. {example}", fatal=True)
+            for link in out:
+                broken.pop(link, None)
     for (source, node), link in sorted(broken.items()):
         back = broken.get((node, source))
         if back is None or source < node:
             yield Finding(_pair(peers, source, node, link, back), fatal=True)
 
 
+def _cut_off(peers: Peers, island: islands.Island) -> str:
+    first = peers.label(island.nodes[0])
+    who, them = first, "it"
+    if len(island.nodes) > 1:
+        who, them = f"nodes {islands.ranges(island.nodes)}, from {first} on,", "them"
+    if not island.reaches and not island.reached:
+        check = f"check what connects {them} to the rest: a switch, a cable, a route"
+        return f"{who} and the other nodes do not reach each other: {check}"
+    if not island.reaches:
+        how = f"cannot connect to any other node that was tried, while others reach {them}"
+        return f"{who} {how}: check the outbound rules"
+    how = f"cannot be reached by any other node that tried, while connections from {them} work"
+    return f"{who} {how}: check the inbound rules"
+
+
 def _unreachable(peers: Peers, node: int, links: Reports, *, reported: bool) -> str:
     source, link = min(links.items())
     who = peers.label(source)
     if len(links) > 1:
-        who = f"each of the other nodes that sent a report ({_numbers(links)})"
+        others = "other nodes that sent a report"
+        others = others if len(peers.hosts) <= ALL_PAIRS else "nodes that tried it"
+        who = f"each of the {others} ({islands.ranges(links)})"
     what = f"{peers.label(node)} cannot be reached: {who} {_how(peers, node, link)}"
     if reported:
         return f"{what}. Its own connections work, so its inbound rules block the others"
@@ -208,16 +249,21 @@ def _transfers(peers: Peers, reports: Reports) -> Iterator[Finding]:
     for source, node, link in links:
         if link["state"] == "stalled":
             yield Finding(_stalled(peers, reports, source, node), fatal=True)
-    rates = {(s, n): link["rate"] for s, n, link in links if "rate" in link}
-    fastest = max(rates.values(), default=0.0)
-    slow = [(s, n) for s, n, link in links if link["state"] == "slow"]
-    for source, node in sorted(slow, key=rates.__getitem__):
-        text = (
-            f"{peers.label(source)} to {peers.label(node)} is slow, {_speed(rates[source, node])}, "
-            f"while the fastest pair has {_speed(fastest)}. "
-            "Check the cable, the speed of the port (ethtool), and limits on that machine"
-        )
-        yield Finding(text, fatal=rates[source, node] < fastest * _SMALL)
+    for slow in speed.find(reports):
+        yield Finding(speed.sentence(peers, slow), slow.broken)
+    untested = defaultdict(list)
+    for source, node, link in links:
+        if link["state"] == "files":
+            untested[source].append(node)
+    for source, nodes in untested.items():
+        yield Finding(_no_files(peers, source, nodes), fatal=False)
+
+
+def _no_files(peers: Peers, source: int, nodes: list[int]) -> str:
+    return (
+        f"{peers.label(source)} has too many files open (EMFILE), so its links to "
+        f"{len(nodes)} nodes were not tested. Raise its limit: ulimit -n, LimitNOFILE of slurmd"
+    )
 
 
 def _closed_ports(peers: Peers, ports: list[tuple[int, int, Record]]) -> str:
@@ -251,7 +297,7 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
             usual = max(nodes_by_version.values(), key=len)
             odd = [peers.label(node) for node in sorted(reports) if node not in usual]
             each = "; ".join(
-                f"{version or 'none'} on node {_numbers(nodes)}"
+                f"{version or 'none'} on node {islands.ranges(nodes)}"
                 for version, nodes in nodes_by_version.items()
             )
             text = f"{name} is not the same on all nodes: {each}. Correct {', '.join(odd[:_MANY])}"
@@ -260,15 +306,24 @@ def _versions(peers: Peers, reports: Mapping[int, Mapping[str, str | None]]) -> 
 
 def _clocks(peers: Peers, reports: Reports) -> Iterator[Finding]:
     """Clocks that are wrong, by node 0's clock."""
-    for node, link in sorted(reports.get(0, {"links": {}})["links"].items()):
-        ahead = link.get("clock", 0.0)
+    for node in range(1, len(peers.hosts)):
+        link, ahead = clock(reports, node)
         if abs(ahead) > _CLOCK + link.get("seconds", 0.0):
             side = "ahead of" if ahead > 0 else "behind"
             text = (
-                f"the clock of {peers.label(int(node))} is {abs(ahead):.1f} s {side} node 0's: "
+                f"the clock of {peers.label(node)} is {abs(ahead):.1f} s {side} node 0's: "
                 "logs will be out of order; from 5 minutes on AWS refuses requests. Start chrony"
             )
             yield Finding(text, fatal=False)
+
+
+def clock(reports: Reports, node: int) -> tuple[Record, float]:
+    """The link by which a node's clock is known, and its seconds ahead of node 0's."""
+    link = reports.get(0, {"links": {}})["links"].get(str(node), {})
+    if "clock" in link:
+        return link, link["clock"]
+    link = reports.get(node, {"links": {}})["links"].get("0", {})
+    return link, -link.get("clock", 0.0)
 
 
 def _space(peers: Peers, reports: Reports) -> Iterator[Finding]:
@@ -288,14 +343,6 @@ def all_links(reports: Reports) -> Iterator[tuple[int, int, Record]]:
     for source, record in sorted(reports.items()):
         for node, link in sorted(record["links"].items(), key=lambda item: int(item[0])):
             yield source, int(node), link
-
-
-def _numbers(nodes: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(nodes)))
-
-
-def _speed(rate: float) -> str:
-    return f"{rate / 1e6:.1f} MB/s"
 
 
 def human_size(count: float) -> str:

@@ -11,6 +11,7 @@ which they must finish.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ from deploykit_node.network.elastic import listening_store
 from deploykit_node.preflight.messages import MARK
 
 _COUNT = 1 << 18
+_MULTIPLIED = 8
+"""Matrix products, the first of which loads libraries."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
     # a separate store: below torchrun, init_process_group would look for the agent's
     store = listening_store(argv[3]) if not rank else None
     versions = {"torch": torch.__version__, "NCCL": _nccl(), "backend": "nccl" if gpu else "gloo"}
-    _report({**versions, "port": store.port if store else None})
+    multiplied = _multiply(local_rank if gpu else None)
+    _report({**versions, "port": store.port if store else None, **multiplied})
     line = sys.stdin.readline()
     if line:
         _report(_reduce(json.loads(line), store, rank, local_rank if gpu else None))
@@ -61,6 +65,24 @@ def _reduce(
     correct = bool((ones == world).all())
     distributed.barrier()  # rank 0 holds the store
     return {"backend": backend, "correct": correct, "seconds": time.monotonic() - begun}
+
+
+def _multiply(gpu: int | None) -> dict[str, Any]:
+    """Whether this rank's device multiplies correctly, and its best speed in FLOP/s.
+
+    Sums of ones are exact in these types.
+    """
+    device, size = ("cpu", 256) if gpu is None else (f"cuda:{gpu}", 8192)
+    kind = torch.float32 if gpu is None else torch.bfloat16
+    ones, best = torch.ones(size, size, device=device, dtype=kind), math.inf
+    for _ in range(_MULTIPLIED):
+        begun = time.perf_counter()
+        product = ones @ ones
+        if gpu is not None:
+            torch.cuda.synchronize(gpu)
+        best = min(best, time.perf_counter() - begun)
+    name = "CPU, multiplying" if gpu is None else f"GPU {gpu}, multiplying"
+    return {"device": name, "speed": 2 * size**3 / best, "correct": bool((product == size).all())}
 
 
 def _nccl() -> str | None:

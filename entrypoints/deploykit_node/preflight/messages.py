@@ -90,8 +90,12 @@ def check_greeting(greeting: Record) -> None:
 
 
 def check_count(count: Record) -> None:
-    """Raise Foreign unless this says how many bytes came in how many seconds."""
-    _need(count, {"bytes": lambda value: _whole(value) and value >= 0, "seconds": _number})
+    """Raise Foreign unless this says how many bytes came in how many seconds.
+
+    ``waited`` is how many of them the receiver had no processor.
+    """
+    _need(count, {"bytes": lambda value: _whole(value) and value >= 0})
+    _need(count, {"seconds": _number, "waited": _number})
 
 
 def _need(record: Mapping[str, Any], shape: Mapping[str, Check]) -> None:
@@ -155,7 +159,9 @@ def _link(value: Any) -> bool:
     state = value.get("state")
     if state == "ports":
         return "bulk" in value and _text(value.get("how"))
-    return state in {"ok", "stalled"} | BROKEN_STATES or (state == "slow" and "rate" in value)
+    return state in {"ok", "stalled", "files"} | BROKEN_STATES or (
+        state == "slow" and "rate" in value
+    )
 
 
 def _links(value: Any) -> bool:
@@ -165,7 +171,11 @@ def _links(value: Any) -> bool:
 def _pairs(report: Record) -> None:
     _need(report, {"links": _links, "hostname": _text, "versions": _values_of(_maybe(_text))})
     _need(report, {"address": _maybe(_text), "interface": _maybe(_text), "mtu": _maybe(_whole)})
-    _need(report, {"shm": _maybe(_space), "disks": _values_of(_space)})
+    _need(report, {"shm": _maybe(_space), "disks": _values_of(_space), "own": _maybe(_number)})
+    _need(report, {"health": lambda it: isinstance(it, dict)})
+    faults, text = _list_of(_finding), _list_of(_text)
+    _need(report["health"], {"faults": faults, "skipped": text, "speeds": _values_of(_number)})
+    _need(report["health"], {"counts": _values_of(_whole)})
     _need(report["versions"], {name: _maybe(_text) for name in ("driver", "torch", "NCCL")})
 
 
@@ -174,6 +184,7 @@ def _versions(report: Record) -> None:
         _failure(report)
         return
     _need(report, {"torch": _text, "NCCL": _maybe(_text), "backend": _text, "port": _maybe(_port)})
+    _need(report, {"speeds": _values_of(_number), "correct": _flag})
 
 
 def _group(report: Record) -> None:

@@ -1,4 +1,4 @@
-"""Test every pair of nodes over TCP: a short exchange, then a transfer on an ephemeral port.
+"""Test the links of this node over TCP: a short exchange, then a transfer on an ephemeral port.
 
 The trainer's connections use such ports. A request and its reply are one signed line each
 (`messages`), so that no node believes another job or another user.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import statistics
 import time
 
 from deploykit_node.preflight import messages, wire
@@ -20,20 +21,33 @@ SLOW = 12.5e6
 
 _SEGMENT = 536
 """Bytes of a TCP segment that any network carries: RFC 9293, section 3.7.1."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where this node listens
+_LEAST_ON_THE_WIRE = 0.02
+"""Share of a transfer's time that is the network's in any case."""
 _TRIES = 3
 _PAUSE = 0.2
 
 
 async def test(peers: Peers, deadline: float) -> dict[int, Record]:
-    """The state of the link to each other node, by `deadline` (`time.monotonic`)."""
+    """The state of the link to each node that this one tests, by `deadline` (`time.monotonic`)."""
     wire_lock = asyncio.Semaphore(1)  # one transfer at a time has the whole bandwidth
-    links = await asyncio.gather(*(_link(peers, n, deadline, wire_lock) for n in peers.others))
-    return dict(zip(peers.others, links, strict=True))
+    nodes = peers.tested
+    links = await asyncio.gather(*(_link(peers, n, deadline, wire_lock) for n in nodes))
+    return dict(zip(nodes, links, strict=True))
+
+
+async def own_rate(peers: Peers, port: int, deadline: float) -> float | None:
+    """The median rate of this node to itself in bytes per second; None if there is no time."""
+    address, lock = _LOOPBACK.get(peers.listening_address()), asyncio.Semaphore(1)
+    address = address or peers.listening_address()
+    tried = [await _transfer(peers, address, port, deadline, lock) for _ in range(_TRIES)]
+    rates = [one["rate"] for one in tried if "rate" in one]
+    return statistics.median(rates) if rates else None
 
 
 async def _link(peers: Peers, node: int, deadline: float, lock: asyncio.Semaphore) -> Record:
     link = await _greet(peers, node, deadline)
-    if link["state"] == "ok":
+    if link["state"] == "ok" and node != peers.only_greeted:
         link.update(await _best_transfer(peers, node, link["bulk"], deadline, lock))
     return link
 
@@ -117,7 +131,7 @@ async def _best_transfer(
     """The best of up to three transfers: a busy machine can look like a bad link."""
     best: Record = {}
     for _ in range(_TRIES):
-        result = await _transfer(peers, node, port, deadline, lock)
+        result = await _transfer(peers, peers.addresses[node], port, deadline, lock)
         if result and result.get("rate", 0.0) >= best.get("rate", 0.0):
             best = result
         if best.get("state") not in {"slow", "stalled"}:
@@ -126,14 +140,14 @@ async def _best_transfer(
 
 
 async def _transfer(
-    peers: Peers, node: int, port: int, deadline: float, lock: asyncio.Semaphore
+    peers: Peers, address: str, port: int, deadline: float, lock: asyncio.Semaphore
 ) -> Record:
     """The link's state and rate in bytes per second; empty if no time is left."""
     if (left := deadline - time.monotonic()) < wire.PATIENCE:
         return {}
     failure = "ports"
     try:
-        connection = asyncio.open_connection(peers.addresses[node], port, limit=LONGEST)
+        connection = asyncio.open_connection(address, port, limit=LONGEST)
         reader, writer = await wire.within(left, connection)
         failure = "stalled"
         try:
@@ -142,7 +156,10 @@ async def _transfer(
         finally:
             writer.transport.abort()
     except (OSError, EOFError, ValueError) as error:
-        return {"state": failure, "bulk": port, "how": _state(error)}
+        how = _state(error)
+        return (
+            {"state": "files"} if how == "files" else {"state": failure, "bulk": port, "how": how}
+        )
 
 
 async def _send_bulk(
@@ -154,14 +171,24 @@ async def _send_bulk(
     purpose = messages.reply_to(request)
     await wire.write(writer, peers.seal.write(request, REQUEST))
     peers.seal.read(await wire.within(3 * wire.PATIENCE, wire.read_line(reader)), purpose)
+    waited = wire.waited()
     writer.write(bytes(wire.BULK))
     line = await wire.within(3 * wire.PATIENCE, wire.read_line(reader))
     count = peers.seal.read(line, purpose)
     messages.check_count(count)
     if count["bytes"] < wire.LEAST:
         raise EOFError
-    rate = count["bytes"] / max(count["seconds"], 1e-6)
+    waited = wire.waited() - waited + count["waited"]
+    rate = count["bytes"] / _on_the_wire(count["seconds"], waited)
     return {"state": "ok" if rate >= SLOW else "slow", "rate": rate}
+
+
+def _on_the_wire(seconds: float, waited: float) -> float:
+    """The seconds of a transfer without those for which an end had no processor.
+
+    Both may have had none at the same time, so a part of the time is never taken off.
+    """
+    return max(seconds - waited, seconds * _LEAST_ON_THE_WIRE, 1e-6)
 
 
 def _state(error: Exception) -> str:
@@ -170,6 +197,8 @@ def _state(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     number = getattr(error, "errno", None)
+    if number in {errno.EMFILE, errno.ENFILE}:
+        return "files"
     if number in {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES, errno.EPERM}:
         return "unreachable"
     return "closed"

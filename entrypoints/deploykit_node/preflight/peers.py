@@ -14,6 +14,8 @@ from deploykit_node.preflight.messages import Record, Seal, nonce
 
 PORTS = 3
 """Ports that a node may listen on, in case another program has one of them."""
+ALL_PAIRS = 32
+"""Most nodes of which every pair is tested. Of more, each node tests some others."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,29 @@ class Peers:
         """The other nodes, each node's neighbor first, so that not all start with the same one."""
         count = len(self.hosts)
         return [(self.node + step) % count for step in range(1, count)]
+
+    @property
+    def tested(self) -> list[int]:
+        """The nodes to which this one tests its link: all of few.
+
+        Of many, those 1, 2, 4, ... numbers before and after it, in this order, so that in each
+        round each node sends to one and receives from one; and the first node last.
+        """
+        count = len(self.hosts)
+        if count <= ALL_PAIRS:
+            return self.others
+        steps = [sign << bit for bit in range((count // 2).bit_length()) for sign in (1, -1)]
+        nodes = dict.fromkeys((self.node + step) % count for step in steps)
+        nodes.setdefault(0)
+        nodes.pop(self.node, None)
+        return list(nodes)
+
+    @property
+    def only_greeted(self) -> int | None:
+        """The first node, where this one tests it only because all report to it."""
+        count = len(self.hosts)
+        distance = min(self.node, count - self.node)
+        return 0 if count > ALL_PAIRS and distance & (distance - 1) else None
 
     def label(self, node: int) -> str:
         """``node 2 (host, address)``."""

@@ -50,7 +50,12 @@ class Ranks:
     async def versions(self, seconds: float) -> Record:
         """The versions that PyTorch reports, and the port of rank 0's store, within `seconds`."""
         answers = await self._answers(seconds)
-        return self._merged(answers, seconds)
+        merged = self._merged(answers, seconds)
+        if "torch" in merged:
+            known = [answer for answer in answers if answer]
+            merged["speeds"] = {answer["device"]: answer["speed"] for answer in known}
+            merged["correct"] = all(answer["correct"] for answer in known)
+        return merged
 
     async def reduce(self, order: Record, seconds: float) -> Record:
         """Join the group and run an all_reduce. The record holds the result or the failure."""

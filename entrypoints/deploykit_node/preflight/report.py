@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from deploykit_node.preflight.findings import Finding, Reports, all_links, human_size
+from deploykit_node.preflight.findings import Finding, Reports, all_links, clock, human_size
 from deploykit_node.preflight.messages import Record
 from deploykit_node.preflight.peers import Peers
 
@@ -45,13 +45,15 @@ def _row(peers: Peers, node: int, record: Record | None, first: Record) -> str:
     versions = ", ".join(f"{name} {it or 'none'}" for name, it in record["versions"].items())
     free = [f"{folder} {human_size(space[0])}" for folder, space in record["disks"].items()]
     shm = human_size(record["shm"][0]) if record["shm"] else "none"
-    clock = first["links"].get(str(node), {}).get("clock", 0.0)
+    _, ahead = clock({0: first, node: record}, node)
     network = ""
     if record["interface"]:
         network = f"{record['interface']} {record['address']} mtu {record['mtu']}, "
+    skipped = record["health"]["skipped"]
+    unchecked = f"; not checked: {', '.join(skipped)}" if skipped else ""
     return (
-        f"{peers.label(node)}: {network}{versions}, clock {clock:+.2f} s, "
-        f"free: shm {shm}, {', '.join(free)}"
+        f"{peers.label(node)}: {network}{versions}, clock {ahead:+.2f} s, "
+        f"free: shm {shm}, {', '.join(free)}{unchecked}"
     )
 
 

@@ -34,7 +34,8 @@ class Server:
         self._peers, self._reply = peers, reply
         self._open: set[asyncio.Task[Any]] = set()
         self._servers: list[asyncio.Server] = []
-        self._bulk_port = 0
+        self.bulk_port = 0
+        """The port for transfers."""
         self.ignored = 0
         """Requests that no node of this job has sent."""
 
@@ -44,7 +45,7 @@ class Server:
         bulk = await asyncio.start_server(
             self._handler(self._serve_transfer), address, 0, limit=LONGEST
         )
-        self._bulk_port = bulk.sockets[0].getsockname()[1]
+        self.bulk_port = bulk.sockets[0].getsockname()[1]
         self._servers = [bulk, await self._listen(address)]
 
     async def _listen(self, address: str) -> asyncio.Server:
@@ -102,7 +103,7 @@ class Server:
     ) -> None:
         request = await self._read_request(reader)
         if request["kind"] == "hello":
-            reply = {"node": self._peers.node, "time": time.time(), "bulk": self._bulk_port}
+            reply = {"node": self._peers.node, "time": time.time(), "bulk": self.bulk_port}
         else:
             reply = await self._reply(request)
         await wire.write(writer, self._peers.seal.write(reply, messages.reply_to(request)))
@@ -119,7 +120,7 @@ class Server:
 
 async def _count(reader: asyncio.StreamReader) -> Record:
     """Count bytes until all have come, none comes any more, or it takes too long."""
-    begun, received = time.monotonic(), 0
+    begun, waited, received = time.monotonic(), wire.waited(), 0
     while received < wire.BULK and (
         received < wire.LEAST or time.monotonic() < begun + wire.PATIENCE
     ):
@@ -130,4 +131,5 @@ async def _count(reader: asyncio.StreamReader) -> Record:
         if not block:
             break
         received += len(block)
-    return {"bytes": received, "seconds": time.monotonic() - begun}
+    seconds = time.monotonic() - begun
+    return {"bytes": received, "seconds": seconds, "waited": wire.waited() - waited}

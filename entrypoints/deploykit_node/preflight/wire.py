@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +15,20 @@ LEAST = 1 << 14
 """Bytes that arrive if large packets pass at all."""
 PATIENCE = 2.5
 """Seconds that the receiver waits for more of a transfer before it reports what has come."""
+
+
+_WAITED = Path("/proc/self/schedstat")
+
+
+def waited() -> float:
+    """Seconds for which this thread has been ready and had no processor; 0 where that is unknown.
+
+    https://docs.kernel.org/scheduler/sched-stats.html
+    """
+    try:
+        return int(_WAITED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:

@@ -19,6 +19,7 @@ from pathlib import Path
 from deploykit_node import cap, exit_records, log, private, records, signals
 from deploykit_node.cluster import Cluster, Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.gathering import Pause, is_written
 from deploykit_node.records import AttemptRecord
 from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
 from deploykit_node.requeue.restarts import (
@@ -52,8 +53,6 @@ class Attempt:
         self._at_start = checkpoints.snapshot(self._checkpoints)
         self._received: dict[int, float] = {}
         """When each signal came for the first time (`time.time`)."""
-        self.nodes = len(here.hosts)
-        """How many nodes train."""
         self._run = Path(env.get("DEPLOYKIT_RUN_DIR", ""))
         self._records = self._run / records.FOLDER
         self._logs: dict[str, int] = {}
@@ -61,6 +60,9 @@ class Attempt:
         self.cap: cap.Cap | None = None
         """When this attempt has used up the job's cost cap; None without one."""
         self._capped = False
+        flag = self._decision(self._number)
+        self._ended = exit_records.gathering(env, "ended", here, flag) if self._limits else None
+        self._recorded: NodeExit | None = None
 
     def begin(self) -> NodeExit | None:
         """Record the start. Returns the node's end if nothing may start any more.
@@ -108,6 +110,12 @@ class Attempt:
             why = slurm_job.cause(self._run, 0, log_sizes)
             restarts.record(self._env, number, why or (REQUEST if ended else NODE_FAILURE))
 
+    def regroup(self, group: Cluster) -> None:
+        """From now on only the nodes of `group` train."""
+        flag = self._decision(self._number)
+        if self._limits:
+            self._ended = exit_records.gathering(self._env, "ended", group, flag)
+
     def start_heartbeat(self, address: str) -> None:
         """Show the other nodes that this one is alive, at its own `address`."""
         if self._limits and self._here.peer:
@@ -141,21 +149,30 @@ class Attempt:
         full = end._replace(reason=self._stop_reason(end)) if end.code == STOPPED else end
         if self._capped and self.cap and end.code:
             full = full._replace(reason=f"stopped at its cost cap ({self.cap.text}): {full.reason}")
-        exit_records.record_node(self._env, self._here.node, full)
+        self.record(full)
         if end.code == 0:
             return end
         if not self._limits:
             stopped = end.code == STOPPED or self._capped
             return _extended(full, self._how_to_resume()) if stopped else end
-        if end.code == STOPPED:
-            self._await(lambda: len(exit_records.nodes(self._env)) >= self.nodes, None)
+        if end.code == STOPPED and self._ended:
+            self._await(self._ended.complete, None)
         decision = self._decision(self._number)
         if not _create(decision):
-            self._await(lambda: decision.stat().st_size > 0, _UNANSWERED)
+            pause = Pause.of(len(self._here.hosts))
+            self._await(lambda: pause.over() and is_written(decision), _UNANSWERED)
             return full
         full = self._decide(full)
         decision.write_text(full.reason + "\n")
         return full
+
+    def record(self, end: NodeExit) -> None:
+        """Leave the exit record of this node, unless it says the same already."""
+        if end != self._recorded:
+            exit_records.record_node(self._env, self._here.node, end)
+        self._recorded = end
+        if self._ended:
+            self._ended.arrive()
 
     def _decision(self, attempt: int) -> Path:
         """The file whose creator decides what follows an attempt."""

@@ -21,6 +21,7 @@ Snapshot = Mapping[str, int]
 
 _SKEW = 5.0
 """Seconds by which two clocks may differ."""
+_METADATA = ".metadata"
 _UNFINISHED = re.compile(r"^\.|[._-](tmp|temp|part|partial|incomplete|writing)$")
 _CHECKPOINT = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp", ".tar")
 
@@ -55,8 +56,9 @@ def newest(before: Snapshot, folder: str, since: float = 0.0) -> str | None:
 def _is_complete(entry: os.DirEntry[str]) -> bool:
     if _UNFINISHED.search(entry.name) or entry.name == KEPT:
         return False
-    shards = Path(entry.path).glob("*.distcp") if entry.is_dir() else iter(())
-    return next(shards, None) is None or Path(entry.path, ".metadata").exists()
+    if not entry.is_dir() or Path(entry.path, _METADATA).exists():
+        return True
+    return next(Path(entry.path).glob("*.distcp"), None) is None
 
 
 def _modified(entry: os.DirEntry[str]) -> tuple[str, int]:
@@ -65,7 +67,11 @@ def _modified(entry: os.DirEntry[str]) -> tuple[str, int]:
 
 def _times(entry: os.DirEntry[str]) -> Iterator[int]:
     yield entry.stat().st_mtime_ns
-    if entry.is_dir():
+    if not entry.is_dir():
+        return
+    try:
+        yield Path(entry.path, _METADATA).stat().st_mtime_ns  # the last of thousands of shards
+    except FileNotFoundError:
         with os.scandir(entry.path) as inside:
             for file in inside:
                 yield file.stat().st_mtime_ns

@@ -17,7 +17,7 @@ from deploykit_node.records import HeartbeatRecord
 
 _PATIENCE = 5.0
 """Seconds for another node to leave its exit record, or to answer."""
-_PAUSE = 0.2
+_PAUSE = 0.5
 
 
 def start(env: Environ, node: int, address: str) -> socket.socket | None:
@@ -43,14 +43,16 @@ def lost_nodes(env: Environ, node: int) -> list[int]:
 
     A node that is about to leave one has some seconds to do so.
     """
+    from deploykit_node.requeue import silent_nodes  # asyncio takes a while to load
+
     deadline = time.monotonic() + _PATIENCE
+    others = {other: record for other, record in _all(env).items() if other != node}
     while True:
-        ended = exit_records.nodes(env)
-        listening = _all(env)
-        open_ended = [other for other in listening if other not in ended and other != node]
-        lost = sorted(other for other in open_ended if not _answers(listening[other]))
+        silent = silent_nodes.find(others, _PATIENCE / 2)
+        lost = [other for other in silent if not exit_records.has_ended(env, other)]
         if not lost or time.monotonic() > deadline:
             return lost
+        others = {other: others[other] for other in lost}
         time.sleep(_PAUSE)
 
 
@@ -64,11 +66,3 @@ def _all(env: Environ) -> dict[int, HeartbeatRecord]:
         for node, record in heartbeats
         if record["attempt"] == current
     }
-
-
-def _answers(record: HeartbeatRecord) -> bool:
-    try:
-        with socket.create_connection((record["host"], record["port"]), _PATIENCE):
-            return True
-    except OSError:
-        return False

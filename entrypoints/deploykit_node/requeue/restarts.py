@@ -6,13 +6,11 @@ overwrites it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
-from deploykit_node import private, records
+from deploykit_node import records
 from deploykit_node.cluster import Environ
 from deploykit_node.log import now
 from deploykit_node.records import RestartRecord
@@ -33,11 +31,7 @@ def record(env: Environ, number: int, why: str) -> None:
     """Record the reason for restart `number`, unless it is recorded already."""
     path = _path(env, number)
     content: RestartRecord = {"restart": number, "why": why, "time": now()}
-    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    private.write(scratch, json.dumps(content) + "\n")
-    with contextlib.suppress(FileExistsError):
-        os.link(scratch, path)
-    scratch.unlink()
+    records.write_first(path, content)
 
 
 def withdraw(env: Environ, number: int) -> None:

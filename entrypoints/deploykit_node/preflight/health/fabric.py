@@ -1,0 +1,58 @@
+"""EFA and InfiniBand devices, as the kernel shows them in ``/sys/class/infiniband``.
+
+https://docs.kernel.org/infiniband/sysfs.html (the file system ABI: sysfs-class-infiniband).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploykit_node.preflight.health.found import Health
+
+DEVICES = Path("/sys/class/infiniband")
+_ERRORS = {
+    "counters/symbol_error": "symbol errors",
+    "counters/link_downed": "times that the link went down",
+    "counters/port_rcv_errors": "receive errors",
+    "hw_counters/rx_drops": "dropped packets",
+    "hw_counters/rdma_read_wr_err": "failed RDMA reads",
+}
+"""Counters of a port, InfiniBand's and EFA's, that grow with a bad cable or a full device."""
+_MANY = 1000
+"""Errors since the start of the machine that are worth a warning."""
+
+
+def check(found: Health) -> None:
+    """Add what is wrong with the devices, and how many there are."""
+    if not DEVICES.is_dir():
+        return
+    for device in sorted(DEVICES.iterdir()):
+        kind = "EFA" if _is_efa(device) else "InfiniBand"
+        for port in sorted((device / "ports").glob("*")):
+            state = _text(port / "state").partition(": ")[2]
+            active = state == "ACTIVE"
+            name = f"{kind} devices that are active"
+            found.counts[name] = found.counts.get(name, 0) + active
+            if not active:
+                text = f"{kind} device {device.name} is {state or 'in no known state'}"
+                found.faults.append((f"{text}: check its cable, or restart the node", False))
+            found.faults += ((text, False) for text in _errors(device.name, port))
+
+
+def _is_efa(device: Path) -> bool:
+    return (device / "device" / "driver").resolve().name == "efa" or device.name.startswith("efa")
+
+
+def _errors(name: str, port: Path) -> Iterator[str]:
+    for counter, words in _ERRORS.items():
+        text = _text(port / counter)
+        if text.isdecimal() and int(text[:18]) >= _MANY:
+            yield f"{name} has counted {text[:18]} {words}: check its cable and its switch"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

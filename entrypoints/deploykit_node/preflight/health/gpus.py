@@ -1,0 +1,147 @@
+"""NVIDIA's GPUs, as their driver describes them through NVML (the package nvidia-ml-py).
+
+https://docs.nvidia.com/deploy/nvml-api/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from deploykit_node.preflight.health.found import Health
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_THROTTLING = {
+    0x08: ("is slowed down by its hardware", "power or temperature"),
+    0x20: ("is slowed down by its driver, as it is too hot", "cooling"),
+    0x40: ("is slowed down by its hardware, as it is too hot", "cooling"),
+    0x80: ("is slowed down by the power supply's brake signal", "the power supply"),
+}
+"""Bits of the reasons for a low clock that are no ordinary ones, and what to check."""
+_NEAR = 5
+"""Degrees below the temperature at which the hardware slows down."""
+_USED = 1 << 30
+"""Bytes that are in use before the job has started."""
+_SLOW_CLOCK = 0.5
+"""Share of the highest clock that an application may have set."""
+
+Fault = tuple[str, bool]
+
+
+def check(found: Health) -> None:
+    """Add what is wrong with the GPUs."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        if _DRIVER.exists():
+            found.skipped.append("GPUs (nvidia-ml-py is not installed)")
+        return
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        if _DRIVER.exists():
+            found.faults.append((f"NVIDIA's driver does not answer: {error}", True))
+        return
+    try:
+        found.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
+        for index in range(count):
+            found.faults += _faults(nvml, index)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _faults(nvml: Any, index: int) -> Iterator[Fault]:
+    """What is wrong with one GPU."""
+    name = f"GPU {index}"
+    try:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        yield f"{name} is lost to the driver ({error}): reset it, or restart the node", True
+        return
+    for part in (_memory_errors, _rows, _clocks, _temperature, _pcie, _nvlink, _in_use):
+        try:
+            for text, fatal in part(nvml, gpu):
+                yield f"{name} {text}", fatal
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                yield f"{name} is lost to the driver ({error}): restart the node", True
+                return
+
+
+def _memory_errors(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    count = nvml.nvmlDeviceGetTotalEccErrors(gpu, uncorrected, volatile)
+    if count:
+        text = f"has had {count} uncorrectable memory errors (ECC) since its driver was loaded"
+        yield f"{text}: reset it", True
+    current, pending = nvml.nvmlDeviceGetEccMode(gpu)
+    if current != pending:
+        yield "changes its ECC mode with the next reset, and has not been reset", False
+
+
+def _rows(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    _, uncorrectable, pending, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
+    if failed:
+        yield "could not replace a bad row of its memory (row remapping failed): exchange it", True
+    elif pending:
+        yield "waits for a reset to replace a bad row of its memory (row remapping): reset it", True
+    elif uncorrectable:
+        yield f"has replaced {uncorrectable} bad rows of its memory (row remapping)", False
+
+
+def _clocks(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    for bit, (text, where) in _THROTTLING.items():
+        if reasons & bit:
+            yield f"{text}: check {where}", False
+    limit = _limit(nvml, gpu)
+    highest = nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    if limit is not None and limit < highest * _SLOW_CLOCK:
+        yield f"has its clock set to {limit} of {highest} MHz: nvidia-smi --reset-gpu-clocks", False
+
+
+def _limit(nvml: Any, gpu: Any) -> int | None:
+    """The clock in MHz that was set for applications, where the driver still has that setting."""
+    read: Callable[[Any, int], int] = nvml.nvmlDeviceGetApplicationsClock
+    try:
+        return read(gpu, nvml.NVML_CLOCK_SM)
+    except nvml.NVMLError:
+        return None
+
+
+def _temperature(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    now = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+    limit = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    if now > limit - _NEAR:
+        yield f"has {now} °C before any work, and slows down at {limit} °C: check cooling", False
+
+
+def _pcie(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    now, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
+    if now < most:
+        yield f"has {now} of {most} PCIe lanes: a bad slot, riser or cable", False
+
+
+def _nvlink(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    """Links that are down beside others that are up; a GPU without NVLink has none."""
+    up, down = 0, []
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if nvml.nvmlDeviceGetNvLinkState(gpu, link):
+                up += 1
+            else:
+                down.append(str(link))
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            break  # it has no more
+    if up and down:
+        yield f"has NVLink {', '.join(down)} down: its fabric manager, or a bad link", False
+
+
+def _in_use(nvml: Any, gpu: Any) -> Iterator[Fault]:
+    used = nvml.nvmlDeviceGetMemoryInfo(gpu).used
+    if used > _USED:
+        yield f"has {used / 2**30:.1f} GiB in use before the job starts: another process", False
