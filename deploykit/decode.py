@@ -45,17 +45,12 @@ class Help(typing.NamedTuple):
 
 
 class Bounds(typing.NamedTuple):
-    """The least and greatest value allowed, both included, and their unit for messages."""
+    """The least and greatest value allowed, their unit, and a pattern of text in their place."""
 
     low: int | None = None
     high: int | None = None
     unit: str = ""
-
-
-class Shorthand(typing.NamedTuple):
-    """Text that a job file may have for several keys at once, which are set before decoding."""
-
-    regex: str
+    text: str = ""
 
 
 class Pattern(typing.NamedTuple):
@@ -220,8 +215,9 @@ def _read_kind(
         return _mapping(key, item, data, path, problems)
     if get_origin(kind) is Literal:
         return _choice(get_args(kind), data, path, problems)
+    text = data if isinstance(data, str) else ""
     try:
-        return _quantity(quantity, data) if quantity else _SCALARS[kind](data)
+        return quantity.parse(text) if quantity else _SCALARS[kind](data)
     except (ValueError, TypeError, OverflowError) as error:
         expected = quantity.meaning if quantity else _EXPECTED[kind]
         hint = str(error) if isinstance(error, TypeError) else None
@@ -310,10 +306,6 @@ def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Pr
         Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
     )
     return _BAD
-
-
-def _quantity(quantity: Quantity, data: object) -> int:
-    return quantity.parse(data if isinstance(data, str) else "")
 
 
 def encodable(text: str) -> bool:

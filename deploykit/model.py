@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit import paths
-from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Shorthand, Size
+from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Size
 from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
@@ -79,13 +79,8 @@ class Resources:
     """In seconds; 0 is no limit."""
     nodes: Annotated[
         int,
-        Help(
-            "Number of nodes; `local` emulates several on this machine. `2:4` is short for 4 with "
-            "`min_nodes: 2`.",
-            example="1",
-        ),
-        Bounds(1, 10_000),
-        Shorthand(r"\d+:\d+"),
+        Help("Number of nodes; `local` emulates them. `2:4` is 4 with `min_nodes: 2`.", "1"),
+        Bounds(1, 10_000, text=r"\d+:\d+"),
     ] = 1
     min_nodes: Annotated[
         int | None,

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.decode import Bounds, Help, Pattern, Quantity, Shorthand, hints, split
+from deploykit.decode import Bounds, Help, Pattern, Quantity, hints, split
 from deploykit.model import JobSpec
 
 _WIDTH = 96
@@ -88,11 +88,11 @@ def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
             schema["description"] = note.text
         elif isinstance(note, Pattern):
             schema["pattern"] = f"^({note.regex})$"
-        elif isinstance(note, Shorthand):
-            schema |= {"type": ["integer", "string"], "pattern": f"^({note.regex})$"}
         elif isinstance(note, Bounds) and not quantity:
             limits = {"minimum": note.low, "maximum": note.high}
             schema |= {name: limit for name, limit in limits.items() if limit is not None}
+            if note.text:
+                schema |= {"type": ["integer", "string"], "pattern": f"^({note.text})$"}
     return schema
 
 
