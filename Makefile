@@ -66,6 +66,7 @@ bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/elastic.py --losses 5 --steps 3000
 
 # On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
 gpu: $(VENV)/.dev
