@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from deploykit import paths
+from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
 
 KILLS = 20
@@ -30,7 +33,7 @@ def killed_after(calls, *argv):
     return done.returncode
 
 
-def survives(sweep, runs):
+def survives(sweep, runs, started=plain.started):
     """Kill the controller 20 times, then let it end; `runs` are all that must have run, once."""
     chance, kills, code = random.Random(os.environ.get("CI")), 0, 66
     while kills < KILLS and code != 0:
@@ -41,7 +44,7 @@ def survives(sweep, runs):
     found = sweep("resume", "s", "--json")
     assert found["state"] == "finished"
     assert found["counts"] == {"succeeded": found["total"]}
-    assert plain.started(paths.state()) == dict.fromkeys(runs, 1)
+    assert started(paths.state()) == dict.fromkeys(runs, 1)
     assert kills == KILLS
     return found
 
@@ -79,3 +82,30 @@ def test_on_slurm(write, sweep, monkeypatch, cluster, toy):
     )
     write(trials=12, parallel=3)
     survives(sweep, [f"s-{number}" for number in range(12)])
+
+
+@pytest.mark.aws
+def test_on_sagemaker(write, sweep, monkeypatch, aws, toy):
+    """A service that starts a job as often as it is asked to; its metric is the learning rate."""
+    started = Counter()
+
+    def respond(one, forward):
+        status, headers, content = forward()
+        if one.action == "CreateTrainingJob" and status == 200:
+            started[json.loads(one.body)["TrainingJobName"]] += 1
+        if one.action != "DescribeTrainingJob" or status != 200:
+            return status, headers, content
+        job = json.loads(content)
+        words = json.loads(json.loads(job["HyperParameters"]["deploykit_argv_0"]))
+        metric = {"MetricName": "loss", "Value": float(words[-1]), "Timestamp": 1.0}
+        ended = {"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}
+        return as_json(200, {**job, **ended, "FinalMetricDataList": [metric]})
+
+    aws.respond = respond
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "sagemaker")
+    job = "name: toy\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\n"
+    (toy / "job.yaml").write_text(job + SECTION)
+    write(trials=12, parallel=3)
+    found = survives(sweep, [f"s-{number}" for number in range(12)], lambda _: started)
+    for one in found["trials"]:
+        assert one["value"] == float(one["parameters"]["lr"])
