@@ -57,6 +57,25 @@ fix = 'f'
 match = 'disk.*full'
 literals = ['disk']
 [[cause]]
+label = 'library'
+means = 'm'
+fix = 'f'
+match = 'Trouble: no answer'
+raised_in = '/netlib/.* ask'
+[[cause]]
+label = 'unwell'
+means = 'm'
+fix = 'f'
+match = 'heat is high'
+least = 2
+until = 'heat is low'
+[[cause]]
+label = 'user_code_error'
+means = 'm'
+fix = 'f'
+match = 'raised Error'
+after = ['Traceback', '", line ']
+[[cause]]
 label = 'numbered'
 means = 'm'
 fix = 'f'
@@ -240,3 +259,38 @@ def test_other_causes_are_named_and_each_label_once(diagnose):
     (cause,) = diagnose(["jammed", "timeout", "warning: broken"])
     assert labels([cause]) == ["second"]
     assert cause.also == ["first", "later"]
+
+
+TRACEBACK = [
+    "Traceback (most recent call last)",
+    '  File "train.py", line 3, in main',
+    '  File "/env/netlib/call.py", line 9, in ask',
+    "~    return answer()",
+    "~           ^^^^^^^^",
+]
+
+
+def test_where_an_exception_was_raised_decides(diagnose):
+    assert labels(diagnose([*TRACEBACK, "Trouble: no answer"])) == ["library"]
+    assert diagnose(["Trouble: no answer"]) == []
+    of_ranks = [f"[rank1]: {line.lstrip('~')}" for line in TRACEBACK]
+    assert diagnose([*of_ranks, "[rank0]: Trouble: no answer"]) == []
+    assert labels(diagnose([*of_ranks, "[rank1]: Trouble: no answer"])) == ["library"]
+
+
+def test_an_exception_of_any_name_ends_a_traceback(diagnose):
+    (cause,) = diagnose([*TRACEBACK, "~netlib.Refusal: not today"])
+    assert labels([cause]) == ["user_code_error"]
+    assert cause.evidence[0].text == "netlib.Refusal: not today"
+    assert diagnose([*TRACEBACK, "~step 1 is done, without a name"]) == []
+    assert diagnose([*TRACEBACK, "~SystemExit: 0"]) == []
+
+
+def test_a_proof_that_passes_is_taken_back(diagnose):
+    high, low = "heat is high", "~heat is low"
+    assert diagnose([high]) == []
+    assert labels(diagnose([high, high])) == ["unwell"]
+    assert diagnose([high, high, low]) == []
+    assert labels(diagnose({1: high, 2: high, 9: low})) == ["unwell"]
+    assert labels(diagnose([high, high, low, high, high])) == ["unwell"]
+    assert diagnose([high, high, low, high]) == []

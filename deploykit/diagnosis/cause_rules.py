@@ -20,12 +20,13 @@ SHIPPED = Path(__file__).parent / "causes"
 KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs give no cause, or one that has no other label."""
+UNCAUGHT = "user_code_error"
 _TOLD = 0.5
 """Least confidence of a rule with that label that tells a cause."""
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
-        *("also", "means", "not", "fix", "firm", "yields"),
+        *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
     },
     "harmless": {"match", "literals", "spans"},
     "mild": {"match", "literals"},
@@ -50,11 +51,20 @@ class CauseRule:
     also: tuple[str, ...] = ()
     firm: bool = False
     yields: tuple[str, ...] = ()
+    raised_in: re.Pattern[str] | None = None
+    least: int = 1
+    until: re.Pattern[str] | None = None
 
     @property
     def is_a_cause(self) -> bool:
         """Whether it says more than that something failed."""
         return self.label != UNKNOWN or self.confidence >= _TOLD
+
+    def is_taken_back_by(self, text: str) -> bool:
+        """Whether a line right after a proof shows that what it told has passed."""
+        if self.until is None or not self.until.search(text):
+            return False
+        return not any(pattern.regex.search(text) for pattern in self.match)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,14 @@ class RuleSet:
     def index(self) -> PatternIndex[RuleKey]:
         """The patterns of all rules."""
         return PatternIndex(list(self.patterns()))
+
+    @cached_property
+    def uncaught(self) -> int | None:
+        """The number of the rule for exceptions that no other rule knows."""
+        numbers = (
+            n for n, cause in enumerate(self.causes) if cause.label == UNCAUGHT and cause.after
+        )
+        return next(numbers, None)
 
     @cached_property
     def literals(self) -> list[str]:
@@ -200,6 +218,9 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         also=tuple(entry.get("also", ())),
         firm=bool(entry.get("firm", False)),
         yields=tuple(entry.get("yields", ())),
+        raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
+        least=int(entry.get("least", 1)),
+        until=_regex(entry["until"], path) if "until" in entry else None,
     )
     _check_placeholders(rule, path)
     return rule
@@ -226,10 +247,7 @@ def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
 
 def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
     """A pattern that is looked up by its own text, or else by the literals of its rule."""
-    try:
-        compiled = re.compile(regex)
-    except re.error as error:
-        raise UsageError(f"{path}: invalid regular expression {regex!r}: {error}") from error
+    compiled = _regex(regex, path)
     literals = (regex,) if is_plain(regex) else literals
     if min(map(len, literals), default=0) < SHORTEST:
         hint = (
@@ -238,3 +256,10 @@ def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
         )
         raise UsageError(f"{path}: {regex!r} has no fixed text to search for", hint=hint)
     return LinePattern(literals, compiled)
+
+
+def _regex(regex: str, path: Path) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise UsageError(f"{path}: invalid regular expression {regex!r}: {error}") from error

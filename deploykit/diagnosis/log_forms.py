@@ -22,7 +22,7 @@ HEAD = 1 << 12
 _CHUNK = 1 << 16
 _NESTED = 3
 _GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
-_TEXTS = ("log", "message", "MESSAGE", "msg", "textPayload", "jsonPayload", "text", "body")
+_TEXTS = ("log", "message", "MESSAGE", "msg", "textPayload", "jsonPayload")
 """Keys of the text: Docker and fluentd; CloudWatch; journald; loggers; Google Cloud."""
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP")
 _LEVELS = ("level", "levelname", "severity")
@@ -124,7 +124,7 @@ def _records(source: io.BufferedIOBase) -> Iterator[bytes]:
         if record is not None:
             yield from _of_record(record)
         elif '"' not in text or not text.lstrip().startswith(('"', "{", "[")):
-            yield raw if raw.strip() not in {b"", b"[", b"]", b"},", b"}", b"],"} else b""
+            yield raw if raw.strip(b"{}[], \r\n") else b""
         else:  # a part of a long line
             yield from (line for found in _PRETTY.finditer(text) for line in _found(found))
 

@@ -12,11 +12,14 @@ from typing import NamedTuple
 from deploykit.diagnosis import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
 from deploykit.diagnosis.scan import Line
+from deploykit.diagnosis.tracebacks import Tracebacks
 
 SHOWN = 3
 """Maximum number of lines shown as evidence of a cause."""
 _WIDTH, _BEFORE = 240, 60
 """Characters of a line that are shown, and those before the text that proves the cause."""
+_JOINED = 2
+"""Lines after a hit that are joined with it: messages span several lines."""
 _AFTER = 400
 """Number of lines for which the `after` of a rule holds."""
 _MAX_IRRELEVANT = 20_000
@@ -75,7 +78,10 @@ class _Pending(NamedTuple):
     text: str
     candidates: list[int]
 
-    def joined(self, text: str) -> _Pending:
+    def joined(self, line: Line) -> _Pending:
+        if line.number > self.line.number + _JOINED:
+            return self
+        text = scan.start(line.text)
         return self._replace(text=f"{self.text} {log_prefixes.bare(text)}")
 
 
@@ -99,6 +105,7 @@ class Diagnosis:
         self.literals = rules.literals
         self._files = 0
         self._irrelevant: set[int] = set()
+        self._uncaught = rules.uncaught
         self._root: int | None = None
         self.ended: str | None = None
         """With what the rank that failed first ended, from torchrun's summary."""
@@ -111,8 +118,13 @@ class Diagnosis:
         log = _Log(name, self._files, rank)
         pending: list[_Pending] = []
         for line in lines:
+            concludes = log.tracebacks.read(scan.start(line.text))
+            if log.watched:
+                self._withdraw(log, line)
             if not line.hit:
-                pending = [each.joined(scan.start(line.text)) for each in pending]
+                if concludes and self._uncaught is not None:
+                    self._record(log, line, line.text, {("cause", self._uncaught): {}})
+                pending = [each.joined(line) for each in pending]
                 continue
             self._settle(log, pending)
             self._note_summary(log, scan.start(line.text))
@@ -163,25 +175,40 @@ class Diagnosis:
                 self._ruled_out.add(number)
             elif part == "success":
                 self._recovered(log)
-        matched = list(self._matching_rules(log, line, hits))
+        matched = list(self._matching_rules(log, line, raw, hits))
         for number in matched:
-            firm = _MILD not in hits or self._rules.causes[number].firm
+            rule = self._rules.causes[number]
+            firm = (_MILD not in hits or rule.firm) and log.counts(number, rule, line)
             self._add_evidence(number, log, line, raw, firm=firm)
             cause = self._causes[number]
             cause.values = hits["cause", number] | cause.values
         return {self._rules.causes[number].kind for number in matched}
+
+    def _withdraw(self, log: _Log, line: Line) -> None:
+        """Forget causes that a line right after their proof takes back: a NaN that passed."""
+        text = scan.start(line.text)
+        for number, proved in list(log.watched.items()):
+            rule = self._rules.causes[number]
+            if line.number > proved + _JOINED:
+                del log.watched[number]
+            elif line.number > proved and rule.is_taken_back_by(text):
+                self._causes[number].firm.discard(log.number)
+                del log.watched[number]
+                log.counted.pop(number, None)
 
     def _recovered(self, log: _Log) -> None:
         """The log reports success: its earlier failures no longer count."""
         for cause in self._causes.values():
             cause.firm.discard(log.number)
 
-    def _matching_rules(self, log: _Log, line: Line, hits: _Hits) -> Iterator[int]:
+    def _matching_rules(self, log: _Log, line: Line, raw: str, hits: _Hits) -> Iterator[int]:
         """The first rule that matches, and the next ones while `unless` may rule it out."""
         for number in sorted(number for part, number in hits if part == "cause"):
             rule = self._rules.causes[number]
             last = log.after.get(number, -_AFTER - 1)
             if rule.after and line.number - last > _AFTER:
+                continue
+            if rule.raised_in and not rule.raised_in.search(log.tracebacks.frame(raw)):
                 continue
             yield number
             if not rule.unless:
@@ -302,6 +329,19 @@ class _Log:
     time: str = ""
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    watched: dict[int, int] = field(default_factory=dict)
+    """Rules with an `until`, and the line of their last proof."""
+    counted: dict[int, int] = field(default_factory=dict)
+    """How many lines prove each rule with a `least`."""
+
+    def counts(self, number: int, rule: CauseRule, line: Line) -> bool:
+        """Note a line that proves a rule; whether there are as many as it takes."""
+        if rule.until:
+            self.watched[number] = line.number
+        if rule.least > 1:
+            self.counted[number] = self.counted.get(number, 0) + 1
+        return rule.least <= self.counted.get(number, rule.least)
 
     @cached_property
     def host(self) -> str | None:

@@ -23,8 +23,8 @@ from typing import IO, NamedTuple, cast
 from deploykit.diagnosis import log_forms
 from deploykit.errors import NotFound
 
-CONTEXT = 2
-"""Lines after a hit that are included: messages span several lines."""
+CONTEXT = 3
+"""Lines after a hit that are included: a frame's code, its marks and the exception."""
 _LONGEST = 1 << 20
 """Maximum bytes of a line in memory: a log may hold no line end at all."""
 _TOO_LONG = 1 << 23

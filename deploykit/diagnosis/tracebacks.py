@@ -1,0 +1,71 @@
+"""Tracebacks of Python, of each rank of a log: where an exception was raised, and its last line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deploykit.diagnosis import log_prefixes
+
+_BEGIN = "Traceback (most recent call last)"
+_FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
+_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(: .*)?$")
+_INDENT = 2
+"""Blanks before a frame."""
+_CODE = 200
+"""Characters of a line of code that are kept."""
+_MOST = 1000
+"""Ranks of one log."""
+
+
+@dataclass
+class _Traceback:
+    column: int
+    """Where its lines begin, after any prefix: prefixes of a rank are equally wide."""
+    frame: str = ""
+    awaits_code: bool = False
+
+
+class Tracebacks:
+    """The traceback that each rank of a log printed last."""
+
+    def __init__(self) -> None:
+        self._of_rank: dict[int | None, _Traceback] = {}
+        self._open: set[int | None] = set()
+
+    def read(self, text: str) -> bool:
+        """Take the next line as it is; whether it is the last of a traceback: the exception."""
+        frame = _FRAME.search(text) if 'File "' in text else None
+        if not frame and not self._open and _BEGIN not in text:
+            return False
+        rank = log_prefixes.rank(text)
+        if _BEGIN in text:
+            self._begin(rank, text.index(_BEGIN))
+        elif frame:
+            if rank not in self._open:
+                self._begin(rank, max(0, frame.start() - _INDENT))
+            if rank in self._open:
+                one = self._of_rank[rank]
+                one.frame, one.awaits_code = f"{frame[1]} {frame[2] or ''}", True
+        elif rank in self._open:
+            return self._continues(self._of_rank[rank], rank, text)
+        return False
+
+    def _begin(self, rank: int | None, column: int) -> None:
+        if rank in self._of_rank or len(self._of_rank) < _MOST:
+            self._of_rank[rank] = _Traceback(column)
+            self._open.add(rank)
+
+    def _continues(self, one: _Traceback, rank: int | None, text: str) -> bool:
+        rest = text[one.column :]
+        if rest[:1].isspace():
+            one.frame += f" {rest.strip()[:_CODE]}" if one.awaits_code else ""
+            one.awaits_code = False
+            return False
+        self._open.discard(rank)
+        return bool(one.frame) and _EXCEPTION.match(rest.rstrip()) is not None
+
+    def frame(self, text: str) -> str:
+        """``PATH FUNCTION CODE`` of the deepest frame of the rank of a line; empty without one."""
+        one = self._of_rank.get(log_prefixes.rank(text))
+        return one.frame if one else ""
