@@ -51,6 +51,7 @@ VERBS = {
     "rm": "remove runs that have ended, with their files on this machine",
     "prune": "remove old runs, and files that no run needs",
     "disk": "show disk usage, by run",
+    "nodes": "list the nodes that new jobs leave out",
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
@@ -12,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from deploykit import backend, bundle, jobfile, paths, registry, run_record, secret_scan
 from deploykit.backend import Backend
@@ -21,6 +20,7 @@ from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, U
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.registry import Run
+from deploykit.run_record import submitting
 
 if TYPE_CHECKING:
     from deploykit.capabilities import Cost
@@ -197,6 +197,11 @@ def prepare(
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
+    if paths.left_out().exists():
+        from deploykit import left_out  # most users have none
+
+        plan, more = left_out.applied(plan)
+        warnings = [*warnings, *more]
     return Prepared(plan, warnings, file.path)
 
 
@@ -274,29 +279,6 @@ def _send(plan: Plan, folder: Path) -> None:
     registry.confirm(plan.run, handle.id, handle.status)
 
 
-@contextlib.contextmanager
-def submitting(folder: Path, run: str) -> Iterator[None]:
-    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain.
-
-    A run whose folder was deleted, also just now by another process, is not being submitted.
-    """
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(FileNotFoundError):
-            path, opener = folder / "submitting", paths.private_opener
-            _lock(held.enter_context(open(path, "w", encoding="utf-8", opener=opener)), run)
-        yield
-
-
-def _lock(file: TextIO, run: str) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise TryAgain(
-            f"{run} is being submitted or removed by another process",
-            hint="try again in a moment",
-        ) from error
-
-
 def refresh(rows: Sequence[Run]) -> list[Run]:
     """The same runs with their current status: one query to each backend.
 
@@ -314,9 +296,11 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
             failures |= {row.run: _last_known(name, error) for row in group}
     current = registry.lookup(*(row.run for row in rows))
     asked = (row.run for group in unfinished.values() for row in group)
-    if any(run in current and State(current[run].state).final for run in asked):
-        from deploykit import storage  # only the end of a run needs it
+    ended = [current[run] for run in asked if run in current and State(current[run].state).final]
+    if ended:
+        from deploykit import left_out, storage  # only the end of a run needs them
 
+        left_out.learn(ended)
         storage.tidy()
     # another process may have removed a run that has ended
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]

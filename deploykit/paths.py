@@ -78,6 +78,11 @@ def source_states() -> Path:
     return state() / "sources"
 
 
+def left_out() -> Path:
+    """The nodes that new jobs leave out (`deploykit.left_out`)."""
+    return state() / "nodes.json"
+
+
 def private_folder(path: Path) -> Path:
     """Create a folder, and each level of it below `state`; narrow one that others may enter.
 

@@ -11,6 +11,7 @@ from deploykit.capabilities import Remains
 from deploykit.errors import UsageError
 from deploykit.model import Handle, Problem, State
 from deploykit.registry import Run
+from deploykit.run_record import submitting
 from deploykit.sweep import folder as sweep_folder
 from deploykit.sweep.folder import SweepRecord
 
@@ -74,7 +75,7 @@ def remove(row: Run) -> None:
     """
     folder = storage.folder_of(row.run)
     locked = folder is not None and paths.is_private_folder(folder)  # not a link in its place
-    with lifecycle.submitting(folder, row.run) if folder and locked else contextlib.nullcontext():
+    with submitting(folder, row.run) if folder and locked else contextlib.nullcontext():
         storage.remove_run(row)
 
 

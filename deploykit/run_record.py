@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from deploykit import backend, bundle, paths, revision
 from deploykit.decode import as_data
-from deploykit.errors import DeploykitError
+from deploykit.errors import DeploykitError, TryAgain
 from deploykit.model import Plan
 
 if TYPE_CHECKING:
@@ -44,3 +47,26 @@ def write(plan: Plan, folder: Path, price: Estimate | None) -> None:
     paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
     if price is not None and (kept := price.record()):
         paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
+
+
+@contextlib.contextmanager
+def submitting(folder: Path, run: str) -> Iterator[None]:
+    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain.
+
+    A run whose folder was deleted, also just now by another process, is not being submitted.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            path, opener = folder / "submitting", paths.private_opener
+            _lock(held.enter_context(open(path, "w", encoding="utf-8", opener=opener)), run)
+        yield
+
+
+def _lock(file: TextIO, run: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TryAgain(
+            f"{run} is being submitted or removed by another process",
+            hint="try again in a moment",
+        ) from error

@@ -317,17 +317,15 @@ follows attempt N. The folders `gathering-*` count the nodes that have come to a
 
 EXIT_RECORD_FILES = {
     "node-N.json": "how the launcher of node N ended",
-    "failed-A.R.json": "the first rank that failed in round R of attempt A; "
-    "`failed-A.R-stopped.json`: the first one that failed after a signal to stop",
+    "failed-A.R.json": "the first rank that failed in round R of attempt A; `-stopped`: if told to",
     "rank-N.json": "below `mpirun` and the like: how the program of rank N ended",
     "restart-N.json": "on Slurm: why restart N happened",
     "attempt.json": "on Slurm: the latest attempt",
-    "billed-N.json": "of a job that is stopped at its cap: when attempt N began to be billed; its "
-    "time of change is kept up to date",
-    "heartbeat-N.json": "on several nodes of Slurm: where node N accepts connections while its "
-    "launcher lives",
+    "billed-N.json": "of a job with a cap: when attempt N began to be billed; kept fresh",
+    "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
     "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
+    "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a trace",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
@@ -338,6 +336,8 @@ EXIT_RECORD_FIELDS = {
     "longest": "seconds of the longest pause before",
     "nodes": "nodes of the job",
     "seconds": "seconds without progress when that was noted",
+    "hosts": "why each node failed, by its name",
+    "failed_check": "whether the preflight found that",
     "ranks": "exit code of each rank of the node that has ended, by its number",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",

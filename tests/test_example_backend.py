@@ -154,7 +154,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "watch",
         "when",
     }
-    assert set(cli.VERBS) - tried == {"advise", "completion", "infra"}
+    assert set(cli.VERBS) - tried == {"advise", "completion", "infra", "nodes"}
 
 
 def test_commands_name_no_backend():

@@ -141,6 +141,8 @@ VERBS = {
     "shell": ["shell", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "disk": ["disk"],
+    "nodes": ["nodes"],
+    "nodes-clear": ["nodes", "--clear", HOSTILE],
     "prune": ["prune", "--state", "failed", "--dry-run"],
     "rm": ["rm", HOSTILE],
     "rm-force": ["rm", "one", "--force"],

@@ -19,7 +19,7 @@ from deploykit_node import records
 from deploykit_node.cluster import Cluster, Environ, Rank
 from deploykit_node.gathering import Gathering
 from deploykit_node.log import now
-from deploykit_node.records import NodeRecord, RankRecord
+from deploykit_node.records import NodeRecord, RankRecord, UnhealthyRecord
 from deploykit_node.signals import name as signal_name
 
 STOPPED = 75
@@ -158,6 +158,21 @@ def gathering(env: Environ, name: str, here: Cluster, flag: Path | None = None) 
     folder, group = records.folder(env), generation(env)
     point = f"gathering-{name}{group or ''}-{attempt(env)}"
     return Gathering(folder / point, here.node, len(here.hosts), flag) if folder else None
+
+
+def record_unhealthy(env: Environ, hosts: Mapping[str, str], *, failed_check: bool) -> None:
+    """Record nodes that have failed, and why, if the run has a folder.
+
+    `failed_check` is false for a node that disappeared, which may not have been its own fault.
+    """
+    folder = records.folder(env)
+    if folder is not None and hosts:
+        record: UnhealthyRecord = {
+            "attempt": attempt(env),
+            "failed_check": failed_check,
+            "hosts": dict(hosts),
+        }
+        records.write(folder / f"unhealthy-{attempt(env)}.json", record)
 
 
 def clear(env: Environ, node: int, *, ranks: bool = True) -> None:

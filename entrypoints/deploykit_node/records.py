@@ -106,6 +106,14 @@ class StallRecord(TypedDict):
     attempt: int
 
 
+class UnhealthyRecord(TypedDict):
+    """``unhealthy-N.json``: nodes that failed in attempt N, and why, by host name."""
+
+    attempt: int
+    failed_check: bool
+    hosts: dict[str, str]
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -135,6 +143,7 @@ SCHEMA: dict[str, type] = {
     "heartbeat-N.json": HeartbeatRecord,
     "process-N.json": ProcessRecord,
     "stall-N.json": StallRecord,
+    "unhealthy-N.json": UnhealthyRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

@@ -16,7 +16,7 @@ from deploykit_node.preflight import findings
 from deploykit_node.preflight.health import checks, fabric, gpus, judge, machine
 from deploykit_node.preflight.health.found import Health
 from tests.node import netns
-from tests.node.test_node_preflight import NODES, PLAN, told
+from tests.node.test_node_preflight import HELLO, NODES, PLAN, emulated, told
 
 FAKE = Path(__file__).parent / "fake_nvml"
 
@@ -230,3 +230,19 @@ def test_a_gpu_that_multiplies_slowly_or_wrongly():
     (found,) = findings.judge_versions(PLAN, reports)
     assert found.fatal
     assert found.text.startswith("node 2 (c, 10.0.0.2) multiplies matrices wrongly")
+
+
+@pytest.mark.slow
+def test_a_job_with_a_bad_gpu_does_not_start_and_says_which_node(bundle):
+    bundle.write("hello.py", HELLO)
+    bad = {"1": {"nvmlDeviceGetRemappedRows": [0, 1, 0, 1]}}
+    nodes = [{}, {"FAKE_NVML": json.dumps(bad)}]
+    ends = emulated(bundle, per_node=nodes, PYTHONPATH=FAKE, DEPLOYKIT_PREFLIGHT=120)
+    for node, done in enumerate(ends):
+        assert done.code == 78, done.log
+        assert "trained" not in done.log
+        assert "): GPU 1 could not replace a bad row" in bundle.end(f"node-{node}")["reason"]
+    unhealthy = bundle.end("unhealthy-0")
+    assert unhealthy["failed_check"]
+    (reason,) = unhealthy["hosts"].values()
+    assert reason.startswith("node 1 (127.0.0.1, 127.0.0.2): GPU 1 could not replace a bad row")

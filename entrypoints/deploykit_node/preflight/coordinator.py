@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from deploykit_node import log
+from deploykit_node import exit_records, log
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network import interfaces
 from deploykit_node.network.rendezvous import Rendezvous
 from deploykit_node.preflight import messages, node_facts, pairwise, peers, report
-from deploykit_node.preflight.findings import Finding, judge, without_verdict
+from deploykit_node.preflight.findings import Finding, blamed, judge, without_verdict
 from deploykit_node.preflight.health import checks
 from deploykit_node.preflight.messages import Record
 from deploykit_node.preflight.peers import Peers
@@ -64,6 +64,8 @@ def test(nodes: Peers, env: Environ, processes: int, say: Callable[[str], None])
     for line in running.lines(took):
         say(f"preflight: {line}")
     fatal = [finding.text for finding in running.findings if finding.fatal]
+    if nodes.node == 0:
+        exit_records.record_unhealthy(env, blamed(nodes, fatal), failed_check=True)
     if fatal:
         raise BadEnvironment(f"preflight stopped the job after {took:.1f} s: " + " | ".join(fatal))
 

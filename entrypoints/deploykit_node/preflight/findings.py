@@ -5,8 +5,9 @@ Pure: all facts come in as arguments, and sentences go out.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from typing import NamedTuple
 
@@ -49,6 +50,13 @@ _PORTS = (
     "60999 by default. Let the nodes of the job reach each other on all TCP ports (on AWS: a "
     "security group that allows itself), or narrow that range on every node to ports that are open"
 )
+
+
+_ABOUT_ONE = re.compile(
+    r"node ([0-9]+) \([^)]*\)"
+    r"(?::| is slow| cannot be reached| cannot connect| multiplies| and the other nodes)"
+)
+"""The beginning of a sentence about one node."""
 
 
 class Finding(NamedTuple):
@@ -137,6 +145,20 @@ def judge(part: str, peers: Peers, reports: Reports) -> list[Finding]:
         return findings
     more = Finding(f"and {len(findings) - _MANY} more", fatal=findings[_MANY].fatal)
     return [*findings[:_MANY], more]
+
+
+def blamed(peers: Peers, texts: Iterable[str]) -> dict[str, str]:
+    """The nodes, by host name, that fatal findings are about alone, each with the sentence.
+
+    Not a pair of nodes, and not what differs between nodes: another job may well run there. Nor a
+    node whose launcher has only not started.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        match = _ABOUT_ONE.match(text)
+        if match and _DEAD["refused"] not in text:
+            found.setdefault(peers.hosts[int(match[1])], text)
+    return found
 
 
 def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:

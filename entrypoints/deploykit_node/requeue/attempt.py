@@ -236,7 +236,10 @@ class Attempt:
         return None if self._received else ERROR
 
     def _lost_nodes(self) -> list[int]:
-        return heartbeat.lost_nodes(self._env, self._here.node) if self._here.peer else []
+        lost = heartbeat.lost_nodes(self._env, self._here.node) if self._here.peer else []
+        hosts = {self._here.hosts[node]: "its launcher disappeared" for node in lost}
+        exit_records.record_unhealthy(self._env, hosts, failed_check=False)
+        return lost
 
     @property
     def _noticed(self) -> bool:

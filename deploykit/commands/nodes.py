@@ -1,0 +1,54 @@
+"""List the nodes that new jobs leave out: each failed its check, or has failed jobs twice.
+
+The preflight (`--preflight`) of a run finds them; on Slurm the next submit to the same cluster has
+them in `--exclude`. After a week, or with --clear, they are used again.
+
+deploykit nodes
+deploykit nodes --clear node07
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from deploykit import left_out
+from deploykit.commands import output
+from deploykit.errors import NotFound
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --clear."""
+    parser.add_argument(
+        "--clear",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="use this node again; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each node. Raises NotFound, and clears none, where one is not listed."""
+    nodes = left_out.every()
+    unknown = sorted(set(args.clear) - {node.node for node in nodes})
+    if unknown:
+        raise NotFound(
+            f"not left out: {', '.join(unknown)}", hint="`deploykit nodes` lists those that are"
+        )
+    cleared = [node for node in nodes if node.node in args.clear]
+    if cleared:
+        left_out.clear(cleared)
+    shown = [node for node in nodes if node not in cleared]
+    if args.json:
+        output.emit([{**asdict(node), "left_out": node.is_left_out} for node in shown])
+    elif shown:
+        output.table(["node", "target", "left out until", "runs", "reason"], list(map(_row, shown)))
+    elif not cleared:
+        output.note("no node is left out")
+    return 0
+
+
+def _row(node: left_out.Node) -> list[str]:
+    until = output.when(node.until) if node.is_left_out else "failed once"
+    return [node.node, node.target, until, " ".join(node.runs), node.reason]

@@ -1,0 +1,109 @@
+"""Nodes that failed are left out of the next job on the same target, listed and cleared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploykit import cli, left_out, paths, registry
+from deploykit_node import exit_records
+from deploykit_node.preflight import findings
+from tests.node.test_node_preflight import PLAN, told
+
+LIMIT = "resources.time_limit=1h"
+
+
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """A run that has ended on a cluster, whose nodes recorded these failures."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    Path("job.yaml").write_text("name: one\nentrypoint: {script: train.py}\n")
+
+    def record(run, hosts, *, failed_check=True, target="localhost", attempt=0):
+        folder = tmp_path / run
+        env = {"DEPLOYKIT_RUN_DIR": str(folder), "SLURM_RESTART_COUNT": str(attempt)}
+        exit_records.record_unhealthy(env, hosts, failed_check=failed_check)
+        row = registry.Run(run, "one", "slurm", target, str(folder), "", "", None, 1.0, "")
+        left_out.learn([row])
+
+    return record
+
+
+def plan(capsys, *words):
+    argv = ["submit", "--backend", "slurm", "--dry-run", "--set", LIMIT, *words]
+    code = cli.main(argv)
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    return shown
+
+
+def excluded(shown):
+    lines = [line for line in shown.out.splitlines() if line.startswith("#SBATCH --exclude")]
+    return lines[0].partition("=")[2] if lines else None
+
+
+def test_a_node_that_failed_its_check_is_left_out_until_it_is_cleared(ended, capsys):
+    assert excluded(plan(capsys)) is None
+    ended("a-1", {"n2": "GPU 3 is lost to the driver"})
+    shown = plan(capsys)
+    assert excluded(shown) == "n2"
+    assert "n2 is left out: GPU 3 is lost to the driver" in shown.err
+    assert "deploykit nodes --clear n2" in shown.err
+    assert excluded(plan(capsys, "--set", "slurm.exclude=n7")) == "n7,n2"
+    assert excluded(plan(capsys, "--set", "slurm.nodelist=n2")) is None
+    assert cli.main(["nodes"]) == 0
+    assert capsys.readouterr().out.startswith("n2\tslurm://localhost\t2")
+    assert cli.main(["nodes", "--clear", "n2"]) == 0
+    assert excluded(plan(capsys)) is None
+
+
+def test_a_node_is_left_out_on_its_own_cluster_alone(ended, capsys):
+    ended("a-1", {"n2": "GPU 3 is lost"}, target="login.example.com")
+    assert excluded(plan(capsys)) is None
+
+
+def test_a_node_that_disappears_is_left_out_the_second_time(ended, capsys):
+    for _ in range(2):  # the same attempt counts once
+        ended("a-1", {"n2": "its launcher disappeared"}, failed_check=False)
+    assert excluded(plan(capsys)) is None
+    assert cli.main(["nodes", "--json"]) == 0
+    (node,) = json.loads(capsys.readouterr().out)
+    assert (node["left_out"], node["runs"]) == (False, ["a-1.0"])
+    ended("a-1", {"n2": "its launcher disappeared"}, failed_check=False, attempt=1)
+    assert excluded(plan(capsys)) == "n2"
+
+
+def test_it_expires(ended, capsys, monkeypatch):
+    monkeypatch.setattr(left_out, "DAYS", 0)
+    ended("a-1", {"n2": "GPU 3 is lost"})
+    assert excluded(plan(capsys)) is None
+
+
+@pytest.mark.parametrize("name", ["n1\n#SBATCH --wrap=id", "n[1-9]", "-x", "", "a,b", "$(id)"])
+def test_a_name_that_is_no_nodes_is_not_taken_over(ended, capsys, name):
+    ended("a-1", {name: "GPU 3 is lost"})
+    assert left_out.every() == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"node": 1}]', "[" * 10_000, "[null]"])
+def test_a_damaged_list_leaves_nothing_out(ended, capsys, text):
+    paths.private_folder(paths.state())
+    paths.write(paths.left_out(), text)
+    assert excluded(plan(capsys)) is None
+    assert cli.main(["nodes", "--clear", "n2"]) == 66
+    assert "not left out: n2" in capsys.readouterr().err
+
+
+def test_only_what_is_about_one_node_blames_it():
+    dropped = {"state": "dropped"}
+    rows = told(l02=dropped, l12=dropped, l32=dropped, l01=dropped)
+    rows[3]["health"]["faults"] = [["GPU 0 is lost", True], ["GPU 1 is hot", False]]
+    rows[1]["versions"] = {**rows[1]["versions"], "NCCL": None}
+    fatal = [one.text for one in findings.judge_pairs(PLAN, rows) if one.fatal]
+    assert len(fatal) == 4
+    blamed = findings.blamed(PLAN, fatal)
+    assert blamed["d"] == "node 3 (d, 10.0.0.3): GPU 0 is lost"
+    assert sorted(blamed) == ["c", "d"]
