@@ -52,6 +52,7 @@ JSON_TYPES = {
     str: "text",
     type(None): "null",
     dict[str, int]: "object",
+    dict[str, records.RankUsage]: "object",
     list[str]: "list",
     records.FilesRecord: "object",
 }

@@ -319,6 +319,7 @@ EXIT_RECORD_FILES = {
     "launcher lives",
     "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
+    "usage-N.json": "CPU, memory and GPU of each rank of node N while it runs, for `watch`",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
@@ -342,6 +343,9 @@ EXIT_RECORD_FIELDS = {
     "pid": "process id",
     "port": "TCP port",
     "python": "the Python that runs the program",
+    "ranks": "by rank: `cpu` in percent of a core, with its children; `rss`, its own memory "
+    "in bytes; of its GPU `gpu` in percent, `gpu_memory` and `gpu_size` in bytes; null where "
+    "not known",
     "rank": "number of the rank; for a node, the rank that failed first",
     "reason": "one sentence of why",
     "restart": "number of the restart, from 1",

@@ -6,13 +6,15 @@ exit record in the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from deploykit_node import (
@@ -33,7 +35,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.inspect import stall
+from deploykit_node.inspect import stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -104,27 +106,47 @@ def _run_torchrun(
     attempt.start_heartbeat(meeting.local)
     argv = _torchrun_argv(words, meeting)
     try:
-        options = _supervision(env, here, ranks, attempt)
-        with outputs.around(env, here.node):
+        with outputs.around(env, here.node), _observed(env, here, ranks) as observers:
+            options = _supervision(env, here, attempt, observers)
             code = supervisor.run(argv, env, ranks, options, meeting.held)
         return _node_exit(code, env, ranks, attempt.stop_signal)
     finally:
         shutil.rmtree(ranks, ignore_errors=True)
 
 
-def _supervision(
-    env: Environ, here: cluster.Cluster, ranks: Path, attempt: Attempt
-) -> supervisor.Options:
-    """How to supervise torchrun; with the stall rule where the run has a folder."""
-
-    def say(text: str) -> None:
-        log.say(here.node, text)
-
-    options = supervisor.Options(_grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap)
+@contextlib.contextmanager
+def _observed(
+    env: Environ, here: cluster.Cluster, ranks: Path
+) -> Iterator[tuple[stall.Watch, usage.Recorder] | None]:
+    """The stall rule and the record of what the ranks use, where the run has a folder."""
     if records.folder(env) is None or sys.platform != "linux":
+        yield None
+        return
+    recorder = usage.Recorder(env, here, ranks)
+    try:
+        yield stall.Watch(env, here, ranks, partial(log.say, here.node)), recorder
+    finally:
+        recorder.close()
+
+
+def _supervision(
+    env: Environ,
+    here: cluster.Cluster,
+    attempt: Attempt,
+    observers: tuple[stall.Watch, usage.Recorder] | None,
+) -> supervisor.Options:
+    """How to supervise torchrun, with those who look at the ranks meanwhile."""
+    say = partial(log.say, here.node)
+    options = supervisor.Options(_grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap)
+    if observers is None:
         return options
-    watch = stall.Watch(env, here, ranks, say)
-    return replace(options, look=watch.look, look_every=watch.every)
+    watch, recorder = observers
+
+    def look() -> None:
+        watch.look()
+        recorder.look()
+
+    return replace(options, look=look, look_every=watch.every)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:

@@ -16,7 +16,7 @@ from deploykit_node import cap, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
-from deploykit_node.inspect import processes, stall
+from deploykit_node.inspect import processes, stall, usage
 from deploykit_node.requeue import heartbeat, restarts
 from deploykit_node.requeue.attempt import Attempt
 
@@ -49,8 +49,10 @@ def written(env, tmp_path):
     processes.register(env, Rank("torchrun", 3, 1, 4, 2), os.getpid(), stacks=tmp_path / "stacks")
     watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
     watch._stall(1.0)
+    (tmp_path / "rank-3.pid").write_text(json.dumps({"pid": os.getppid()}))
+    usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
     names = ("node-0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
-    names += ("process-3", "stall-0", "written")
+    names += ("process-3", "stall-0", "usage-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 
@@ -60,8 +62,9 @@ def test_what_is_written_has_the_fields_of_the_schema(written, name):
     types = get_type_hints(records.SCHEMA[name])
     assert list(written[name]) == list(types)
     for field, value in written[name].items():
-        kind = list if get_origin(types[field]) is list else types[field]
-        assert isinstance(value, dict if field == "logs" or is_typeddict(kind) else kind)
+        origin = get_origin(types[field])
+        kind = origin if origin in {list, dict} else types[field]
+        assert isinstance(value, dict if is_typeddict(kind) else kind)
 
 
 def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
