@@ -18,7 +18,7 @@ from deploykit.decode import (
     Help,
     Size,
 )
-from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
+from deploykit.names import CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, PROFILE, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
@@ -206,6 +206,11 @@ class JobSpec:
         Literal["report", "dump", "restart"],
         Help("What to do without progress: `report` it, `dump` stacks too, or `restart` too."),
     ] = "dump"
+    profile: Annotated[
+        str | None,
+        Help("Profile optimizer steps of all ranks. Also `submit --profile`.", "torch:20:25"),
+        PROFILE,
+    ] = None
     preflight: Annotated[
         bool,
         Help(

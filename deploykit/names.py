@@ -16,4 +16,8 @@ OUTPUT = Pattern(
 )
 METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
 PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+PROFILE = Pattern(
+    r"torch:([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on",
+)
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
