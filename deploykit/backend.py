@@ -181,6 +181,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.on_stall != "dump":
         variables["DEPLOYKIT_ON_STALL"] = job.on_stall
+    if job.profile:
+        variables["DEPLOYKIT_PROFILE"] = job.profile
     if job.debug:
         variables["DEPLOYKIT_DEBUG"] = "1"
     if job.preflight:
@@ -264,6 +266,9 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
 def check_variables(job: JobSpec) -> Iterator[Problem]:
     """Problems of what becomes variables on the nodes, the same on every backend."""
     yield from _same_variable(job.data)
+    first, last = map(int, (job.profile or "torch:2:2").split(":")[1:])
+    if last < first:
+        yield Problem("profile", "ends before it begins", f"for example torch:{last}:{first}")
     for name, value in job.env.items():
         if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
             yield Problem(

@@ -44,6 +44,7 @@ VERBS = {
     "report": "write a report of runs: one HTML file",
     "diagnose": "find why a run failed, from its logs",
     "dump": "show where each rank of a running run stands: its stack",
+    "profile": "show the profile of a run: its costliest operators, and which rank waits",
     "exec": "run a command beside a rank: on its node, with its environment",
     "shell": "open a shell beside a rank: on its node, with its environment",
     "guide": "print a troubleshooting guide with the values of a run or a job",

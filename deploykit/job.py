@@ -74,6 +74,7 @@ class Job(Mapping[str, Any]):
         metrics: Mapping[str, str] | None = None,
         retries: int | None = None,
         on_stall: Literal["report", "dump", "restart"] | None = None,
+        profile: str | None = None,
         preflight: bool | None = None,
         max_cost: str | None = None,
         stop_at_cap: bool | None = None,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit import paths
 from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Size
-from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, VARIABLE
+from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, PROFILE, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
@@ -212,12 +212,14 @@ class JobSpec:
         Literal["report", "dump", "restart"],
         Help("What to do without progress: `report` it, `dump` stacks too, or `restart` too."),
     ] = "dump"
+    profile: Annotated[
+        str | None,
+        Help("Profile optimizer steps of all ranks. Also `submit --profile`.", "torch:20:25"),
+        PROFILE,
+    ] = None
     preflight: Annotated[
         bool,
-        Help(
-            "Test the network between the nodes for at most 30 seconds before the trainer starts, "
-            "and stop the job if it would fail or hang. Also `deploykit submit --preflight`."
-        ),
+        Help("Test nodes and network first, and stop a job that would hang. Also `--preflight`."),
     ] = False
     debug: Annotated[
         bool, Help("Debug output of NCCL, c10d and PyTorch. Also `deploykit submit --debug`.")

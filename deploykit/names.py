@@ -20,4 +20,8 @@ BUDGET = Pattern(
     r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}(/month)?( for [A-Za-z0-9][A-Za-z0-9_.-]{0,62})?",
     "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
 )
+PROFILE = Pattern(
+    r"torch:([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on",
+)
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")

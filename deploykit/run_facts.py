@@ -14,6 +14,7 @@ from deploykit.bundle import readable
 from deploykit.cost import spent
 from deploykit.cost.spent import Spent
 from deploykit.decode import from_json
+from deploykit.log_selection import SLOW_RANK
 from deploykit.metrics.points import Point
 from deploykit.metrics.progress import Progress
 from deploykit.metrics.series import Series, is_chosen, without_repeats
@@ -36,8 +37,6 @@ _MORE |= {"r2", "psnr", "ssim", "reward", "iou", "dice"}
 _RATE = re.compile(
     r"(?:.*[\W_])?(?:per_|/)s(?:ec|econd)?(?:[\W_].*)?|.*\w/s(?:/.*)?|mfu", re.DOTALL
 )
-_REMARK = re.compile(r"step \d{1,15}: rank \d{1,9} is slow: ")
-"""What the reference trainer logs (entrypoints/trainer/meter.py)."""
 _MOST_LINES = 20_000
 _WORDS = re.compile(r"[^a-z0-9]+")
 
@@ -107,7 +106,7 @@ def of(row: Run, names: Sequence[str] = ()) -> RunFacts:
         exit_records.attempt(folder) or 0,
         _metrics(series),
         without_repeats(points),
-        [line for line in lines if line.rank is None or _REMARK.match(line.text)][:_MOST_LINES],
+        [line for line in lines if line.rank is None or SLOW_RANK.match(line.text)][:_MOST_LINES],
         read.progress(),
         list(read.problems),
     )

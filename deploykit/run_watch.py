@@ -14,7 +14,9 @@ from pathlib import Path
 
 from deploykit import exit_records, lifecycle, run_diagnosis
 from deploykit.folding import plain
-from deploykit.log_selection import FirstError
+from deploykit.inspect import usage
+from deploykit.inspect.usage import RankUsage
+from deploykit.log_selection import SLOW_RANK, FirstError
 from deploykit.metrics.progress import Progress
 from deploykit.model import LogLine, State
 from deploykit.registry import Run
@@ -44,6 +46,10 @@ class View:
     """Of a failure, where one is known."""
     problems: tuple[str, ...]
     """What could not be read."""
+    usage: tuple[RankUsage, ...] = ()
+    """What each rank uses, while it runs."""
+    slowest: str = ""
+    """The last line of the trainer about a slow rank."""
 
 
 class Watch:
@@ -83,6 +89,7 @@ class _Watched:
         self._read_at = -LOGS_AGAIN
         self._state = ""
         self._cause = ""
+        self._slowest = ""
 
     def is_due(self, row: Run) -> bool:
         """Whether a log elsewhere should be read now: after a while, and once more at the end."""
@@ -106,12 +113,15 @@ class _Watched:
 
     def _note_error(self, lines: Sequence[LogLine]) -> None:
         self._lines += [line for line in lines if self._error.add(line)]
+        slow = (line.text for line in reversed(lines) if SLOW_RANK.match(line.text))
+        self._slowest = next(slow, self._slowest)
         del self._lines[:-_LONGEST_ERROR]
 
     def view(self) -> View:
         """What is known now."""
         folder = Path(self.row.folder)
         attempt = exit_records.attempt(folder) or 0
+        runs = State(self.row.state) is State.RUNNING
         return View(
             self.row,
             self._metrics.progress(),
@@ -120,6 +130,8 @@ class _Watched:
             tuple(self._lines),
             self._cause,
             tuple(self._metrics.problems),
+            tuple(usage.read(folder, attempt)) if runs else (),
+            self._slowest,
         )
 
 

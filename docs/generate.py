@@ -53,6 +53,7 @@ JSON_TYPES = {
     type(None): "null",
     dict[str, int]: "object",
     dict[str, str]: "object",
+    dict[str, records.RankUsage]: "object",
     list[str]: "list",
     records.FilesRecord: "object",
 }

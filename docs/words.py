@@ -242,6 +242,8 @@ INTERNAL = {
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
     "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
+    "DEPLOYKIT_PROFILE": "`torch:FIRST:LAST`, the optimizer steps to profile, if any",
+    "DEPLOYKIT_TRACE_FILE": "the file for the profile of a rank; removed before the program starts",
     "DEPLOYKIT_PYTHONPATH": "the `PYTHONPATH` of the program, which gets it back before it starts",
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
@@ -326,6 +328,7 @@ EXIT_RECORD_FILES = {
     "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a trace",
+    "usage-N.json": "CPU, memory and GPU of each rank of node N while it runs, for `watch`",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 
@@ -338,7 +341,9 @@ EXIT_RECORD_FIELDS = {
     "seconds": "seconds without progress when that was noted",
     "hosts": "why each node failed, by its name",
     "failed_check": "whether the preflight found that",
-    "ranks": "exit code of each rank of the node that has ended, by its number",
+    "ranks": "by rank: its exit code; in `usage-N.json` `cpu` in percent of a core, with its "
+    "children; `rss`, its own memory in bytes; of its GPU `gpu` in percent, `gpu_memory` and "
+    "`gpu_size` in bytes; null where not known",
     "exit_code": "exit code, 128 + the signal for a process that a signal killed",
     "finished": "when, in UTC: `2026-11-21T01:46:08.123Z`",
     "host": "address of the node; of a process, the name of its node",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
 
 import pytest
 
@@ -121,6 +123,66 @@ def test_a_page_fits_its_screen(start):
     for run in runs:
         run.end()
     assert page.end() == 0
+
+
+def uses(run, ranks, **values):
+    records = run.folder / "exit_records"
+    records.mkdir()
+    every = {"cpu": 98.4, "rss": 1300 << 20, "gpu": None, "gpu_memory": None, "gpu_size": None}
+    found = {str(rank): {**every, "cpu": 98.4 + rank, **values} for rank in range(ranks)}
+    record = {"time": "", "attempt": 0, "ranks": found}
+    (records / "usage-0.json").write_text(json.dumps(record))
+
+
+def test_what_ranks_use_and_the_slowest(live, capsys):
+    uses(live, 2, gpu=95, gpu_memory=40 << 30, gpu_size=80 << 30)
+    live.log("step 3: rank 1 is slow: its own work takes 1.6 times the median")
+    shown = once(capsys)
+    assert "  uses    rank 0: 98% CPU, 1.3 GiB, GPU 95%, 40.0 of 80.0 GiB\n" in shown
+    assert "          rank 1: 99% CPU" in shown
+    assert "  slowest step 3: rank 1 is slow: its own work takes 1.6 times the median\n" in shown
+    (data,) = json.loads(once(capsys, "--json"))
+    assert [rank["cpu_percent"] for rank in data["ranks"]] == [98.4, 99.4]
+
+
+def test_of_many_ranks_the_extremes_are_shown(live, capsys):
+    uses(live, 64)
+    shown = once(capsys)
+    assert "  uses    64 ranks, with the least and the most of each:\n" in shown
+    assert "CPU 98% (rank 0) to 161% (rank 63), median 130%\n" in shown
+
+
+def test_keys_show_the_log_of_a_rank_and_the_stacks(live):
+    trained(live, range(1, 3))
+    with (live.folder / "logs/node-0.log").open("a") as log:
+        log.write(f"{STAMP} [rank 1] hello from one\n")
+    page = OnTerminal("watch", "--interval", "600")
+    page.until("q quit")
+    page.type("l")
+    page.until("log of rank 0")
+    page.type("\x1b[C")
+    page.until("hello from one")
+    page.type("qd")
+    page.until("q back")
+    page.until("no rank of live-run is running")
+    page.type("\x1bq")
+    assert page.end() == 0
+
+
+def test_a_run_is_cancelled_after_a_question(start):
+    start("one-a")
+    shell = subprocess.Popen(["sleep", "900"])
+    (start("two-b").folder / "claim").write_text(str(shell.pid))
+    page = OnTerminal("watch", "one-a", "two-b", "--interval", "0.5")
+    page.until("up/down run")
+    page.type("\x1b[Bc")
+    page.until("Cancel two-b?")
+    page.type("n")
+    page.until("up/down run")
+    page.type("cy")
+    assert shell.wait() == -signal.SIGTERM
+    page.type("q")
+    page.end()
 
 
 def test_each_look_asks_each_backend_once(start, monkeypatch):

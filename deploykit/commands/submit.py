@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
     )
     parser.add_argument(
+        "--profile",
+        metavar="torch:FIRST:LAST",
+        help="profile these optimizer steps on all ranks; `deploykit profile` shows the result",
+    )
+    parser.add_argument(
         "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
     )
     parser.add_argument(
@@ -98,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
 def _switches(args: argparse.Namespace) -> list[str]:
     """The overrides that options of a submit are."""
     names = [name for name in _SWITCHES if getattr(args, name)]
-    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
+    valued = {"max_cost": args.max_cost, "profile": args.profile}
+    own = [f"{name}={value}" for name, value in valued.items() if value]
     return [*own, *(f"{name}=true" for name in names)]
 
 

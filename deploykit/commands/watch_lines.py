@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deploykit import run_watch
-from deploykit.commands import output, progress_text
+from deploykit.commands import output, progress_text, rank_lines
 from deploykit.model import State
 from deploykit.registry import now
 from deploykit.run_watch import View
@@ -34,6 +34,8 @@ def _one(view: View) -> Iterator[str]:
         ("at", _position(view)),
         ("loss", _loss(view)),
         ("restart", _restarts(view)),
+        *(("" if number else "uses", line) for number, line in enumerate(_usage(view))),
+        ("slowest", view.slowest),
         ("cause", view.cause),
     ):
         if value:
@@ -81,6 +83,10 @@ def _restarts(view: View) -> str:
         return ""
     reasons = ", ".join(reason.replace("_", " ") for reason in view.restarts)
     return f"{view.attempt}{f': {reasons}' if reasons else ''}"
+
+
+def _usage(view: View) -> Iterator[str]:
+    return rank_lines.lines(view.usage) if view.usage else iter(())
 
 
 _HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
@@ -136,6 +142,8 @@ def data(view: View) -> dict[str, Any]:
             {"rank": line.rank, "node": line.node, "task": line.task, "text": line.text}
             for line in view.error
         ],
+        "ranks": [rank_lines.data(one) for one in view.usage],
+        "slowest": view.slowest or None,
         "cause": view.cause or None,
         "problems": list(view.problems),
     }

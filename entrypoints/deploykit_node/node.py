@@ -6,13 +6,15 @@ exit record in the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from deploykit_node import (
@@ -34,7 +36,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.inspect import stall
+from deploykit_node.inspect import stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -129,8 +131,8 @@ def _run_group(
         attempt.start_heartbeat(meeting.local)
     argv = _torchrun_argv(words, meeting)
     try:
-        options = _supervision(env, here, ranks, attempt, change)
-        with outputs.around(env, here.number):
+        with outputs.around(env, here.number), _observed(env, here, ranks) as observers:
+            options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(argv, env, ranks, options, meeting.held)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
         return end._replace(ranks=exit_records.codes(ranks))
@@ -138,28 +140,40 @@ def _run_group(
         shutil.rmtree(ranks, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _observed(
+    env: Environ, here: cluster.Cluster, ranks: Path
+) -> Iterator[tuple[stall.Watch, usage.Recorder] | None]:
+    """The stall rule and the record of what the ranks use, where the run has a folder."""
+    if records.folder(env) is None or sys.platform != "linux":
+        yield None
+        return
+    recorder = usage.Recorder(env, here, ranks)
+    try:
+        yield stall.Watch(env, here, ranks, partial(log.say, here.number)), recorder
+    finally:
+        recorder.close()
+
+
 def _supervision(
     env: Environ,
     here: cluster.Cluster,
-    ranks: Path,
     attempt: Attempt,
+    observers: tuple[stall.Watch, usage.Recorder] | None,
     change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
-    """How to supervise torchrun; with the stall rule where the run has a folder."""
-
-    def say(text: str) -> None:
-        log.say(here.number, text)
-
-    all_well = exit_records.gathering(env, "well", here)
+    """How to supervise torchrun, with those who look at the ranks meanwhile."""
+    say, all_well = partial(log.say, here.number), exit_records.gathering(env, "well", here)
     options = supervisor.Options(
         _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_well
     )
-    if records.folder(env) is None or sys.platform != "linux":
+    if observers is None:
         return options
-    watch = stall.Watch(env, here, ranks, say)
+    watch, recorder = observers
 
     def look() -> int | None:
         watch.look()
+        recorder.look()
         return change() if change else None
 
     every = min(watch.every, membership.EVERY) if change else watch.every

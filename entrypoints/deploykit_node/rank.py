@@ -20,7 +20,7 @@ from deploykit_node import (
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.inspect import faults, processes, stall
+from deploykit_node.inspect import faults, processes, profile, stall
 from deploykit_node.network import addresses, interfaces, rendezvous
 
 
@@ -85,8 +85,9 @@ def _run_program(
     env.setdefault("PYTHONUNBUFFERED", "1")
     argv, prefix = relay.command(words.program), f"[rank {this_rank.rank}]"
     if folder is None:
-        return relay.run(argv, env, prefix, cap=limit)
+        return relay.run(argv, profile.environment(env, this_rank.rank), prefix, cap=limit)
     hooked, stacks = faults.environment(env, folder, this_rank.rank)
+    hooked = profile.environment(hooked, this_rank.rank)
     started = partial(processes.register, env, this_rank, stacks=stacks)
     observer = relay.Observer(started, stall.Heard(folder, this_rank.rank))
     return relay.run(argv, hooked, prefix, observer)

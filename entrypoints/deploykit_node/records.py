@@ -114,6 +114,24 @@ class UnhealthyRecord(TypedDict):
     hosts: dict[str, str]
 
 
+class RankUsage(TypedDict):
+    """Of a rank: percent of a core, bytes in RAM, percent and bytes of its GPU; None: not known."""
+
+    cpu: float | None
+    rss: int | None
+    gpu: int | None
+    gpu_memory: int | None
+    gpu_size: int | None
+
+
+class UsageRecord(TypedDict):
+    """``usage-N.json``: what the ranks of node N use, by rank; deleted when they have ended."""
+
+    time: str
+    attempt: int
+    ranks: dict[str, RankUsage]
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -144,6 +162,7 @@ SCHEMA: dict[str, type] = {
     "process-N.json": ProcessRecord,
     "stall-N.json": StallRecord,
     "unhealthy-N.json": UnhealthyRecord,
+    "usage-N.json": UsageRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

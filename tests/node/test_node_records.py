@@ -16,7 +16,7 @@ from deploykit_node import cap, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
-from deploykit_node.inspect import processes, stall
+from deploykit_node.inspect import processes, stall, usage
 from deploykit_node.requeue import heartbeat, restarts
 from deploykit_node.requeue.attempt import Attempt
 
@@ -52,9 +52,11 @@ def written(env, tmp_path):
     processes.register(env, rank, os.getpid(), stacks=tmp_path / "stacks")
     watch = stall.Watch(env, Cluster("alone", 0, ("n0",)), tmp_path, print)
     watch._stall(1.0)
+    (tmp_path / "rank-3.pid").write_text(json.dumps({"pid": os.getppid()}))
+    usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
     names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
     node_records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
-    names += ("process-3", "stall-0", "unhealthy-2", "written")
+    names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 

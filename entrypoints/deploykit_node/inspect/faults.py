@@ -32,13 +32,20 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 def environment(env: Environ, folder: Path, rank: int) -> tuple[dict[str, str], Path]:
     """The variables of a program with the hook, and the file for its stacks in `folder`."""
-    file, own = folder / f"rank-{rank}.stacks", env.get("PYTHONPATH")
+    file = folder / f"rank-{rank}.stacks"
     file.unlink(missing_ok=True)
-    added = {"DEPLOYKIT_STACK_FILE": str(file)}
-    added["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{own}" if own else str(_HOOK)
+    return hooked(env, "DEPLOYKIT_STACK_FILE", file), file
+
+
+def hooked(env: Environ, name: str, file: Path) -> dict[str, str]:
+    """The variables of a program whose hook finds `file` in the variable `name`."""
+    if any(other in env for other in ("DEPLOYKIT_STACK_FILE", "DEPLOYKIT_TRACE_FILE")):
+        return {**env, name: str(file)}
+    own = env.get("PYTHONPATH")
+    added = {name: str(file), "PYTHONPATH": f"{_HOOK}{os.pathsep}{own}" if own else str(_HOOK)}
     if own is not None:
         added["DEPLOYKIT_PYTHONPATH"] = own
-    return {**env, **added}, file
+    return {**env, **added}
 
 
 def take(pid: int, file: Path) -> list[Thread]:

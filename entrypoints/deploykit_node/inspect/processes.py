@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -99,14 +99,23 @@ def stat(pid: int) -> Stat | None:
 
 def children(pid: int) -> list[int]:
     """The processes below a process, at most `_MOST_CHILDREN`, parents before their children."""
+    return trees([pid])[pid]
+
+
+def trees(pids: Iterable[int]) -> dict[int, list[int]]:
+    """The children of each process, as `children` tells them, in one pass over all processes."""
     below: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc") if sys.platform == "linux" else ():  # noqa: PTH208 - faster
         found = stat(int(name)) if name.isdecimal() else None
         if found:
             below[found.parent].append(int(name))
+    return {pid: _below(pid, below) for pid in pids}
+
+
+def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     known = [pid]
     for parent in known:
-        known += sorted(below[parent])
+        known += sorted(children.get(parent, ()))
     return known[1 : _MOST_CHILDREN + 1]
 
 

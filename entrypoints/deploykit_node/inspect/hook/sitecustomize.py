@@ -1,6 +1,8 @@
 """Runs when the program of a rank starts: SIGURG makes it write the stacks of its threads.
 
-`hook.environment` puts this folder first on ``PYTHONPATH``. Before anything else it takes the
+Where the job asks for a profile, some of its steps are profiled (torch_profile.py).
+
+`faults.environment` puts this folder first on ``PYTHONPATH``. Before anything else it takes the
 folder away again, from `sys.path` and from the environment, so that neither the program nor its
 children see a difference; last it imports the ``sitecustomize`` that Python would have found.
 
@@ -47,11 +49,27 @@ def _register(path: str) -> None:
     os.write(descriptor, b"%d\n" % descriptor)
 
 
+def _profile(steps: str, path: str) -> None:
+    """Have some steps of the program profiled."""
+    import importlib.util
+
+    code = os.path.join(os.path.dirname(__file__), os.pardir, "torch_profile.py")  # noqa: PTH118
+    spec = importlib.util.spec_from_file_location("_deploykit_torch_profile", code)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.begin(steps, path)
+
+
 _file = os.environ.pop("DEPLOYKIT_STACK_FILE", None)
+_trace = os.environ.pop("DEPLOYKIT_TRACE_FILE", None)
 _disappear()
 if _file is not None:
     with contextlib.suppress(Exception):  # without it the program runs as well
         _register(_file)
+if _trace is not None:
+    with contextlib.suppress(Exception):
+        _profile(os.environ.get("DEPLOYKIT_PROFILE", "").removeprefix("torch:"), _trace)
 
 # the program's own; where there is none, Python expects this error
 import sitecustomize  # type: ignore[import-not-found] # noqa: E402, F401

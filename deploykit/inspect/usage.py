@@ -1,0 +1,63 @@
+"""What the ranks of a running run use, as the launchers of its nodes have recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit.decode import from_json, read_file, whole
+
+_LARGEST = 1 << 18
+_MOST = 10**18
+
+
+@dataclass(frozen=True)
+class RankUsage:
+    """The usage of one rank. What is not known is None."""
+
+    rank: int
+    node: int
+    cpu: float | None
+    """Percent of a core, of the program and its child processes."""
+    memory: int | None
+    """Bytes of the program in RAM (RSS)."""
+    gpu: int | None
+    """Percent of the time in which a kernel ran on the rank's GPU."""
+    gpu_memory: int | None
+    gpu_size: int | None
+    """Bytes that are used of the rank's GPU, by all programs, and that it has."""
+
+
+def read(folder: Path, attempt: int) -> list[RankUsage]:
+    """The last usage of each rank in an attempt, by rank; for a run that runs."""
+    found = [
+        one for path in folder.glob("exit_records/usage-*.json") for one in _of_node(path, attempt)
+    ]
+    return sorted(found, key=lambda one: one.rank)
+
+
+def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:
+    node = whole(path.stem.rpartition("-")[2])
+    try:
+        data = from_json(read_file(path, _LARGEST))
+    except (OSError, ValueError):
+        return
+    match data:
+        case {"attempt": int(number), "ranks": dict(ranks)} if number == attempt:
+            for name, one in ranks.items():
+                rank = whole(name)
+                if rank is not None and node is not None and isinstance(one, dict):
+                    yield _usage(rank, node, one)
+
+
+def _usage(rank: int, node: int, one: dict[str, Any]) -> RankUsage:
+    def number(name: str) -> int | None:
+        value = one.get(name)
+        return value if isinstance(value, int) and 0 <= value <= _MOST else None
+
+    value = one.get("cpu")
+    cpu = float(value) if isinstance(value, int | float) and 0 <= value <= _MOST else None
+    sizes = (number("rss"), number("gpu"), number("gpu_memory"), number("gpu_size"))
+    return RankUsage(rank, node, cpu, *sizes)

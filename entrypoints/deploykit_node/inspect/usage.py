@@ -1,0 +1,88 @@
+"""What the ranks of this node use: CPU, memory and GPU, recorded for `deploykit watch`.
+
+Read from outside: the programs notice nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from deploykit_node import cluster, exit_records, records
+from deploykit_node.cluster import Environ
+from deploykit_node.inspect import nvml, processes
+from deploykit_node.log import now
+from deploykit_node.records import RankUsage, UsageRecord
+
+EVERY = 5.0
+"""Seconds between two records."""
+_NODES = 32
+"""With more nodes each writes more seldom, to spare a shared file system."""
+
+
+class Recorder:
+    """Records the usage of the ranks of this node, which register in `folder`."""
+
+    def __init__(self, env: Environ, here: cluster.Cluster, folder: Path) -> None:
+        self._env, self._folder = env, folder
+        self._file = Path(env["DEPLOYKIT_RUN_DIR"], records.FOLDER, f"usage-{here.number}.json")
+        self._every = EVERY * max(1.0, len(here.hosts) / _NODES)
+        self._due = 0.0
+        self._cpu: dict[int, tuple[float, dict[int, float]]] = {}
+        """By rank: when it was looked at, and the CPU seconds of its processes until then."""
+        self._devices = nvml.Devices(env)
+
+    def look(self) -> None:
+        """Write a record if it is time. What cannot be read or written is left out."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every
+            with contextlib.suppress(OSError, ValueError):
+                records.write(self._file, self._record())
+
+    def close(self) -> None:
+        """Delete the record: the ranks have ended."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def _record(self) -> UsageRecord:
+        relays = exit_records.living(self._folder)
+        below = processes.trees(relays.values())
+        ranks = {
+            str(rank): self._of_rank(rank, position, below[relays[rank]])
+            for position, rank in enumerate(sorted(relays))
+        }
+        return {"time": now(), "attempt": exit_records.attempt(self._env), "ranks": ranks}
+
+    def _of_rank(self, rank: int, position: int, pids: list[int]) -> RankUsage:
+        """The usage of a rank's program and its children; its GPU is the one at its position."""
+        gpu = self._devices.read(position)
+        return {
+            "cpu": self._percent(rank, processes.cpu_seconds(pids)),
+            "rss": _resident(pids[0]) if pids else None,
+            "gpu": gpu.percent if gpu else None,
+            "gpu_memory": gpu.used if gpu else None,
+            "gpu_size": gpu.size if gpu else None,
+        }
+
+    def _percent(self, rank: int, cpu: dict[int, float]) -> float | None:
+        """Percent of a core since the last look; None at the first one."""
+        moment, before = time.monotonic(), self._cpu.get(rank)
+        self._cpu[rank] = moment, cpu
+        if before is None:
+            return None
+        used = sum(seconds - before[1].get(pid, 0.0) for pid, seconds in cpu.items())
+        return round(100 * max(0.0, used) / max(moment - before[0], 0.01), 1)
+
+
+def _resident(pid: int) -> int | None:
+    """Bytes of memory that a process has in RAM, shared ones included; None if it has ended.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_statm.5.html
+    """
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")

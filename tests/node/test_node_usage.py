@@ -1,0 +1,117 @@
+"""What ranks use: a real process that computes, and a library in place of NVML."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from deploykit.inspect import usage as read
+from deploykit_node.inspect import nvml, usage
+from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
+
+NVML = """\
+#include <string.h>
+static int devices[2] = {0, 1};
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    if (index > 1) return 2;
+    *handle = &devices[index];
+    return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *name, void **handle) {
+    *handle = &devices[1];
+    return strcmp(name, "GPU-b") ? 6 : 0;
+}
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates) {
+    rates[0] = 40 + *(int *)handle;
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
+    memory[0] = 80ull << 30;
+    memory[2] = 3ull << 30;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    nodes = []
+
+    def begin(program):
+        nodes.append(Node(tmp_path, program))
+        return nodes[-1]
+
+    yield begin
+    for one in nodes:
+        one.stop()
+
+
+def test_cpu_and_memory_of_a_rank_are_recorded_until_it_ends(node, monkeypatch):
+    monkeypatch.setattr(usage, "EVERY", 0.1)
+    one = node(SPINS)
+    recorder = usage.Recorder(one.env, ALONE, one.ranks)
+
+    def computes():
+        recorder.look()
+        found = read.read(one.run, 0)
+        return found[0] if found and (found[0].cpu or 0) > 0 else None
+
+    rank = wait_for(computes)
+    assert (rank.rank, rank.node, rank.gpu) == (0, 0, None)
+    assert rank.memory > 1 << 20
+    assert read.read(one.run, 1) == []  # of another attempt
+    recorder.close()
+    assert read.read(one.run, 0) == []
+
+
+def test_a_rank_that_sleeps_uses_no_cpu(node, monkeypatch):
+    monkeypatch.setattr(usage, "EVERY", 0.0)
+    one = node(SLEEPS)
+    recorder = usage.Recorder(one.env, ALONE, one.ranks)
+
+    def rests():
+        recorder.look()
+        (rank,) = read.read(one.run, 0)
+        return rank.cpu == 0.0
+
+    assert wait_for(rests)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"attempt": 0, "ranks": {"x": {}, "1": 3}}', '{"attempt": 0, "ranks": []}']
+)
+def test_a_record_that_is_no_record_is_left_out(tmp_path, text):
+    (tmp_path / "exit_records").mkdir()
+    (tmp_path / "exit_records/usage-0.json").write_text(text)
+    assert read.read(tmp_path, 0) == []
+
+
+@pytest.mark.skipif(not shutil.which("gcc") and "CI" not in os.environ, reason="needs gcc")
+@pytest.mark.parametrize(
+    ("visible", "percents"),
+    [
+        (None, [40, 41, None]),
+        ("1,0", [41, 40]),
+        ("GPU-b", [41]),
+        ("0,7,1", [40, None]),
+        ("", [None]),
+    ],
+)
+def test_gpus_are_those_that_the_ranks_see(tmp_path, visible, percents):
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvml.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    devices = nvml.Devices(env, str(library))
+    found = [devices.read(position) for position in range(len(percents))]
+    assert [gpu and gpu.percent for gpu in found] == percents
+    assert all(gpu is None or (gpu.used, gpu.size) == (3 << 30, 80 << 30) for gpu in found)
+
+
+def test_without_nvml_there_are_no_gpus():
+    assert nvml.Devices({}, "libno-such-library.so").read(0) is None
