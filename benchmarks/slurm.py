@@ -1,6 +1,6 @@
-"""Measure a long queue, a long array and long logs on a real Slurm cluster on this machine.
+"""Measure a long queue, a long array, long logs and a sweep on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs]...
+    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | sweep]...
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
 target is missed. Needs Debian's packages of Slurm (see README.md).
@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ TOP = Path(__file__).resolve().parent.parent
 CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
+TRIALS = 100
 REPEATS = 6
 
 
@@ -175,6 +177,39 @@ def logs(folder: Path) -> dict[str, object]:
     }
 
 
+def sweep(folder: Path) -> dict[str, object]:
+    """A random sweep of known trials, a job each, beside submitit's array of as many functions."""
+    import submitit
+
+    (folder / "train.py").write_text("print('step 1/1 loss=0.5')\n")
+    (folder / "job.yaml").write_text(
+        "name: many\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\nbackend: slurm\n"
+    )
+    (folder / "sweep.yaml").write_text(
+        "parameters: {lr: {range: [0.1, 1]}}\nobjective: {metric: loss}\nsampler: random\n"
+        f"trials: {TRIALS}\nparallel: {TRIALS}\n"
+    )
+    command = [sys.executable, "-m", "deploykit", "sweep", "start", "--json"]
+    started = time.monotonic()
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    ours, used = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    peer = submitit.SlurmExecutor(folder=folder / "theirs")
+    peer.update_parameters(time=5, array_parallelism=TRIALS)
+    started = time.monotonic()
+    jobs = peer.map_array(abs, range(TRIALS))
+    while not all((folder / f"theirs/{job.job_id}_0_result.pkl").exists() for job in jobs):
+        time.sleep(0.1)
+    theirs = time.monotonic() - started
+    return {
+        "trials": TRIALS,
+        "sweep_s": ours,
+        "sweep_cpu_s_of_control_plane": used.ru_utime + used.ru_stime,
+        "submitit_s": theirs,
+        "ratio": ours / theirs,
+        "met": json.loads(done.stdout)["counts"] == {"succeeded": TRIALS},
+    }
+
+
 def interleaved(*calls: Callable[[], object]) -> list[float]:
     """Median wall times in seconds. The calls alternate, and each is first equally often."""
     times: list[list[float]] = [[] for _ in calls]
@@ -192,6 +227,7 @@ FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
     "queue-with-accounting": queue,
     "array": array,
     "logs": logs,
+    "sweep": sweep,
 }
 
 if __name__ == "__main__":

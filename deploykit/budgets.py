@@ -131,7 +131,8 @@ def uses() -> list[Use]:
     newest: dict[str, str] = {}
     for row in registry.query([("SELECT name, budget FROM budget_runs ORDER BY created", [])]):
         newest[row["name"]] = row["budget"]
-    return [of(text) for _, text in sorted(newest.items())]
+    known = (str(text) for _, text in sorted(newest.items(), key=str))
+    return [of(text) for text in known if budget.is_valid(text)]
 
 
 def of(written: str) -> Use:
@@ -212,8 +213,9 @@ def _use(limit: Budget, rows: Iterable[Mapping[str, Any]]) -> Use:
 
 
 def _is_since(row: Mapping[str, Any], start: float) -> bool:
-    """Whether a run was submitted, or still went on, after a moment."""
-    return row["created"] >= start or row["ended"] is None or row["ended"] >= start
+    """Whether a run was submitted, or still went on, after a moment; also where that is unclear."""
+    times = (row["created"], row["ended"])
+    return not all(isinstance(time, float) and time < start for time in times)
 
 
 def _amount(written: object) -> Decimal:

@@ -33,10 +33,15 @@ class Budget(NamedTuple):
 
 def parse(written: str) -> Budget:
     """Raises ValueError."""
-    if re.fullmatch(BUDGET.regex, written) is None:
+    if not is_valid(written):
         raise ValueError(f"expected {BUDGET.meaning}")
     amount, _, name = written.partition(_FOR)
     return Budget(money.parse(amount.removesuffix(_MONTH)), amount.endswith(_MONTH), name)
+
+
+def is_valid(written: str) -> bool:
+    """Whether a text is a budget."""
+    return re.fullmatch(BUDGET.regex, written) is not None
 
 
 def worst(job: JobSpec, estimate: Estimate) -> Decimal | None:

@@ -91,6 +91,19 @@ def test_months_and_names(job, capsys):
     run(capsys, "submit", "--set", "budget=130 USD for old", code=64)
 
 
+@pytest.mark.parametrize("column", ["name", "budget", "created", "ended", "worst", "cost"])
+@pytest.mark.parametrize("value", ["x", b"\x00", -1, 1e999])
+def test_a_table_that_was_edited_gives_no_money_and_no_traceback(job, capsys, column, value):
+    table = "name, budget, created, currency, worst, cost"
+    with registry.writing() as file:
+        file.execute(budgets._TABLE)
+        row = ("r", "", "130 USD/month", registry.now(), "USD", "120", None)
+        file.execute(f"INSERT INTO budget_runs (run, {table}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        file.execute(f"UPDATE budget_runs SET {column} = ?", (value,))
+    run(capsys, "list", "--cost")
+    assert column == "name" or budgets.of("130 USD").left <= 10
+
+
 REFUSED = {
     "59 USD": "budget: 59.00 USD is less than the job may cost, 60.00 USD",
     "99 EUR/month": "budget: is in EUR, but the prices are in USD",
