@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm gpu docs docs-site constraints clean
+.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -144,6 +144,10 @@ bench-scale: $(VENV)/.dev
 
 bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py
+
+# Ten minutes: 30 runs that stall and 30 that do not, against the stall rule.
+bench-stalls: $(VENV)/.dev
+	$(BIN)/python benchmarks/stalls/measure.py
 
 .venv-torchx/.ready: benchmarks/torchx.txt
 	$(PYTHON) -m venv .venv-torchx
