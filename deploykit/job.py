@@ -26,7 +26,8 @@ class ResourcesKeys(TypedDict, total=False):
     """The section `resources`. A time is text such as ``30m``, or a timedelta."""
 
     time_limit: str | timedelta
-    nodes: int
+    nodes: int | str
+    min_nodes: int | None
     processes_per_node: int | None
     gpus_per_node: int
     cpus_per_node: int | None

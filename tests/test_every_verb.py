@@ -113,7 +113,7 @@ def fails(deploykit, backend, *settings):
     assert deploykit("wait", "bad", "--json", code=3)["exit_code"] == 3
     (row,) = deploykit("status", "bad", "--json")
     assert (row["state"], row["exit_code"]) == ("failed", 3)
-    assert deploykit("diagnose", "bad", "--json", code=79)
+    assert deploykit("diagnose", "bad", "--json", code=82)["ending"] == "unknown"
 
 
 def is_cancelled(deploykit, backend, *settings):
