@@ -105,20 +105,20 @@ def test_an_operator_does_not_count_those_that_it_calls(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no gzip",
-        gzip.compress(b"{}"),
-        gzip.compress(b"[]"),
-        gzip.compress(b'{"traceEvents": 3}'),
-        gzip.compress(b'{"traceEvents": []}' * 100)[:-9],
-        gzip.compress(b"[" * 100_000),
-    ],
-)
-def test_what_is_no_trace_is_refused(tmp_path, content, capsys):
-    (tmp_path / "rank-0.trace.json.gz").write_bytes(content)
+NO_TRACES = {
+    "empty": b"",
+    "no gzip": b"no gzip",
+    "no list": gzip.compress(b"{}"),
+    "no mapping": gzip.compress(b"[]"),
+    "events that are a number": gzip.compress(b'{"traceEvents": 3}'),
+    "cut off": gzip.compress(b'{"traceEvents": []}' * 100)[:-9],
+    "too deep": gzip.compress(b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", NO_TRACES)
+def test_what_is_no_trace_is_refused(tmp_path, name, capsys):
+    (tmp_path / "rank-0.trace.json.gz").write_bytes(NO_TRACES[name])
     assert cli.main(["profile", "--from", str(tmp_path)]) == 69
     assert "trace" in capsys.readouterr().err
 
