@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 
 from deploykit_node import log, membership
-from deploykit_node.cluster import Cluster
+from deploykit_node.cluster import BadEnvironment, Cluster
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import NodeExit
@@ -23,25 +23,41 @@ Run = Callable[[Command, Environ, Cluster, Attempt, Callable[[], int | None]], N
 
 
 def run(words: Command, env: Environ, here: Cluster, attempt: Attempt, run_group: Run) -> NodeExit:
-    """Train with whatever nodes there are, until the program or the job ends.
-
-    Raises BadEnvironment if too few nodes are left.
-    """
+    """Train with whatever nodes there are, until the program or the job ends."""
     least, most = words.nodes()
     env["DEPLOYKIT_FULL_WORLD_SIZE"] = str(most * words.processes())
     members = Membership(env, here.node, Size(least, len(here.hosts)), _own_address(here))
-    while (generation := members.join(lambda text: log.say(here.node, text))) is not None:
-        count = len(generation.members)
-        _describe(generation, here)
-        env["DEPLOYKIT_GENERATION"] = str(generation.number)
+
+    def train(generation: Generation) -> NodeExit:
         group = generation.cluster(here)
         attempt.regroup(group)
-        end = run_group(
-            words.with_nodes(count), env, group, attempt, lambda: _signal(members.change())
-        )
+        fixed = words.with_nodes(len(group.hosts))
+        return run_group(fixed, env, group, attempt, lambda: _signal(members.change()))
+
+    try:
+        end = _train_in_groups(members, train, env, here, attempt)
+    except membership.TooFewNodes as error:
+        attempt.missing = error.missing
+        end = NodeExit(BadEnvironment.exit_code, str(error))
+    membership.end(env, end.code)
+    members.close()
+    return end
+
+
+def _train_in_groups(
+    members: Membership,
+    train: Callable[[Generation], NodeExit],
+    env: Environ,
+    here: Cluster,
+    attempt: Attempt,
+) -> NodeExit:
+    """Train with one group of nodes after the other."""
+    while (generation := members.join(lambda text: log.say(here.node, text))) is not None:
+        env["DEPLOYKIT_GENERATION"] = str(generation.number)
+        _describe(generation, here)
+        end = train(generation)
         why = _why_not_over(end, attempt, members)
         if why is None:
-            membership.end(env, end.code)
             return end
         log.say(here.node, f"{why}: the nodes form the next group")
     return NodeExit(0, "the job ended while this node waited to join it")

@@ -43,6 +43,14 @@ _SETTLE = 5.0
 _PAUSE = 0.2
 
 
+class TooFewNodes(Exception):
+    """Fewer nodes were there in time than the job needs; `missing` are those that were not."""
+
+    def __init__(self, least: int, missing: list[int]) -> None:
+        super().__init__(f"fewer than {least} nodes were there within {_PATIENCE:g} seconds")
+        self.missing = missing
+
+
 class Size(NamedTuple):
     """How many nodes train: at least, and at most."""
 
@@ -99,7 +107,7 @@ class Membership:
     def join(self, say: Callable[[str], None]) -> Generation | None:
         """Wait for the next generation with this node; None if the job is over.
 
-        Raises BadEnvironment if too few nodes come within ten minutes.
+        Raises TooFewNodes after ten minutes without the least number of nodes.
         """
         begun, announced = time.monotonic(), 0
         while not over(self._env):
@@ -118,10 +126,9 @@ class Membership:
             self._form(newest)
             self._drain()
             if time.monotonic() - begun > _PATIENCE:
-                raise BadEnvironment(
-                    f"Fewer than {self._size.least} nodes were there within {_PATIENCE:g} seconds. "
-                    "See the logs of the other nodes, or lower the first number of resources.nodes."
-                )
+                there = {member.node for member, _ in self._waiting(newest.number + 1)}
+                missing = sorted(set(range(self._size.most)) - there)
+                raise TooFewNodes(self._size.least, missing)
             time.sleep(_PAUSE)
         return None
 
@@ -149,6 +156,10 @@ class Membership:
             time.sleep(_PAUSE)
         self._note(why)
         return why
+
+    def close(self) -> None:
+        """Live no more, for the other nodes."""
+        self._listener.close()
 
     def _announce(self, number: int) -> None:
         record = {**self._me._asdict(), "generation": number, "since": time.time()}

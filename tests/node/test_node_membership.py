@@ -6,10 +6,14 @@ import threading
 
 import pytest
 
-from deploykit_node import exit_records, membership
-from deploykit_node.cluster import BadEnvironment, Cluster
+from deploykit_node import exit_records, generations, membership
+from deploykit_node.cluster import Cluster
+from deploykit_node.command import Command
 from deploykit_node.exit_records import NodeExit
-from deploykit_node.membership import Membership, Size
+from deploykit_node.membership import Membership, Size, TooFewNodes
+from deploykit_node.requeue import slurm_job
+from deploykit_node.requeue.attempt import Attempt
+from tests.node.test_node_requeue import RUNNING
 
 LOCALHOST = "127.0.0.1"
 
@@ -35,7 +39,7 @@ def node(env):
 
     yield make
     for one in made:
-        one._listener.close()
+        one.close()
 
 
 def joined(*nodes):
@@ -54,7 +58,7 @@ def joined(*nodes):
 
 
 def dies(one):
-    one._listener.close()
+    one.close()
 
 
 def test_all_nodes_that_come_train_and_the_last_call_ends_the_waiting(node):
@@ -126,8 +130,24 @@ def test_a_node_that_comes_too_late_joins_nothing(node, env):
 
 def test_too_few_nodes_end_the_job(node, monkeypatch):
     monkeypatch.setattr(membership, "_PATIENCE", 0.3)
-    with pytest.raises(BadEnvironment, match="Fewer than 2 nodes were there"):
+    with pytest.raises(TooFewNodes, match="fewer than 2 nodes were there") as raised:
         node(0).join(lambda _: None)
+    assert raised.value.missing == [1, 2]
+
+
+def test_too_few_nodes_are_a_node_failure_for_which_slurm_may_requeue(env, monkeypatch):
+    """With a job of Slurm's as `scontrol` shows it, of which node 1 is gone for good."""
+    monkeypatch.setattr(membership, "_PATIENCE", 0.3)
+    monkeypatch.setattr(generations, "_own_address", lambda _: LOCALHOST)
+    env |= {"DEPLOYKIT_RESTARTS": '{"node_failure": 10}', "SLURM_JOB_ID": "7"}
+    attempt = Attempt(env, Cluster("slurm", 0, ("n1", "n2")))
+    words = Command(("--nnodes=2:2",), ("train.py",))
+    end = generations.run(words, env, Cluster("slurm", 0, ("n1", "n2")), attempt, pytest.fail)
+    assert (end.code, end.reason) == (78, "fewer than 2 nodes were there within 0.3 seconds")
+    why, full = attempt._cause(end, slurm_job.parse(RUNNING))
+    assert why == "node_failure"
+    assert full.reason == f"node 1 no longer responds, and {end.reason}"
+    assert (membership.folder(env) / "over").read_text() == "78\n"
 
 
 def test_another_attempt_starts_anew(node, env):

@@ -63,6 +63,8 @@ class Attempt:
         flag = self._decision(self._number)
         self._ended = exit_records.gathering(env, "ended", here, flag) if self._limits else None
         self._recorded: NodeExit | None = None
+        self.missing: list[int] = []
+        """Nodes for which a job has waited in vain that can do without some."""
 
     def begin(self) -> NodeExit | None:
         """Record the start. Returns the node's end if nothing may start any more.
@@ -236,6 +238,8 @@ class Attempt:
         return None if self._received else ERROR
 
     def _lost_nodes(self) -> list[int]:
+        if self.missing:
+            return self.missing
         lost = heartbeat.lost_nodes(self._env, self._here.node) if self._here.peer else []
         hosts = {self._here.hosts[node]: "its launcher disappeared" for node in lost}
         exit_records.record_unhealthy(self._env, hosts, failed_check=False)
