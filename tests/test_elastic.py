@@ -42,5 +42,5 @@ def test_a_lost_node_shrinks_the_job_and_its_return_grows_it(node, job):
     assert [1, 11] in elastic_run.steps(folder), "what was lost began at the newest checkpoint"
     assert [1, 10] not in elastic_run.steps(folder)
     log = (folder / f"logs/node-{(node + 1) % 3}.log").read_text()
-    assert f"node {node} was lost: the nodes form the next group" in log
-    assert f"node {node} joins: the nodes form the next group" in log
+    assert f"node {node} was lost: forming a new group" in log
+    assert f"node {node} joins: forming a new group" in log

@@ -59,7 +59,7 @@ def _train_in_groups(
         why = _why_not_over(end, attempt, members)
         if why is None:
             return end
-        log.say(here.node, f"{why}: the nodes form the next group")
+        log.say(here.node, f"{why}: forming a new group")
     return NodeExit(0, "the job ended while this node waited to join it")
 
 

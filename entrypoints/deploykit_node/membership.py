@@ -47,7 +47,7 @@ class TooFewNodes(Exception):
     """Fewer nodes were there in time than the job needs; `missing` are those that were not."""
 
     def __init__(self, least: int, missing: list[int]) -> None:
-        super().__init__(f"fewer than {least} nodes were there within {_PATIENCE:g} seconds")
+        super().__init__(f"fewer than {least} nodes were available within {_PATIENCE:g} seconds")
         self.missing = missing
 
 
@@ -120,7 +120,9 @@ class Membership:
                 announced = newest.number + 1
                 self._announce(announced)
                 if newest.number > self._now.number:
-                    say(f"{len(newest.members)} nodes train; this one joins at a new checkpoint")
+                    say(
+                        f"{len(newest.members)} nodes are training; this one joins at the next checkpoint"
+                    )
             if any(member.answers() for member in newest.members if member != self._me):
                 begun = time.monotonic()
             self._form(newest)

@@ -88,7 +88,7 @@ def test_a_node_that_comes_back_joins_at_a_new_checkpoint(node, env, tmp_path):
     waiting.start()
     while not said:
         assert survivors[0].change() is None
-    assert said == ["2 nodes train; this one joins at a new checkpoint"]
+    assert said == ["2 nodes are training; this one joins at the next checkpoint"]
     assert survivors[0].change() is None
     (tmp_path / "checkpoints/step.pt").write_text("saved")
     assert survivors[0].change() == survivors[1].change() == "node 1 joins"
@@ -130,7 +130,7 @@ def test_a_node_that_comes_too_late_joins_nothing(node, env):
 
 def test_too_few_nodes_end_the_job(node, monkeypatch):
     monkeypatch.setattr(membership, "_PATIENCE", 0.3)
-    with pytest.raises(TooFewNodes, match="fewer than 2 nodes were there") as raised:
+    with pytest.raises(TooFewNodes, match="fewer than 2 nodes were available") as raised:
         node(0).join(lambda _: None)
     assert raised.value.missing == [1, 2]
 
@@ -143,7 +143,7 @@ def test_too_few_nodes_are_a_node_failure_for_which_slurm_may_requeue(env, monke
     attempt = Attempt(env, Cluster("slurm", 0, ("n1", "n2")))
     words = Command(("--nnodes=2:2",), ("train.py",))
     end = generations.run(words, env, Cluster("slurm", 0, ("n1", "n2")), attempt, pytest.fail)
-    assert (end.code, end.reason) == (78, "fewer than 2 nodes were there within 0.3 seconds")
+    assert (end.code, end.reason) == (78, "fewer than 2 nodes were available within 0.3 seconds")
     why, full = attempt._cause(end, slurm_job.parse(RUNNING))
     assert why == "node_failure"
     assert full.reason == f"node 1 no longer responds, and {end.reason}"
