@@ -25,6 +25,10 @@ _BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
+_BY_SIGNAL = 128
+"""An exit code above it is that of a signal."""
+_AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
+"""Causes that follow where a rank has exited by itself, and are none then."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,29 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     if State(row.state) is State.FAILED:
         diagnosis.ended = _first_end(row) or diagnosis.ended
     logs = [(str(path), path, None) for path in files]
-    return _concluded(diagnosis, warnings, logs, failed=State(row.state) is State.FAILED)
+    causes = _without_consequences(diagnosis.causes(), row)
+    return _concluded(diagnosis, warnings, logs, causes, failed=State(row.state) is State.FAILED)
+
+
+def _without_consequences(causes: Sequence[Cause], row: Run) -> Sequence[Cause]:
+    """Where a rank exited by itself, without what follows: srun cancels the step of the others."""
+    first = _first_failure(row)
+    if first is None or first.rank is None or not 0 < first.exit_code < _BY_SIGNAL:
+        return causes
+    return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
+
+
+def _first_failure(row: Run) -> exit_records.ExitRecord | None:
+    records = [record for folder in _folders(row) for record in exit_records.read(folder)]
+    failed = (record for record in records if record.exit_code)
+    return min(failed, key=lambda record: record.finished, default=None)
 
 
 def _first_end(row: Run) -> str | None:
     """Who ended first and with what, from the exit records."""
-    records = [record for folder in _folders(row) for record in exit_records.read(folder)]
-    failed = [record for record in records if record.exit_code]
-    if not failed:
+    first = _first_failure(row)
+    if first is None:
         return None
-    first = min(failed, key=lambda record: record.finished)
     who = "a launcher" if first.rank is None else f"rank {first.rank}"
     return f"{who} ended first, with exit code {first.exit_code}: {first.reason}"
 
@@ -99,7 +116,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
     if texts and not recorded and not any(map(_has_text, texts)):
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
-    return _concluded(diagnosis, warnings, ends, failed=False)
+    return _concluded(diagnosis, warnings, ends, diagnosis.causes(), failed=False)
 
 
 def _expanded(name: str) -> list[Path | None]:
@@ -122,18 +139,18 @@ def _concluded(
     diagnosis: Diagnosis,
     warnings: Sequence[str],
     logs: Sequence[tuple[str, Path, int | None]],
+    causes: Sequence[Cause],
     *,
     failed: bool,
 ) -> RunDiagnosis:
     """The diagnosis of what was read; where a failure has no cause, with what is known of it."""
-    causes = tuple(diagnosis.causes())
     told = (*warnings, *diagnosis.unread)
     if causes and causes[0].rule.is_a_cause:
-        return RunDiagnosis(causes, told, Ending.CAUSE)
+        return RunDiagnosis(tuple(causes), told, Ending.CAUSE)
     if causes or failed:
         last: list[LastLine] = endings.last_lines(logs)
         return RunDiagnosis(
-            causes, told, Ending.UNKNOWN, diagnosis.ended, tuple(str(line) for line in last)
+            tuple(causes), told, Ending.UNKNOWN, diagnosis.ended, tuple(str(line) for line in last)
         )
     return RunDiagnosis((), told, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
 
@@ -148,7 +165,7 @@ def brief(row: Run) -> str | None:
         _read_run(diagnosis, row, files)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
-    causes = diagnosis.causes()
+    causes = _without_consequences(diagnosis.causes(), row)
     if not causes:
         return None
     rule, proof = causes[0].rule, causes[0].evidence[0]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -187,5 +189,9 @@ rendezvous_handler_registry.register(BACKEND, create)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run torchrun with `argv`."""
-    run.main(list(argv))
+    """Run torchrun with `argv`. Exits with 1 where node 0 has gone, whose own log says why."""
+    try:
+        run.main(list(argv))
+    except RendezvousConnectionError as error:
+        closed = re.search("got 0 bytes|reset by peer|[Bb]roken pipe", str(error))
+        sys.exit("torchrun: node 0 has ended, and so does this node" if closed else str(error))
