@@ -294,7 +294,7 @@ def _shown(rule: CauseRule, raw: str) -> str:
     if len(text) <= _WIDTH:
         return text
     found = (match.start() for each in rule.match if (match := each.regex.search(text)))
-    start = max(0, next(found, 0) - _BEFORE)
+    start = max(0, min(found, default=0) - _BEFORE)
     start = 0 if start < _BEFORE else start
     end = start + _WIDTH
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
