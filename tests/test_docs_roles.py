@@ -54,4 +54,10 @@ def test_the_page_has_every_role_and_no_dead_end(roles):
 def test_a_role_sees_what_the_page_shows(roles, name, tmp_path):
     (role,) = (role for role in roles.ROLES if role.name == name)
     shown, _ = roles.play(role, Path(sys.executable).parent, tmp_path / "home")
-    assert roles.loose(shown) == roles.loose(section(name))
+    assert in_one_order(roles.loose(shown)) == in_one_order(roles.loose(section(name)))
+
+
+def in_one_order(text):
+    """The text with rows of `deploykit disk` in the order of runs: that of sizes may change."""
+    rows = re.compile(r"(?:^\w+\t\w+(?:\t\.\.\.){6}\n)+", re.MULTILINE)
+    return rows.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), text)
