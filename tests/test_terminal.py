@@ -141,6 +141,8 @@ VERBS = {
     "shell": ["shell", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
     "disk": ["disk"],
+    "profile": ["profile", "one"],
+    "profile-from": ["profile", "--from", HOSTILE],
     "nodes": ["nodes"],
     "nodes-clear": ["nodes", "--clear", HOSTILE],
     "prune": ["prune", "--state", "failed", "--dry-run"],
