@@ -50,7 +50,7 @@ def words(steps: int) -> list[str]:
     model = ["--layers", "2", "--width", "32", "--heads", "4", "--sequence", "32"]
     each = ["--task", "text", "--text", ".", "--batch-size", "12", "--epochs", "1000"]
     often = ["--steps", str(steps), "--checkpoint-steps", str(EVERY), "--log-every", "1"]
-    return [*each, *model, *often, "--optimizer", "sgd", "--lr", "0.05", "--no-tensorboard"]
+    return [*each, *model, *often, "--optimizer", "sgd", "--lr", "0.005", "--no-tensorboard"]
 
 
 def main() -> int:
