@@ -57,6 +57,7 @@ while step < {STEPS}:
         if restart or step % {EVERY} == 0:
             save()
     if stops.item():
+        dist.destroy_process_group()
         sys.exit(75)
 if rank == 0:
     said("total.json", total)

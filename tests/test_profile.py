@@ -15,6 +15,7 @@ TRAIN = """\
 import sys, time
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # DDP would keep the group open
 import own  # what the sitecustomize of the user provides
 
 dist.init_process_group("gloo")
@@ -28,6 +29,8 @@ for step in range(int(sys.argv[-1])):
     first.step()
     second.step()
 print("user", own.NAME, flush=True)
+del model, first, second
+dist.destroy_process_group()
 """
 
 

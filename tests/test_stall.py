@@ -86,6 +86,7 @@ if dist.get_rank() == 0:
     print("saved", flush=True)
     evaluate(1.5 * minimum)
 dist.barrier()
+dist.destroy_process_group()
 print("end", flush=True)
 """
 HANGS_ONCE = """\

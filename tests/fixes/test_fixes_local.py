@@ -307,6 +307,7 @@ if not os.environ.get("FIXED"):
     if os.environ["RANK"] == "1":
         time.sleep(600)
 distributed.all_reduce(torch.ones(1))
+distributed.destroy_process_group()
 """
 
 
