@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, overload
 
-from deploykit import functions, lifecycle, registry
+from deploykit import functions, lifecycle, registry, run_state
 from deploykit import job as jobs
 from deploykit.errors import UsageError
 from deploykit.job import Argument, Job, ResourcesKeys
@@ -194,7 +194,7 @@ def attach(run: str, backend: str | None = None, *, target: str | None = None) -
     `target` is where it runs, such as a region; the default is the environment's. Raises NotFound,
     and UsageError where the backend does not offer this.
     """
-    return Run(lifecycle.attach(run, lifecycle.chosen(backend), target))
+    return Run(run_state.attach(run, lifecycle.chosen(backend), target))
 
 
 def _states(given: str | State | Iterable[str | State]) -> list[State]:

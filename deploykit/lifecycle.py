@@ -1,39 +1,35 @@
-"""The life of a run: prepare, submit, refresh, wait, cancel. Nothing here prints."""
+"""From a job file to a run that was sent: read, check, prepare, submit. Nothing here prints."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import math
+import json
 import os
-import time
-from collections import defaultdict
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from deploykit import backend, bundle, jobfile, paths, registry, run_record, secret_scan
+from deploykit import backend, bundle, jobfile, paths, registry, revision, run_state, secret_scan
 from deploykit.backend import Backend
-from deploykit.decode import encodable
-from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
+from deploykit.decode import as_data, encodable
+from deploykit.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.registry import Run
-from deploykit.run_record import submitting
 
 if TYPE_CHECKING:
     from deploykit.capabilities import Cost
     from deploykit.cost.estimate import Estimate
 
-_BLOCKED = 10.0
-"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
-LAST_KNOWN = "last known;"
-"""Begins the reason of a run whose backend does not answer."""
 _TIME_LIMIT = 3600
 """Seconds assumed where a required time limit is missing, so that the rest can be checked."""
-_POLL = (0.2, 15.0)
-"""Shortest and longest interval between two status queries, in seconds."""
+_NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
 
 
 class Prepared(NamedTuple):
@@ -212,10 +208,10 @@ def submit(plan: Plan) -> Run:
     TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
-    with submitting(folder, plan.run):
+    with paths.submitting(folder, plan.run):
         row = _claim(plan, folder)
         if row.id is None:
-            run_record.write(plan, folder, billed(plan))
+            record(plan, folder, billed(plan))
             _send(plan, folder)
     return registry.known(plan.run)
 
@@ -242,26 +238,32 @@ def _claim(plan: Plan, folder: Path) -> Run:
             f"the run id {plan.run} belongs to a different job", hint="choose another run id"
         )
     if earlier.id is None:
-        _reconcile(backend.find(plan.backend), earlier)
+        run_state.reconcile(backend.find(plan.backend), earlier)
     return registry.known(plan.run)
 
 
-def attach(run: str, name: str, target: str | None) -> Run:
-    """The run, which another machine may have submitted to the backend `name`.
+def record(plan: Plan, folder: Path, price: Estimate | None) -> None:
+    """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
-    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    And its price now, since later prices may differ; None: nothing is billed.
     """
-    from deploykit import capabilities  # only to attach
-
-    engine = capabilities.require(name, capabilities.Attach)
-    if not registry.lookup(run):
-        folder = paths.run_folder(registry.checked_id(run))
-        handle = engine.attach(run, folder, target)
-        paths.private_folder(folder)
-        where = handle.target
-        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
-        registry.confirm(run, handle.id)
-    return refresh([registry.known(run)])[0]
+    paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
+    paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
+    archive = bundle.store(plan.bundle)
+    record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
+    if plan.bundle.commit is not None:
+        try:
+            patch = revision.patch(plan.bundle, archive)
+        except DeploykitError as error:
+            record["uncommitted"] = f"not recorded: {error}"
+        else:
+            paths.write(folder / "uncommitted.diff", patch.text)
+            record["left_out"] = patch.left_out
+    paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
+    if price is not None and (kept := price.record()):
+        paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
 
 
 def _send(plan: Plan, folder: Path) -> None:
@@ -269,7 +271,7 @@ def _send(plan: Plan, folder: Path) -> None:
         if plan.job.budget is not None:
             from deploykit import budgets  # few jobs have one
 
-            budgets.reserve(plan, billed(plan), refresh)
+            budgets.reserve(plan, billed(plan), run_state.refresh)
         handle = backend.find(plan.backend).submit(plan, folder)
     except (Uncertain, TryAgain):
         raise  # the job may exist: the row stays as it is, and `refresh` asks again
@@ -277,107 +279,3 @@ def _send(plan: Plan, folder: Path) -> None:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
     registry.confirm(plan.run, handle.id, handle.status)
-
-
-def refresh(rows: Sequence[Run]) -> list[Run]:
-    """The same runs with their current status: one query to each backend.
-
-    Where a backend cannot be reached, its runs keep their last known state, and the reason says so.
-    """
-    unfinished: dict[str, list[Run]] = defaultdict(list)
-    for row in rows:
-        if not State(row.state).final or registry.may_still_come(row):
-            unfinished[row.backend].append(row)
-    failures: dict[str, str] = {}
-    for name, group in unfinished.items():
-        try:
-            failures |= _refresh(backend.find(name), group)
-        except (DeploykitError, OSError) as error:
-            failures |= {row.run: _last_known(name, error) for row in group}
-    current = registry.lookup(*(row.run for row in rows))
-    asked = (row.run for group in unfinished.values() for row in group)
-    ended = [current[run] for run in asked if run in current and State(current[run].state).final]
-    if ended:
-        from deploykit import left_out, storage  # only the end of a run needs them
-
-        left_out.learn(ended)
-        storage.tidy()
-    # another process may have removed a run that has ended
-    return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
-
-
-def _last_known(name: str, error: Exception) -> str:
-    return f"{LAST_KNOWN} {name} cannot be reached: {error}"
-
-
-def _with_reason(row: Run, reason: str | None) -> Run:
-    """The row with the reason of a failed query, and a note where its run folder was deleted."""
-    parts = [row.reason if reason is None else reason]
-    if not Path(row.folder).exists() and row.folder not in parts[0]:
-        parts.append(f"its folder {row.folder} was deleted")
-    return replace(row, reason="; ".join(filter(None, parts)))
-
-
-def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
-    """Update the runs of one backend; the reasons, by run, where that failed."""
-    failures = {}
-    for row in rows:
-        if row.id is None:
-            try:
-                with contextlib.suppress(TryAgain), submitting(Path(row.folder), row.run):
-                    _reconcile(engine, row)
-            except DeploykitError as error:
-                failures[row.run] = _last_known(row.backend, error)
-    handles = {
-        row.handle: row
-        for row in registry.lookup(*(row.run for row in rows)).values()
-        if row.handle is not None
-    }
-    if not handles:
-        return failures
-    status_by_handle = engine.status(list(handles))
-    pairs = ((row, status_by_handle[handle]) for handle, row in handles.items())
-    registry.update_all({row.run: status for row, status in pairs if status != row.status})
-    return failures
-
-
-def _reconcile(engine: Backend, row: Run) -> None:
-    """Find the job of an interrupted submit, and record whether it exists."""
-    handle = engine.find(row.run, Path(row.folder), row.target)
-    if handle is not None:
-        registry.confirm(row.run, handle.id)
-        return
-    if row.state != State.UNSENT.value:  # else it keeps its reason
-        reason = "submit was interrupted before anything was sent; submit it again"
-        registry.update(row.run, Status(State.UNSENT, "", reason))
-
-
-def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
-    """The runs, each time one has changed, until all have ended or stay blocked, or `timeout` s."""
-    end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
-    pause, longest = _POLL
-    last: list[Run] = []
-    while True:
-        found = registry.lookup(*names)
-        rows = refresh([found.get(name) or registry.known(name) for name in names])
-        if rows != last:
-            yield rows
-            last, pause = rows, _POLL[0]
-        now = time.monotonic()
-        states = {State(row.state) for row in rows if not State(row.state).final}
-        leave = min(leave, now + _BLOCKED) if states == {State.BLOCKED} else math.inf
-        if not states or now >= min(end, leave):
-            return
-        time.sleep(pause)
-        pause = min(pause * 1.3, longest)
-
-
-def cancel(row: Run) -> Run:
-    """Stop a run, unless it has ended. Raises NotFound where no job was sent."""
-    row = refresh([row])[0]
-    if row.handle is None:
-        raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
-    if not State(row.state).final:
-        backend.find(row.backend).cancel(row.handle)
-        row = refresh([row])[0]
-    return row

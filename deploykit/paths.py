@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from deploykit.errors import CannotWrite, UsageError
+from deploykit.errors import CannotWrite, TryAgain, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
@@ -66,6 +68,25 @@ def expanded(path: str) -> str:
 def run_folder(run: str) -> Path:
     """The run folder: plan, source, logs, output, checkpoints."""
     return state() / "runs" / run
+
+
+@contextlib.contextmanager
+def submitting(folder: Path, run: str) -> Iterator[None]:
+    """Lock the run while it is submitted; the lock ends with the process. Raises TryAgain.
+
+    A run whose folder was deleted, also just now by another process, is not being submitted.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(FileNotFoundError):
+            file = held.enter_context(open(folder / "submitting", "wb", opener=private_opener))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TryAgain(
+                    f"{run} is being submitted or removed by another process",
+                    hint="try again in a moment",
+                ) from error
+        yield
 
 
 def bundles() -> Path:

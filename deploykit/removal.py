@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from deploykit import backend, lifecycle, paths, registry, shell, storage, sweep_folders
+from deploykit import backend, paths, registry, run_state, shell, storage, sweep_folders
 from deploykit.capabilities import Remains
 from deploykit.errors import UsageError
 from deploykit.model import Handle, Problem, State
+from deploykit.paths import submitting
 from deploykit.registry import Run
-from deploykit.run_record import submitting
 from deploykit.sweep import folder as sweep_folder
 from deploykit.sweep.folder import SweepRecord
 
@@ -27,7 +27,7 @@ def refuse_unfinished(
     needed = {run: sweep for run, sweep in needed_by_sweeps(rows).items() if sweep not in sweeps}
     problems = [
         Problem("", f"{row.run} is {row.state}", _how_to_end(row))
-        for row in lifecycle.refresh(rows)
+        for row in run_state.refresh(rows)
         if not (removable(row) or (force and _is_out_of_reach(row)))
     ]
     problems += [
@@ -102,7 +102,7 @@ def removable(row: Run) -> bool:
 
 
 def _is_out_of_reach(row: Run) -> bool:
-    return row.state == State.UNKNOWN.value or row.reason.startswith(lifecycle.LAST_KNOWN)
+    return row.state == State.UNKNOWN.value or row.reason.startswith(run_state.LAST_KNOWN)
 
 
 def _how_to_end(row: Run) -> str:

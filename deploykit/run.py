@@ -16,6 +16,7 @@ from deploykit import (
     reproduce,
     rerun,
     run_diagnosis,
+    run_state,
 )
 from deploykit.errors import NeverStarts, TimedOut, UsageError
 from deploykit.job import Argument
@@ -90,7 +91,7 @@ class Run:
 
         Where it cannot be reached, the last known state, and a reason that says so.
         """
-        (self._row,) = lifecycle.refresh([self._row])
+        (self._row,) = run_state.refresh([self._row])
         return self._row.status
 
     def wait(self, timeout: float | None = None, *, check: bool = False) -> Status:
@@ -100,7 +101,7 @@ class Run:
         and cannot start. With `check`, raises RunFailed where it ended in another way than with
         success.
         """
-        for (row,) in lifecycle.wait_all([self.id], timeout):
+        for (row,) in run_state.wait_all([self.id], timeout):
             self._row = row
         if self.state is State.BLOCKED:
             raise NeverStarts(f"{self.id} is queued, but {self._row.reason}")
@@ -141,7 +142,7 @@ class Run:
         if since is not None and since.tzinfo is None:
             raise UsageError("since: expected a time with its zone", hint="datetime.now(UTC)")
         wanted = Selection(rank, node, task, attempt, since, first_error)
-        (self._row,) = lifecycle.refresh([self._row])
+        (self._row,) = run_state.refresh([self._row])
         return log_selection.of_run(self._row, wanted, follow=follow)
 
     def metrics(self, *names: str, task: int | None = None) -> list[Point]:
@@ -151,24 +152,24 @@ class Run:
         by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds since
         1970), `attempt` and `source`; what is not known of it is None.
         """
-        (self._row,) = lifecycle.refresh([self._row])
+        (self._row,) = run_state.refresh([self._row])
         return RunMetrics(self._row, task=task).whole(names)
 
     def progress(self) -> Progress:
         """How far the run is, from all that its script has written and printed."""
-        (self._row,) = lifecycle.refresh([self._row])
+        (self._row,) = run_state.refresh([self._row])
         read = RunMetrics(self._row)
         read.refresh()
         return read.progress()
 
     def cancel(self) -> Status:
         """Stop the run, unless it has ended. Raises NotFound where no job was sent."""
-        self._row = lifecycle.cancel(self._row)
+        self._row = run_state.cancel(self._row)
         return self._row.status
 
     def diagnose(self) -> RunDiagnosis:
         """Why the run failed, from the logs of all its ranks. Raises NotFound where it has none."""
-        (self._row,) = lifecycle.refresh([self._row])
+        (self._row,) = run_state.refresh([self._row])
         return run_diagnosis.of_run(self._row)
 
     def rerun(

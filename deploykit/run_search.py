@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deploykit import lifecycle, registry
+from deploykit import registry, run_state
 from deploykit import registry_layout as layout
 from deploykit.model import State
 from deploykit.registry import Run
@@ -33,10 +33,10 @@ class Search:
         """
         known = self._of_any_state()
         if not self.states:
-            return lifecycle.refresh(registry.select(*known.sql, limit=limit))
+            return run_state.refresh(registry.select(*known.sql, limit=limit))
         condition, values = known.sql
         unfinished = registry.select(f"{layout.UNFINISHED} AND {condition}", values)
-        current = {row.run: row for row in lifecycle.refresh(unfinished)}
+        current = {row.run: row for row in run_state.refresh(unfinished)}
         return [current.get(row.run, row) for row in registry.select(*self.sql, limit=limit)]
 
     def count(self) -> int:

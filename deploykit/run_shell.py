@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploykit import capabilities, lifecycle
+from deploykit import capabilities, run_state
 from deploykit.errors import NotFound
 from deploykit.model import State
 from deploykit.registry import Run
@@ -18,7 +18,7 @@ def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list
     Raises NotFound where the run is not running, UsageError where its backend cannot, TryAgain
     where the rank is not running.
     """
-    (row,) = lifecycle.refresh([row])
+    (row,) = run_state.refresh([row])
     if row.handle is None or State(row.state) not in _RUNNING:
         raise NotFound(f"{row.run} is {row.state}: no rank is running", hint=row.reason or None)
     engine = capabilities.require(row.backend, capabilities.Shell)

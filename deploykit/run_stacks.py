@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import backend, capabilities, lifecycle
+from deploykit import backend, capabilities, run_state
 from deploykit.capabilities import DumpByHand
 from deploykit.diagnosis import flight
 from deploykit.errors import BackendUnavailable, NotFound, UsageError
@@ -41,7 +41,7 @@ def take(row: Run, *, native: bool = False) -> RunStacks:
     Raises UsageError where its backend cannot, NotFound where the run has not started or has left
     none, BackendUnavailable where no node answers.
     """
-    (row,) = lifecycle.refresh([row])
+    (row,) = run_state.refresh([row])
     state = State(row.state)
     if row.handle is None or state not in _RUNNING | {one for one in State if one.final}:
         raise NotFound(f"{row.run} is {row.state}: no rank has started", hint=row.reason or None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import exit_records, lifecycle, run_diagnosis
+from deploykit import exit_records, run_diagnosis, run_state
 from deploykit.folding import plain
 from deploykit.inspect import usage
 from deploykit.inspect.usage import RankUsage
@@ -68,7 +68,7 @@ class Watch:
 
         With `whole`, all logs that are on another machine are read too.
         """
-        rows = lifecycle.refresh([one.row for one in self._watched])
+        rows = run_state.refresh([one.row for one in self._watched])
         asked: set[str] = set()
         for one, row in zip(self._watched, rows, strict=True):
             fetch = whole or (row.backend not in asked and one.is_due(row))

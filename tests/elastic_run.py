@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from deploykit import lifecycle, registry
+from deploykit import registry, run_state
 from deploykit.model import State
 
 STEPS = 30
@@ -104,7 +104,7 @@ def lose(folder: Path, node: int) -> None:
 def final(run: str, seconds: float = 600):
     """The row of a run once it has ended."""
     end = time.monotonic() + seconds
-    while not State((row := lifecycle.refresh([registry.get(run)])[0]).state).final:
+    while not State((row := run_state.refresh([registry.get(run)])[0]).state).final:
         assert time.monotonic() < end, row
         time.sleep(0.2)
     return row

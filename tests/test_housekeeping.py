@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import backend, bundle, cli, lifecycle, paths, registry, removal, storage
+from deploykit import backend, bundle, cli, paths, registry, removal, run_state, storage
 from deploykit.model import State, Status
 
 LIMIT = 1 << 30
@@ -203,7 +203,7 @@ def test_the_end_of_a_run_reduces_the_sources_of_older_ones(add):
     registry.update("ending", Status(State.RUNNING))
     for number in range(3):
         add(f"new-{number}")
-    lifecycle.refresh([registry.get("ending")])
+    run_state.refresh([registry.get("ending")])
     assert set(tree(old / "source")) == {backend.FILES}
 
 
@@ -506,7 +506,7 @@ def test_a_file_written_into_a_folder_while_it_is_removed_goes_too(add, monkeypa
 def test_a_run_that_is_being_submitted_is_not_removed(add, capsys):
     """An unsent one: the same id is being sent again just now."""
     folder = add("exp-alpha", State.UNSENT, days=1)
-    with lifecycle.submitting(folder, "exp-alpha"):
+    with paths.submitting(folder, "exp-alpha"):
         assert run(capsys, "rm", "exp-alpha")[0] == 75
     assert folder.is_dir()
     assert names() == {"exp-alpha"}
@@ -516,7 +516,7 @@ def test_a_run_that_another_process_removed_is_no_error_for_a_list(add, monkeypa
     add("exp-alpha")
     row = registry.get("exp-alpha")
     registry.remove("exp-alpha")
-    assert [one.run for one in lifecycle.refresh([row])] == ["exp-alpha"]
+    assert [one.run for one in run_state.refresh([row])] == ["exp-alpha"]
 
 
 # --- prune --------------------------------------------------------------------------------------

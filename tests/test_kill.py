@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 AROUND_THE_ROW = [
     ("before", "deploykit.registry:add"),
     ("after", "deploykit.registry:add"),
-    ("before", "deploykit.run_record:write"),
-    ("after", "deploykit.run_record:write"),
+    ("before", "deploykit.lifecycle:record"),
+    ("after", "deploykit.lifecycle:record"),
     ("before", "deploykit.bundle:store"),
     ("after", "deploykit.bundle:store"),
 ]

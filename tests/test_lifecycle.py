@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import deploykit
-from deploykit import cli, jobfile, lifecycle, paths, registry
+from deploykit import cli, jobfile, paths, registry, run_state
 from deploykit.backends import local
 from deploykit.errors import BackendUnavailable, NeverStarts, SubmitRefused, Uncertain
 from deploykit.model import Handle, State, Status
@@ -110,7 +110,7 @@ def test_wait_leaves_a_run_that_can_never_start(capsys, monkeypatch):
     answers = dict.fromkeys(("stuck", "waits"), Status(State.QUEUED, reason="waits"))
     answers["stuck"] = Status(State.BLOCKED, reason="requests too much, so it can never start")
     monkeypatch.setattr(local, "status", lambda handles: {h: answers[h.run] for h in handles})
-    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    monkeypatch.setattr(run_state, "_BLOCKED", 0.0)
     assert cli.main(["wait", add("stuck")]) == 81
     told = capsys.readouterr()
     assert "stuck: blocked\n  reason  requests too much, so it can never start" in told.out
@@ -123,8 +123,8 @@ def test_wait_leaves_only_a_run_that_stays_blocked(monkeypatch):
     states = [*[State.BLOCKED, State.QUEUED] * 3, State.SUCCEEDED]
     answers = iter([Status(state, reason=str(n)) for n, state in enumerate(states)])
     monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, next(answers)))
-    monkeypatch.setattr(lifecycle, "_POLL", (0.01, 0.01))
-    assert [row.state for (row,) in lifecycle.wait_all([add("one")])] == [
+    monkeypatch.setattr(run_state, "_POLL", (0.01, 0.01))
+    assert [row.state for (row,) in run_state.wait_all([add("one")])] == [
         state.value for state in states
     ]
 
@@ -134,7 +134,7 @@ def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, mo
     blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
     monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
     monkeypatch.setattr(local, "logs", lambda _, follow: iter(threading.Event().wait, None))
-    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    monkeypatch.setattr(run_state, "_BLOCKED", 0.0)
     assert cli.main(["submit", "--backend", "local", "--wait", "--json"]) == 81
     assert json.loads(capsys.readouterr().out)["state"] == "blocked"
 
@@ -142,7 +142,7 @@ def test_submit_and_wait_ends_for_a_run_that_can_never_start(project, capsys, mo
 def test_python_gets_an_error_for_a_run_that_can_never_start(monkeypatch):
     blocked = Status(State.BLOCKED, reason="requests too much, so it can never start")
     monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, blocked))
-    monkeypatch.setattr(lifecycle, "_BLOCKED", 0.0)
+    monkeypatch.setattr(run_state, "_BLOCKED", 0.0)
     with pytest.raises(NeverStarts, match="stuck is queued, but requests too much") as caught:
         deploykit.get(add("stuck")).wait()
     assert caught.value.exit_code == 81

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, lifecycle, paths, registry, storage
+from deploykit import cli, paths, registry, run_state, storage
 from deploykit.backends import local
 from deploykit.errors import NotFound
 from deploykit.model import State, Status
@@ -139,21 +139,21 @@ def _status(handles):
 
 def test_many_active_runs_are_read_in_chunks_and_written_at_once(statements, monkeypatch):
     monkeypatch.setattr(local, "status", _status)
-    rows = lifecycle.refresh(registry.selected(()))
+    rows = run_state.refresh(registry.selected(()))
     assert {one.native for one in rows} == {"R"}
     assert len(rows) == ACTIVE
     reads = [text for text in statements if text.startswith("SELECT * FROM runs")]
     assert len(reads) == 1 + 2 * 3
     assert sum(text.startswith("BEGIN IMMEDIATE") for text in statements) == 1
     del statements[:]
-    lifecycle.refresh(rows)
+    run_state.refresh(rows)
     assert not [text for text in statements if text.startswith("BEGIN")]  # nothing has changed
 
 
 def test_a_poll_of_wait_reads_the_rows_of_its_runs(statements, monkeypatch):
     monkeypatch.setattr(local, "status", _status)
     names = [newest(number) for number in range(1, 11)]
-    (rows,) = lifecycle.wait_all(names, timeout=0)
+    (rows,) = run_state.wait_all(names, timeout=0)
     assert [one.run for one in rows] == names
     assert not [step for step in plans(statements) if step.startswith("SCAN")]
     assert sum(text.startswith("SELECT * FROM runs") for text in statements) == 3

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from deploykit import backend, bundle, paths, run_record
+from deploykit import backend, bundle, lifecycle, paths
 from deploykit.model import JobSpec, Plan
 from tests.test_bundle import KEY_BODY, tree
 
@@ -45,7 +45,7 @@ def recorded(source):
     folder.mkdir(parents=True, exist_ok=True)
     options = backend.find("local").Options()
     plan = Plan("local", "here", "one", "", "sh", JobSpec("x", None, None), options, scanned)
-    run_record.write(plan, folder, None)
+    lifecycle.record(plan, folder, None)
     return folder
 
 

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from deploykit import backend, cli, lifecycle, run_watch
+from deploykit import backend, cli, run_state, run_watch
 from deploykit.commands import progress_text
 from deploykit.errors import BackendUnavailable
 from deploykit.model import LogLine
@@ -318,7 +318,7 @@ def test_an_array_shows_its_first_task(live):
 
 
 def test_the_end_of_a_run_is_looked_at_once_more(live):
-    watch = Watch(lifecycle.refresh([get("live-run")]))
+    watch = Watch(run_state.refresh([get("live-run")]))
     trained(live)
     (before,) = watch.look()
     assert not watch.final

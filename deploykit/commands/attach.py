@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle
+from deploykit import lifecycle, run_state
 from deploykit.commands import output
 
 SHARED = ("backend",)
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Add the run to the registry, and print it."""
-    row = lifecycle.attach(args.run, lifecycle.chosen(args.backend), args.target)
+    row = run_state.attach(args.run, lifecycle.chosen(args.backend), args.target)
     if args.json:
         output.emit(output.run_data(row))
     else:

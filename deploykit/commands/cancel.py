@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, registry
+from deploykit import registry, run_state
 from deploykit.commands import output
 from deploykit.errors import DeploykitError
 from deploykit.registry import Run
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     errors: list[DeploykitError] = []
     for row in rows:
         try:
-            stopped.append(lifecycle.cancel(row))
+            stopped.append(run_state.cancel(row))
         except DeploykitError as error:
             errors.append(error)
     if args.json and stopped:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 
-from deploykit import comparison, lifecycle, registry, run_facts
+from deploykit import comparison, registry, run_facts, run_state
 from deploykit.commands import comparison_text, output
 from deploykit.commands.comparison_text import Line
 from deploykit.comparison import Comparison
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{next(iter(rows))} is the only run named", hint="name two runs or more to compare"
         )
-    facts = [run_facts.of(row, args.name) for row in lifecycle.refresh(list(rows.values()))]
+    facts = [run_facts.of(row, args.name) for row in run_state.refresh(list(rows.values()))]
     compared = comparison.of(facts)
     for one in facts:
         output.note(*(f"{one.row.run}: not read: {problem}" for problem in one.problems))

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import guides, lifecycle, registry, run_diagnosis, shell
+from deploykit import guides, registry, run_diagnosis, run_state, shell
 from deploykit.commands import output
 from deploykit.diagnosis import cause_rules
 from deploykit.diagnosis.cause_rules import RuleSet
@@ -88,5 +88,5 @@ def _of_run(what: Sequence[str], known: RuleSet) -> RunDiagnosis:
     if len(what) > 1:
         missing = next(name for name in what if name != "-" and not Path(name).exists())
         raise NotFound(f"no such file: {missing}", hint="name one run, or existing files")
-    row = lifecycle.refresh([registry.get(next(iter(what), None))])[0]
+    row = run_state.refresh([registry.get(next(iter(what), None))])[0]
     return run_diagnosis.of_run(row, known)

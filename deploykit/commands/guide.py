@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit import backend, capabilities, guides, lifecycle, registry
+from deploykit import backend, capabilities, guides, lifecycle, registry, run_state
 from deploykit.commands import output
 from deploykit.errors import UsageError
 from deploykit.guides import GUIDES, GuideContext
@@ -70,7 +70,7 @@ def _list(*, as_json: bool) -> None:
 
 def _add_run(context: GuideContext, name: str) -> None:
     """Add the state of the run, and what its launchers logged."""
-    row = lifecycle.refresh([registry.get(name)])[0]
+    row = run_state.refresh([registry.get(name)])[0]
     context.run, context.backend, context.job = row.run, row.backend, row.id or context.job
     context.state, context.reason = row.state, row.reason
     if row.handle is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from deploykit import lifecycle, log_selection, registry, run_diagnosis
+from deploykit import log_selection, registry, run_diagnosis, run_state
 from deploykit.commands import arguments, output
 from deploykit.decode import DURATION
 from deploykit.folding import Folding
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
-    row = lifecycle.refresh([registry.get(args.run)])[0]
+    row = run_state.refresh([registry.get(args.run)])[0]
     foldings = [Folding()]
     if args.json:
         output.log_data(_or_note(_lines(row, args, foldings), _none_message(args)))
@@ -135,7 +135,7 @@ def _print(
     output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
     output.folded(row, foldings[-1])
     if args.follow:
-        (row,) = lifecycle.refresh([row])
+        (row,) = run_state.refresh([row])
     if cause := run_diagnosis.brief(row):
         output.note(f"cause: {cause}")
 

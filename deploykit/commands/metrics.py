@@ -16,7 +16,7 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from deploykit import lifecycle, registry
+from deploykit import registry, run_state
 from deploykit.commands import output, progress_text
 from deploykit.errors import UsageError
 from deploykit.metrics.points import Point
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Print how far the run is and its metrics, or each value."""
     if args.csv and args.json:
         raise UsageError("--csv and --json are both given", hint="choose one")
-    (row,) = lifecycle.refresh([registry.get(args.run)])
+    (row,) = run_state.refresh([registry.get(args.run)])
     read = RunMetrics(row, task=args.task)
     points = read.whole(args.name)
     output.note(*(f"not read: {problem}" for problem in read.problems))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from deploykit import lifecycle, registry, removal, shell, storage, sweep_folders
+from deploykit import registry, removal, run_state, shell, storage, sweep_folders
 from deploykit.bundle import readable
 from deploykit.commands import arguments, output
 from deploykit.errors import CannotWrite, DeploykitError, UsageError
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _found(args: argparse.Namespace) -> list[Removal]:
     """What goes: runs, the oldest last, then what no other run needs."""
-    rows = lifecycle.refresh(registry.every())
+    rows = run_state.refresh(registry.every())
     chosen = _but_needed(_selected(args, rows))
     names = {row.run for row in chosen}
     used = storage.references(rows)

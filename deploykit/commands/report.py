@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit import lifecycle, paths, registry, run_report
+from deploykit import paths, registry, run_report, run_state
 from deploykit.bundle import readable
 from deploykit.commands import output
 from deploykit.errors import UsageError
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.output or Path(f"report-{next(iter(rows))}.html")
     from deploykit.commands import report_sections  # not needed for --help
 
-    reports = [run_report.of(row) for row in lifecycle.refresh(list(rows.values()))]
+    reports = [run_report.of(row) for row in run_state.refresh(list(rows.values()))]
     text = report_sections.document(reports)
     if args.force:
         path.unlink(missing_ok=True)

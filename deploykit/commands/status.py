@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploykit import lifecycle, registry, run_diagnosis
+from deploykit import registry, run_diagnosis, run_state
 from deploykit.commands import output
 from deploykit.model import State
 from deploykit.registry import Run
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of each run, and the cause where one failed."""
-    rows = lifecycle.refresh(registry.selected(args.run))
+    rows = run_state.refresh(registry.selected(args.run))
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     else:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deploykit import backend, lifecycle, registry, run_diagnosis, shell
+from deploykit import backend, registry, run_diagnosis, run_state, shell
 from deploykit.commands import arguments, output
 from deploykit.errors import DeploykitError, TimedOut
 from deploykit.folding import Folding
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     told: dict[str, tuple[str, str]] = {}
     position = Position()
     with output.last_line(lambda: _now(rows, position)) as last:
-        for current in lifecycle.wait_all([row.run for row in named], args.timeout):
+        for current in run_state.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
                 _tell(rows, told)
@@ -119,7 +119,7 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     )
     printer.start()
     try:
-        *_, (last,) = lifecycle.wait_all([row.run], timeout)
+        *_, (last,) = run_state.wait_all([row.run], timeout)
     except KeyboardInterrupt:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")

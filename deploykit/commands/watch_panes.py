@@ -6,7 +6,7 @@ import textwrap
 import time
 from typing import Protocol
 
-from deploykit import lifecycle, log_selection, run_stacks, terminal
+from deploykit import log_selection, run_stacks, run_state, terminal
 from deploykit.errors import DeploykitError
 from deploykit.folding import Folding
 from deploykit.log_selection import Selection
@@ -126,7 +126,7 @@ class CancelPane:
         if key.lower() != "y" or self._error:
             return False
         try:
-            lifecycle.cancel(self._row)
+            run_state.cancel(self._row)
         except DeploykitError as error:
             self._error = _explained(error)
             self.keys = "any key: back"

@@ -15,7 +15,7 @@ from decimal import Decimal
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from deploykit import backend, capabilities, lifecycle
+from deploykit import backend, capabilities, lifecycle, run_state
 from deploykit.errors import DeploykitError, Uncertain
 from deploykit.model import State
 from deploykit.registry import Run
@@ -94,7 +94,7 @@ class Controller:
     def _rows(self) -> dict[str, Run]:
         """The current rows of all runs that are waited for: one query to the backend."""
         ids = [live.run(repeat) for live in self.live for repeat in live.open]
-        return {row.run: row for row in lifecycle.refresh(list(trials.rows(ids).values()))}
+        return {row.run: row for row in run_state.refresh(list(trials.rows(ids).values()))}
 
     def _follow(self, live: Live, rows: dict[str, Run]) -> None:
         """Record what has become of a trial's runs, and the trial's end."""
@@ -142,7 +142,7 @@ class Controller:
     def _cancel(self, live: Live, row: Run) -> None:
         """Cancel a run; where its backend does not answer, another look does."""
         try:
-            lifecycle.cancel(row)
+            run_state.cancel(row)
         except DeploykitError as error:
             self._say_once(f"trial {live.number}: {row.run} is not cancelled: {error.message}")
 

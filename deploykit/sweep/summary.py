@@ -9,7 +9,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from deploykit import lifecycle
+from deploykit import run_state
 from deploykit.cost.money import Money, cents
 from deploykit.registry import Run
 from deploykit.sweep import controller, journal, samplers, space, spending, spread, trials
@@ -160,7 +160,7 @@ def of(record: SweepRecord) -> SweepSummary:
 
 def _refresh(rows: dict[str, Run], ids: Sequence[str]) -> None:
     """Ask for the state of some of the runs."""
-    rows |= {row.run: row for row in lifecycle.refresh([rows[run] for run in ids if run in rows])}
+    rows |= {row.run: row for row in run_state.refresh([rows[run] for run in ids if run in rows])}
 
 
 def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> TrialSummary:

@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploykit import cli, lifecycle, paths, registry
+from deploykit import cli, paths, registry, run_state
 from tests.slurm.slurm_helpers import cluster_command, output, wait_for
 from tests.trainer_losses import losses
 
@@ -193,7 +193,7 @@ class Watch(threading.Thread):
     def run(self):
         while not self.stopped.wait(0.3):
             every = list(self.jobs.values())
-            rows = lifecycle.refresh([registry.get(job.run) for job in every])
+            rows = run_state.refresh([registry.get(job.run) for job in every])
             for job, row in zip(every, rows, strict=True):
                 status = row.state, row.reason
                 if row.state != "unknown" and job.history[-1:] != [status]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, lifecycle, paths
+from deploykit import cli, paths, run_state
 from deploykit.cost import cap
 
 pytestmark = [
@@ -40,7 +40,7 @@ def submit(capsys, seconds):
     assert cli.main([*argv, "--stop-at-cap"]) == 0
     line = f"it is stopped before it costs more than {seconds}.00 USD: after {seconds // 60}m\n"
     assert line in capsys.readouterr().err
-    *_, (row,) = lifecycle.wait_all([f"capped-{seconds}"])
+    *_, (row,) = run_state.wait_all([f"capped-{seconds}"])
     return row
 
 

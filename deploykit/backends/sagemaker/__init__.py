@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import backend
+from deploykit.backends.sagemaker.job_cost import alternatives
+from deploykit.backends.sagemaker.job_cost import estimate as cost
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
 from deploykit.backends.sagemaker.oracle import check
@@ -16,7 +18,6 @@ from deploykit.model import Handle, JobSpec, Plan
 
 if TYPE_CHECKING:
     from deploykit.capabilities import Start
-    from deploykit.cost.estimate import Estimate
     from deploykit.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
@@ -28,7 +29,7 @@ PREFLIGHT = backend.PREFLIGHT
 def attach(run: str, folder: Path, target: str | None) -> Handle:
     """The training job of that name in a region, by default the environment's.
 
-    Raises UsageError region no region is chosen, NotFound region it has no such job.
+    Raises UsageError if no region is chosen, NotFound if it has no such job.
     """
     region = target or environment_region()
     if not region:
@@ -88,13 +89,6 @@ def examine(
     yield from doctor.examine(job, options, saved, save)
 
 
-def cost(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost; see `deploykit.capabilities.Cost`."""
-    from deploykit.backends.sagemaker import job_cost
-
-    return job_cost.estimate(job, options)
-
-
 def when(plan: Plan) -> Iterator[Start]:
     """What the quota allows: see `quota.starts`."""
     from deploykit.backends.sagemaker import quota
@@ -108,13 +102,6 @@ def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the
     from deploykit.backends.sagemaker.options import region
 
     return price_list.refresh(region(options))
-
-
-def alternatives(job: JobSpec, options: Options) -> dict[str, Estimate]:
-    """What the job may cost the other way, on spot or on demand; see `capabilities.Prices`."""
-    from deploykit.backends.sagemaker import job_cost
-
-    return job_cost.alternatives(job, options)
 
 
 __all__ = [
