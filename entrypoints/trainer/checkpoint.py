@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, distributed
 
 from trainer import comm_timing, integrity, tensor_reader
@@ -39,7 +40,8 @@ class CheckpointManager:
     """Saves checkpoints to a folder that all nodes share, and loads them. Methods are collective.
 
     The `keep` latest checkpoints are kept, and the best one. With `background`, tensors are copied
-    to CPU memory and written while training continues; a save waits for the previous one.
+    to CPU memory, which is pinned and used again by the next save, and written while training
+    continues; a save waits for the previous one.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CheckpointManager:
         # its own group: collectives of a background save must not mix with those of a step
         self._group = distributed.new_group(backend="gloo")
         self._pool = ThreadPoolExecutor(1) if background else None
+        self._copy = _stager(context.device) if background else None
         self._pending: Future[None] | None = None
 
     def save(self, step: int, state: State, progress: Progress) -> Path:
@@ -61,10 +64,10 @@ class CheckpointManager:
         """
         self.wait()
         path = self._folder / _folder_name(step)
-        if self._pool is None:
+        if self._pool is None or self._copy is None:
             self._write(path, state, progress)
         else:
-            copy = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+            copy = self._copy({name: value.detach() for name, value in state.items()})
             self._pending = self._pool.submit(self._write, path, copy, progress)
         return path
 
@@ -199,6 +202,20 @@ class _Search(NamedTuple):
     def _any(self, problem: str) -> str:
         """The first problem of any rank, or ''."""
         return next(filter(None, self.all_gather(problem)), "")
+
+
+def _stager(device: torch.device) -> Callable[[State], State]:
+    """Copies tensors to CPU memory. It keeps the memory, pinned if they come from a GPU."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    from_gpu = device.type == "cuda"
+    options = StagingOptions(
+        use_pinned_memory=from_gpu,
+        use_shared_memory=False,
+        use_async_staging=False,  # the next step changes the tensors
+        use_non_blocking_copy=from_gpu,
+    )
+    return cast("Callable[[State], State]", DefaultStager(options).stage)
 
 
 def _rename(saving: Path, path: Path) -> None:

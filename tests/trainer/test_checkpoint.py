@@ -222,6 +222,19 @@ def test_a_background_save_copies_the_tensors_and_reports_its_error(context, fol
     assert load_latest(manager) == (1, 1.0)
 
 
+def test_background_saves_copy_into_the_same_memory(context, folder, monkeypatch):
+    """Pinning memory takes longer than a copy, so it is done once."""
+    manager = CheckpointManager(folder, context, keep=2, background=True)
+    weight, written = torch.full((1000,), 1.0), []
+    monkeypatch.setattr(manager, "_write", lambda _, state, __: written.append(state["weight"]))
+    for value in (2.0, 3.0):
+        weight.fill_(value)
+        manager.save(1, {"weight": weight}, {"step": 1, "best_step": 0})
+        manager.wait()
+        assert written[-1][0] == value
+    assert written[0].data_ptr() == written[1].data_ptr() != weight.data_ptr()
+
+
 def test_a_save_reports_the_error_of_the_background_save_before_it(context, folder, monkeypatch):
     manager = CheckpointManager(folder, context, keep=2, background=True)
     monkeypatch.setattr(integrity, "write_manifest", None)
