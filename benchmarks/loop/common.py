@@ -2,8 +2,8 @@
 
 The clock is the CPU time of the process between the forward passes of two training steps. A hook
 on the model reads it, so that no loop has to change. Each file prints one line of JSON on rank 0:
-``{"cpu_ms": mean, "steps": counted, "loss": last}``. It is the mean, since occasional work such as
-logging is part of a loop.
+``{"cpu_ms": mean, "steps": counted, "loss": last, "start_s": seconds}``. It is the mean, since
+occasional work such as logging is part of a loop; `start_s` is the CPU time until the second step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Clock:
         counted = self.moments[WARM_UP:]
         steps = len(counted) - 1
         mean = (counted[-1] - counted[0]) * 1000 / steps
-        print(json.dumps({"cpu_ms": mean, "steps": steps, "loss": loss}), flush=True)
+        told = {"cpu_ms": mean, "steps": steps, "loss": loss, "start_s": self.moments[1]}
+        print(json.dumps(told), flush=True)
 
 
 def world() -> int:
