@@ -30,7 +30,9 @@ class FirstWeights:
         self._init = task.init
         self._build = task.model
         self._seed = options.seed
-        self._pretrained = Pretrained(Path(options.init_from)) if options.init_from else None
+        self._pretrained = (
+            Pretrained(Path(options.init_from), task.pretrained_name) if options.init_from else None
+        )
         self._twins: dict[str, nn.Module] = {}
         """Each module alone, whole and on the meta device, by its name in the model."""
 

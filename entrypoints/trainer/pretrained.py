@@ -7,7 +7,7 @@ Nothing in a file can run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -23,16 +23,19 @@ MAX_INDEX = 2**26
 """Maximum size of an index in bytes; a tensor takes about 100."""
 SHOWN = 3
 """Names in an error message."""
+Source = Callable[[str], str | None]
 
 
 class Pretrained:
     """The weights at `path`: a file, or a folder with one or with several and an index.
 
-    Raises ConfigError if there are none.
+    `source` says which of them a tensor of the model gets, by their names; see
+    `Task.pretrained_name`. Raises ConfigError if there are none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, source: Source | None = None) -> None:
         self._path = path
+        self._source = source or str
         try:
             self._entries = {entry.name: (file, entry) for file, entry in _entries(path)}
         except (OSError, InvalidFile) as error:
@@ -40,8 +43,10 @@ class Pretrained:
 
     def check(self, model: nn.Module) -> None:
         """Raise ConfigError, with all problems, if these are not the weights of `model`."""
-        expected = dict(model.state_dict())
-        tied = [names for names in shards.tied(model) if not self._entries.keys().isdisjoint(names)]
+        tensors = ((self._source(name), tensor) for name, tensor in model.state_dict().items())
+        expected = {name: tensor for name, tensor in tensors if name is not None}
+        ties = [{self._source(name) for name in names} for names in shards.tied(model)]
+        tied = [names for names in ties if not self._entries.keys().isdisjoint(names)]
         given = self._entries.keys() | {name for names in tied for name in names}
         problems = [
             _named("lack", expected.keys() - given),
@@ -63,8 +68,9 @@ class Pretrained:
     def load(self, part: nn.Module) -> None:
         """Copy the weights to `part` of the model, whatever its layout."""
         for name, tensor in part.state_dict(keep_vars=True).items():
-            if name in self._entries:
-                shards.copy_part(tensor, safetensors_io.load(*self._entries[name]).to(tensor.dtype))
+            if (source := self._source(name)) in self._entries:
+                weights = safetensors_io.load(*self._entries[source])
+                shards.copy_part(tensor, weights.to(tensor.dtype))
 
 
 def _entries(path: Path) -> Iterable[tuple[Path, Entry]]:

@@ -103,6 +103,10 @@ class Task:
     called for each module that has tensors, in full. `reset_parameters` does it for PyTorch's own.
     None: `model` makes the weights."""
 
+    pretrained_name: Callable[[str], str | None] | None = None
+    """The name that a tensor of the model has among the weights of ``--init-from``, by its name in
+    the model; None for a tensor that keeps its first value. Without it, names are the same."""
+
     @property
     def metric_functions(self) -> Mapping[str, Function]:
         """The metrics by name, the default ones included."""

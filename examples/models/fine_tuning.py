@@ -1,9 +1,9 @@
 """LoRA (peft) on a Llama that answers generated instructions: only the adapters are trained.
 
-    train.py --task fine_tuning:task --task-option base=FOLDER --strategy fsdp ...
+    train.py --task fine_tuning:task --init-from FOLDER --strategy fsdp ...
 
-`base` is a folder that `save_pretrained` wrote; without it, the model has fresh weights. Prompts do
-not count in the loss, and batches are padded.
+FOLDER is what `save_pretrained` wrote; without it, the model is a tiny one with fresh weights. Each
+rank reads its shard only. Prompts do not count in the loss, and batches are padded.
 """
 
 import random
@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.utils.rnn import pad_sequence
 from trainer.task import IGNORE_INDEX, Task
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 LONGEST, END = 48, 0
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
@@ -56,16 +56,38 @@ def tensor_parallel(_model):
     return dict.fromkeys(columns, ColwiseParallel()) | dict.fromkeys(rows, RowwiseParallel())
 
 
+def pretrained_name(name):
+    """Where a weight is in FOLDER: peft renames those of the model, and adds the adapters."""
+    if ".lora_" in name:
+        return None
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
 def task(options):
-    base = options.task_options.get("base")
+    config = AutoConfig.from_pretrained(options.init_from) if options.init_from else TINY
     lora = LoraConfig(r=8, target_modules=[*COLUMNS, *ROWS], lora_dropout=0.0)
 
     def build():
-        load = AutoModelForCausalLM.from_pretrained if base else AutoModelForCausalLM.from_config
-        return get_peft_model(load(base or TINY), lora)
+        model = get_peft_model(AutoModelForCausalLM.from_config(config), lora)
+        for name, module in model.named_modules():
+            module.adapter = name.partition(".lora_")[2][:1]  # A, B, or none
+        return model
+
+    with torch.device("meta"):
+        init_llama = build().base_model.model._init_weights
+
+    def init(module):
+        if module.adapter == "B":  # so the adapters change nothing at first
+            torch.nn.init.zeros_(module.weight)
+        elif module.adapter == "A":
+            module.reset_parameters()
+        else:
+            init_llama(module)
 
     return Task(
         build,
+        init=init,
+        pretrained_name=pretrained_name,
         training=list(instructions(4096, seed=0)),
         validation=list(instructions(256, seed=1)),
         collate=collate,

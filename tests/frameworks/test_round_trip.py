@@ -47,6 +47,21 @@ assert not any(info.values()), info
 tokens = torch.arange(64).view(1, 64)
 assert torch.equal(loaded.eval()(tokens).logits, trained.eval()(tokens).logits)
 """
+FROZEN = """
+import sys
+from pathlib import Path
+from fine_tuning import pretrained_name
+from safetensors.torch import load_file
+from trainer import restore
+
+checkpoints, folder = map(Path, sys.argv[1:])
+saved, names = load_file(folder / "model.safetensors"), set()
+for name, value in restore.weights(checkpoints).items():
+    source = pretrained_name(name)
+    names.add(source)
+    assert value.any() if source is None else value.equal(saved[source]), name
+assert names == {None, *saved}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +101,14 @@ def test_every_layout_begins_with_what_transformers_saved(largest, pools, tmp_pa
     for number, layout in enumerate(LAYOUTS):
         losses = trained(pools, tmp_path / str(number), layout, *given)
         assert losses == pytest.approx(alone, rel=1e-6), layout
+
+
+@pytest.mark.parametrize("layout", ["4 zero3", "4 fsdp-tp --tensor-parallel 2"])
+def test_adapters_are_put_on_what_transformers_saved(layout, pools, tmp_path):
+    """peft renames the weights; the adapters are not in the folder, and change nothing at first."""
+    python("-c", SAVE, f"{tmp_path}/model", "5GB")
+    own = ("--task", "fine_tuning:task", "--init-from", f"{tmp_path}/model", "--steps", "3")
+    found = trained(pools, tmp_path / "run", layout, *own)
+    assert found == pytest.approx(trained(pools, tmp_path / "alone", "1 single", *own), rel=1e-6)
+    assert found[3] < found[1]
+    python("-c", FROZEN, f"{tmp_path}/run/checkpoints", f"{tmp_path}/model")

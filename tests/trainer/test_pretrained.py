@@ -11,6 +11,7 @@ from tests.trainer.own_tasks import Decoder, layers
 from tests.trainer.test_deferred import weights, words
 from trainer import safetensors_io
 from trainer.errors import ConfigError
+from trainer.pretrained import Pretrained
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
@@ -96,6 +97,23 @@ def test_large_weights_are_written_to_several_files_with_an_index(tmp_path):
     assert index["metadata"]["total_size"] == 200
     for name, value in state.items():
         assert load_file(tmp_path / index["weight_map"][name])[name].equal(value)
+
+
+def test_names_are_translated_and_some_tensors_keep_their_first_value(pretrained, tmp_path):
+    def source(name):
+        return None if name.startswith("norm.") else f"base.{name}"
+
+    state = {name: value.clone() for name, value in pretrained[0].items()}
+    save_file({new: state[name] for name in state if (new := source(name))}, tmp_path / "any")
+    model = Decoder()
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    given = Pretrained(tmp_path / "any", source)
+    given.check(model)
+    given.load(model)
+    for name, value in model.state_dict().items():
+        assert value.equal((state if source(name) else first)[name]), name
+    with pytest.raises(ConfigError, match="the weights lack blocks"):
+        Pretrained(tmp_path / "any").check(model)
 
 
 def lacking(state):
