@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# Tests start many commands, and Python would compile all their modules again each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
 
