@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import __version__, backend, capabilities, cli, errors, lifecycle, registry
+from deploykit import (
+    __version__,
+    backend,
+    capabilities,
+    cli,
+    errors,
+    registry,
+    run_state,
+)
 from deploykit.commands.wait import follow
 
 ROOT = Path(__file__).parent.parent
@@ -316,7 +324,7 @@ def test_an_interrupt_while_a_run_is_followed_says_how_to_stop_the_run(logged, c
 
     silent = types.SimpleNamespace(logs=lambda handle, *, follow: iter(()))
     monkeypatch.setattr(backend, "find", lambda name: silent)
-    monkeypatch.setattr(lifecycle, "wait_all", wait)
+    monkeypatch.setattr(run_state, "wait_all", wait)
     with pytest.raises(KeyboardInterrupt):
         follow(registry.get("one"), as_json=False, timeout=None)
     assert "one is still running; `deploykit cancel one` stops it" in capsys.readouterr().err
@@ -329,7 +337,7 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
     local = types.SimpleNamespace(logs=no_logs)
     ended = dataclasses.replace(registry.get("one"), state="succeeded")
     monkeypatch.setattr(backend, "find", lambda name: local)
-    monkeypatch.setattr(lifecycle, "wait_all", lambda names, timeout: iter([[ended]]))
+    monkeypatch.setattr(run_state, "wait_all", lambda names, timeout: iter([[ended]]))
     assert follow(registry.get("one"), as_json=False, timeout=None) == 0
     said = capsys.readouterr().err
     assert "the logs of one are no longer available: the disk is gone; the run continues" in said
