@@ -12,7 +12,7 @@ at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
-    launch.py --preflight-rank RANK LOCAL_RANK LOCAL_WORLD_SIZE STORE_ADDRESS
+    launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
@@ -41,7 +41,7 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.network import elastic
 
         elastic.main(rest)
-    elif program == "--preflight-rank":
+    elif program == "--preflight-ranks":
         from deploykit_node.preflight import group_member
 
         group_member.main(rest)
