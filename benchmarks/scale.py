@@ -1,4 +1,4 @@
-"""How the registry, `logs` and `diagnose` grow, beside a yardstick for each.
+"""How the registry, `logs`, `diagnose` and the relay grow, beside a yardstick for each.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --small --tree ../an-older-checkout
@@ -33,6 +33,10 @@ _FIRST = (
     "registry.remove('seed')"
 )
 _SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall())"
+_RELAY = (
+    "import os, sys; sys.path.insert(0, sys.argv[1]); from deploykit_node import rank, relay\n"
+    "sys.exit(relay.run(sys.argv[2:], dict(os.environ), '[rank 0]').returncode)"
+)
 _LOST = "CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
@@ -159,12 +163,24 @@ def long_line(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
     yield Figure("  yardstick: grep -F -c", size, cost(grep, tree, folder / "home"))
 
 
+def relay(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """So many lines that a program prints, through the relay of a rank into a file."""
+    program = folder / f"prints-{size}.py"
+    line = "step {n} | loss 0.1234 | tokens/s 123456 | lr 0.0001"
+    program.write_text(f"for n in range({size}):\n    print(f'{line}')\n")
+    words = [sys.executable, program]
+    relayed = [sys.executable, "-c", _RELAY, tree / "entrypoints", *words]
+    yield Figure("relay, lines", size, cost(relayed, tree, folder / "home"))
+    yield Figure("  yardstick: into the file", size, cost(words, tree, folder / "home"))
+
+
 PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int, int, int]]] = {
     "registry": (registry, (1000, 10_000, 100_000)),
     "logs": (logs, (32, 128, 512)),
     "diagnose": (diagnose, (500, 2000, 8000)),
     "matching": (matching, (10_000, 100_000, 1_000_000)),
     "long-line": (long_line, (30, 100, 300)),
+    "relay": (relay, (30_000, 300_000, 3_000_000)),
 }
 
 

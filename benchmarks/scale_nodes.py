@@ -85,6 +85,8 @@ def _node(env: dict[str, str], here: Cluster, ended: float, known: list[float]) 
     done.arrive()
     while not done.complete():
         yield _TICK
+    if done.flagged:
+        return
     try:
         os.close(os.open(decision, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:

@@ -3,16 +3,17 @@
     python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- train.py ARGS...
     python .deploykit/launch.py torchrun --nnodes=2 --nproc-per-node=2 -- -m package.module ARGS...
 
-Without a launcher above, this process is the node's (`deploykit_node.node`). Below one (torchrun,
-SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.rank`). One file has to decide, because
-SageMaker's toolkit takes one file name and starts it once per node or once per rank.
+Without a launcher above, this process is the node's (`deploykit_node.node`). Below one
+(SageMaker's toolkit, mpirun) it is a rank (`deploykit_node.foreign_rank`, and `deploykit_node.rank`
+below our own torchrun). One file has to decide, because SageMaker's toolkit takes one file name and
+starts it once per node or once per rank.
 
 The node plane starts its other programs through this file too, so that none of its module names is
 at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
-    launch.py --preflight-rank RANK LOCAL_RANK LOCAL_WORLD_SIZE STORE_ADDRESS
+    launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
     launch.py --dump-stacks RUN_FOLDER FOLDER [--native] [--py-spy PATH]
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
@@ -41,7 +42,7 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
         from deploykit_node.network import elastic
 
         elastic.main(rest)
-    elif program == "--preflight-rank":
+    elif program == "--preflight-ranks":
         from deploykit_node.preflight import group_member
 
         group_member.main(rest)
@@ -63,15 +64,21 @@ def main(argv: Sequence[str], environ: dict[str, str]) -> None:
 
 def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
     """Run as a node's launcher or as a rank, and end as the program ended."""
-    from deploykit_node import cluster, log, node, rank, signals
+    from deploykit_node import cluster, log, signals
 
     signals.ignore_notices()
     try:
-        if argv[:1] == ["--rank"]:
-            rank.run_below_torchrun(argv[1:], environ)
+        if argv[:1] == ["--rank"]:  # each rank keeps what is imported here in its memory
+            from deploykit_node import rank
+
+            rank.run(argv[1:], environ)
         elif cluster.rank(environ) is not None:
-            rank.run_below_launcher(argv, environ)
+            from deploykit_node import foreign_rank
+
+            foreign_rank.run(argv, environ)
         else:
+            from deploykit_node import node
+
             node.run(argv, environ)
     except cluster.LaunchError as error:
         log.say(cluster.node_number(environ), f"error: {error}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploykit import cli, left_out, paths, registry
+from deploykit.model import State, Status
 from deploykit_node import exit_records
 from deploykit_node.preflight import findings
 from tests.node.test_node_preflight import PLAN, told
@@ -95,6 +96,31 @@ def test_a_damaged_list_leaves_nothing_out(ended, capsys, text):
     assert excluded(plan(capsys)) is None
     assert cli.main(["nodes", "--clear", "n2"]) == 66
     assert "not left out: n2" in capsys.readouterr().err
+
+
+def test_the_page_for_the_administrator(ended, capsys):
+    reason = "node 1 (n2, 10.0.0.2): GPU 3 could not replace a bad row"
+    ended("a-1", {"n2": reason})
+    folder = Path("a-1")
+    (folder / "logs").mkdir()
+    stamp = "2026-11-21T01:46:08.123Z [node 0] preflight:"
+    (folder / "logs" / "node-0.log").write_text(
+        f"{stamp} node 0 (n1, 10.0.0.1): eth0\n{stamp} node 1 (n2, 10.0.0.2): eth0\n"
+        f"{stamp} FAILED: {reason}\n{stamp} FAILED: n2x\n"
+    )
+    where = str(folder.absolute())
+    registry.add(registry.Run("a-1", "one", "slurm", "localhost", where, "", "", None, 1.0, ""))
+    registry.confirm("a-1", "7", Status(State.FAILED))
+    assert cli.main(["nodes", "--report", "n2"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("n2 of slurm://localhost: left out until 2")
+    assert f"\nReason: {reason}\n" in page
+    assert "\n  preflight: node 1 (n2, 10.0.0.2): eth0\n  preflight: FAILED: node 1" in page
+    assert "node 0 (n1" not in page
+    assert "scontrol update NodeName=n2 State=DRAIN" in page
+    assert "nvidia-smi -q -d ECC,ROW_REMAPPER" in page
+    assert page.endswith("Then use it again: deploykit nodes --clear n2\n")
+    assert cli.main(["nodes", "--report", "n3"]) == 66
 
 
 def test_only_what_is_about_one_node_blames_it():

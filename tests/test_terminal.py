@@ -144,6 +144,7 @@ VERBS = {
     "profile": ["profile", "one"],
     "profile-from": ["profile", "--from", HOSTILE],
     "nodes": ["nodes"],
+    "nodes-report": ["nodes", "--report", HOSTILE],
     "nodes-clear": ["nodes", "--clear", HOSTILE],
     "prune": ["prune", "--state", "failed", "--dry-run"],
     "rm": ["rm", HOSTILE],

@@ -4,6 +4,7 @@ The preflight (`--preflight`) of a run finds them; on Slurm the next submit to t
 them in `--exclude`. After a week, or with --clear, they are used again.
 
 deploykit nodes
+deploykit nodes --report node07       one page for its administrator
 deploykit nodes --clear node07
 """
 
@@ -12,13 +13,16 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from deploykit import left_out
+from deploykit import left_out, node_report
 from deploykit.commands import output
 from deploykit.errors import NotFound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --clear."""
+    """Declare --report and --clear."""
+    parser.add_argument(
+        "--report", metavar="NODE", help="what was seen of this node, and what to do about it"
+    )
     parser.add_argument(
         "--clear",
         action="append",
@@ -31,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node. Raises NotFound, and clears none, where one is not listed."""
     nodes = left_out.every()
-    unknown = sorted(set(args.clear) - {node.node for node in nodes})
+    named = {*args.clear, *filter(None, [args.report])}
+    unknown = sorted(named - {node.node for node in nodes})
     if unknown:
         raise NotFound(
             f"not left out: {', '.join(unknown)}", hint="`deploykit nodes` lists those that are"
         )
+    if args.report:
+        return _report([node for node in nodes if node.node == args.report], as_json=args.json)
     cleared = [node for node in nodes if node.node in args.clear]
     if cleared:
         left_out.clear(cleared)
@@ -46,6 +53,18 @@ def run(args: argparse.Namespace) -> int:
         output.table(["node", "target", "left out until", "runs", "reason"], list(map(_row, shown)))
     elif not cleared:
         output.note("no node is left out")
+    return 0
+
+
+def _report(nodes: list[left_out.Node], *, as_json: bool) -> int:
+    """Print a page for a node, of each cluster that has one of that name."""
+    pages = [list(node_report.lines(node)) for node in nodes]
+    if as_json:
+        output.emit(
+            [{**asdict(node), "page": page} for node, page in zip(nodes, pages, strict=True)]
+        )
+    else:
+        output.say(*("\n".join(page) for page in pages))
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from deploykit_node import private
 
 _ALL = "all"
-_COUNTS = 50.0
+_COUNTS = 25.0
 """How often the files are counted in a second, by all nodes together."""
 _SHORTEST, _LONGEST = 0.2, 2.0
 """Seconds between two looks of a node."""
@@ -45,7 +45,7 @@ class Pause:
         first = min(1.0, count / _UNHURRIED)
         if first <= _SHORTEST:
             return cls()
-        return cls(2 * first, max(_LONGEST, count / 250), 3 * first)
+        return cls(3 * first, max(_LONGEST, 3 * count / _UNHURRIED), 5 * first)
 
     def over(self) -> bool:
         """Whether to look now; if so, the next pause begins."""
@@ -80,6 +80,8 @@ class Gathering:
         self._folder, self._node, self._count = folder, node, count
         self._flag, self._writes_flag = flag or folder / _ALL, flag is None
         self._look, self._arrived = Pause.of(count), False
+        self.flagged = False
+        """Whether the flag was seen, so that another node has gone on already."""
         pause = count / _COUNTS
         delay = pause if pause > _SHORTEST else 0.0
         self._counting = Pause(max(pause, _SHORTEST), max(pause, _SHORTEST), delay)
@@ -94,7 +96,8 @@ class Gathering:
         """Whether all nodes have. Call it as often as is convenient."""
         if self._count == 1:
             return self._arrived
-        if self._look.over() and is_written(self._flag):
+        self.flagged = self.flagged or (self._look.over() and is_written(self._flag))
+        if self.flagged:
             return True
         if self._counting.over() and self._all_have_come():
             if self._writes_flag:

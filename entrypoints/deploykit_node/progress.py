@@ -48,6 +48,18 @@ class Lines:
         """The current state of a bar, empty where there is none; what was logged, and shown."""
         self._logged_at = self._shown_at = -EVERY
 
+    def whole(self, data: bytes) -> bytes | None:
+        """The lines to log after `data`, joined: without a bar most output is taken at once.
+
+        None where it has to be looked at line by line: `feed` it then.
+        """
+        end = data.rfind(b"\n")
+        bars = self._state or self._shown or b"\r" in data or b"\r" in self._rest
+        if end < 0 or bars or len(data) - end > LONGEST:
+            return None
+        text, self._rest = self._rest + data[:end], data[end + 1 :]
+        return text
+
     def feed(self, data: bytes, now: float) -> Iterator[bytes]:
         """The lines to log after `data`, which was read at `now`, in seconds."""
         *ended, self._rest = (self._rest + data).split(b"\n")

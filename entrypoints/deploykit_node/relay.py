@@ -11,11 +11,12 @@ import os
 import select
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deploykit_node import exit_records, log, progress, signals
@@ -25,6 +26,8 @@ FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""
 PIECE = 64 * 1024
 """Bytes read at once."""
+_AT_ONCE = 1 << 20
+"""Bytes written to a file at once."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
 LISTENING = 0.2
@@ -161,11 +164,17 @@ class _Stream:
     sink: int
     prefix: str
     lines: progress.Lines
+    most: int
+    """Bytes that the sink takes at once without mixing them with those of other writers."""
 
     def copy(self) -> bool:
         """Relay what the pipe holds now. Returns whether more may come."""
         data = os.read(self.source, PIECE)
-        self._emit(self.lines.feed(data, time.monotonic()))
+        text = self.lines.whole(data)
+        if text is None:
+            self._emit(self.lines.feed(data, time.monotonic()))
+        else:
+            self._log(text)
         return bool(data)
 
     def tick(self) -> None:
@@ -176,9 +185,16 @@ class _Stream:
         """Relay a last line that has no newline."""
         self._emit(self.lines.finish())
 
-    def _emit(self, lines: Iterator[bytes]) -> None:
+    def _emit(self, lines: Iterable[bytes]) -> None:
+        some = list(lines)
+        if some:
+            self._log(b"\n".join(some))
+
+    def _log(self, text: bytes) -> None:
+        """Write lines, the last one without its end, each after the time and the prefix."""
         start = f"{log.now()} {self.prefix} ".encode()
-        for batch in _batches(start + line + b"\n" for line in lines):
+        text = start + text.replace(b"\n", b"\n" + start) + b"\n"
+        for batch in _batches(text, self.most):
             _write(self.sink, batch)
 
 
@@ -187,7 +203,9 @@ def _streams(child: subprocess.Popen[bytes], env: dict[str, str], prefix: str) -
     assert child.stderr is not None  # noqa: S101 - for type checkers
     bar = progress.bar_file(env)
     pipes = ((child.stdout.fileno(), 1), (child.stderr.fileno(), 2))
-    return [_Stream(source, sink, prefix, progress.Lines(bar)) for source, sink in pipes]
+    return [
+        _Stream(source, sink, prefix, progress.Lines(bar), _most(sink)) for source, sink in pipes
+    ]
 
 
 def _relay(streams: list[_Stream], wake: int, heard: Callable[[], None] | None) -> None:
@@ -215,16 +233,20 @@ def _relay(streams: list[_Stream], wake: int, heard: Callable[[], None] | None) 
         stream.finish()
 
 
-def _batches(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Whole lines joined, up to the size that a pipe takes without interleaving other writers."""
-    batch = b""
-    for line in lines:
-        if batch and len(batch) + len(line) > select.PIPE_BUF:
-            yield batch
-            batch = b""
-        batch += line
-    if batch:
-        yield batch
+def _most(sink: int) -> int:
+    """A file takes all at its end, a pipe `PIPE_BUF` (pipe(7))."""
+    return _AT_ONCE if stat.S_ISREG(os.fstat(sink).st_mode) else select.PIPE_BUF
+
+
+def _batches(text: bytes, most: int) -> Iterator[bytes]:
+    """Whole lines, as many as fit into `most` bytes, or a single longer one."""
+    start = 0
+    while len(text) - start > most:
+        end = text.rfind(b"\n", start, start + most) + 1 or text.find(b"\n", start) + 1
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
 
 
 def _write(sink: int, data: bytes) -> None:

@@ -59,7 +59,7 @@ def test_a_thousand_nodes_end_with_few_file_operations(count, tmp_path):
     """Before, a node opened every rank's record five times a second."""
     end = end_of_job(tmp_path, count, random.Random(1))
     assert end.most_in_a_second <= 50
-    assert end.operations <= 13 * count + 900
+    assert end.operations <= 9 * count + 1000
     assert end.late <= 8.0  # on the clock of the simulation
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 
 import pytest
 
@@ -39,6 +40,9 @@ def test_the_trainer_starts_after_it_on_nodes_of_one_machine(bundle):
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert "preflight: passed, 2 nodes in " in first.log
     assert "preflight: all_reduce over gloo, all ranks of 2 nodes: " in first.log
+    assert re.search(
+        r"preflight: bus bandwidth: \S+ [GM]B/s with \d+ MiB, \S+ MB/s with 8 KiB", first.log
+    )
     assert first.log.index("preflight: passed") < first.log.index("trained")
     assert "trained" in second.log
 

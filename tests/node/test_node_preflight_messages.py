@@ -201,12 +201,16 @@ def test_any_signed_value_is_a_record_or_foreign(record):
 
 
 @given(
-    part=st.sampled_from(["pairs", "versions", "group"]),
+    part=st.sampled_from(["pairs", "versions", "group", "bandwidth", "trial 0"]),
     changes=st.dictionaries(
         st.sampled_from(
-            [*REPORT, "torch", "NCCL", "backend", "port", "correct", "rank", "output", "ended"]
+            [
+                *REPORT,
+                *("torch", "NCCL", "backend", "port", "correct", "rank", "output", "ended"),
+                *("small", "large", "size", "busy"),
+            ]
         ),
-        ANY | st.fixed_dictionaries({"0": ANY, "1": st.just(LINK)}),
+        ANY | st.fixed_dictionaries({"0": ANY, "1": st.just(LINK) | st.floats()}),
         max_size=8,
     ),
 )

@@ -18,7 +18,15 @@ from deploykit_node import exit_records, log
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
 from deploykit_node.network import interfaces
 from deploykit_node.network.rendezvous import Rendezvous
-from deploykit_node.preflight import messages, node_facts, pairwise, peers, report
+from deploykit_node.preflight import (
+    bandwidth,
+    bisection,
+    messages,
+    node_facts,
+    pairwise,
+    peers,
+    report,
+)
 from deploykit_node.preflight.findings import Finding, blamed, judge, without_verdict
 from deploykit_node.preflight.health import checks
 from deploykit_node.preflight.messages import Record
@@ -31,8 +39,15 @@ VARIABLE = "DEPLOYKIT_PREFLIGHT"
 
 _FILES = 512
 """Files that the test opens beside two for each node."""
-_PARTS = {"pairs": (0.4, 0.5), "versions": (0.75, 0.8), "group": (0.92, 0.96)}
+_PARTS = {
+    "pairs": (0.4, 0.5),
+    "versions": (0.72, 0.76),
+    "group": (0.84, 0.88),
+    "bandwidth": (0.94, 0.97),
+}
 """Shares of the budget at which a node ends a part, and at which node 0 judges what it has."""
+_TRIAL = 10.0
+"""Seconds for each trial of a group that does not form, beyond the budget; or its part of that."""
 
 
 def budget(env: Environ) -> float:
@@ -101,14 +116,21 @@ class _Test:
         self._peers, self._env, self._processes = nodes, env, processes
         self._seconds = seconds
         self.begun = time.monotonic()
+        self._ends = {
+            part: (self.begun + seconds * own, self.begun + seconds * judged)
+            for part, (own, judged) in _PARTS.items()
+        }
+        """When a node ends a part, and when node 0 judges what it has."""
         self._rounds: dict[str, _Round] = {}
         self._links: dict[int, Record] = {}
         self._server = Server(nodes, self._reply)
+        self._bisection, self._kept = bisection.Bisection(), list[Finding]()
         self.findings: list[Finding] = []
 
     async def run(self) -> None:
         """Test. Raises BadEnvironment if this node cannot listen."""
-        self._rounds = {part: _Round() for part in _PARTS}
+        trials = map(bisection.part, range(len(bisection.TRIALS)))
+        self._rounds = {part: _Round() for part in (*_PARTS, *trials)}
         try:
             await self._server.start()
         except OSError as error:
@@ -153,15 +175,35 @@ class _Test:
         return verdict["port"] if verdict and self._passed() else None
 
     async def _group(self, ranks: Ranks, port: int) -> None:
+        """Form the group; if that fails with NCCL, find out which part of it is to blame."""
         world = self._processes * len(self._peers.hosts)
-        order = {"address": self._peers.addresses[0], "port": port, "world": world}
-        await self._agree("group", await ranks.reduce(order, self._left("group")))
+        address = self._peers.addresses[0]
+        order = {"address": address, "port": port, "world": world, "name": "group", "backend": None}
+        record = await ranks.order(order, self._left("group"))
+        verdict = await self._agree("group", record)
+        while verdict and verdict["trial"] is not None:
+            part, trial = bisection.part(verdict["trial"]), bisection.TRIALS[verdict["trial"]]
+            await ranks.again(trial.env, self._left(part) / 2)
+            order |= {"name": part, "backend": trial.backend}
+            verdict = await self._agree(part, await ranks.order(order, self._left(part)))
+        if verdict and self._passed():
+            await self._bandwidth(ranks)
+
+    async def _bandwidth(self, ranks: Ranks) -> None:
+        """Measure what the group reaches. Too little, or too late, stops nothing."""
+        rounds = bandwidth.rounds(self._peers.node, len(self._peers.hosts))
+        order = {"rounds": rounds, "processes": self._processes}
+        await self._agree("bandwidth", await ranks.order(order, self._left("bandwidth")))
 
     def _passed(self) -> bool:
         return not any(finding.fatal for finding in self.findings)
 
     def _until(self, part: str, end: int = 0) -> float:
-        return self.begun + self._seconds * _PARTS[part][end]
+        if part not in self._ends:  # a trial, which begins now
+            now = time.monotonic()
+            seconds = max(_TRIAL, self._seconds * (_PARTS["group"][0] - _PARTS["versions"][1]))
+            self._ends[part] = now + seconds, now + seconds + _TRIAL / 2
+        return self._ends[part][end]
 
     def _left(self, part: str, end: int = 0) -> float:
         return max(0.1, self._until(part, end) - time.monotonic())
@@ -187,12 +229,25 @@ class _Test:
             await asyncio.wait_for(current.complete.wait(), self._left(part, 1))
         findings = judge(part, self._peers, current.reports)
         passed = len(current.reports) == len(self._peers.hosts) and not findings
+        trial = None
+        if part not in _PARTS or (part == "group" and self._may_bisect(current)):
+            trial, answer = self._bisection.after(not findings)
+            self._kept = self._kept or findings
+            findings = [*self._kept, Finding(answer, fatal=True)] if answer else []
         current.verdict = {
             "findings": findings,
             "port": own_report.get("port") if passed else None,
+            "trial": trial,
         }
         current.judged.set()
         return current.verdict
+
+    def _may_bisect(self, current: _Round) -> bool:
+        """Whether the ranks of all nodes have tried NCCL, and it did not come to a result."""
+        versions, reports = self._rounds["versions"].reports, current.reports.values()
+        with_nccl = all(report.get("backend") == "nccl" for report in versions.values())
+        complete = len(reports) == len(self._peers.hosts)
+        return with_nccl and complete and any("rank" in report for report in reports)
 
     def _store(self, part: str, node: int, record: Record) -> None:
         current = self._rounds[part]

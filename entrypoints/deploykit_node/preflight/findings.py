@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from typing import NamedTuple
 
-from deploykit_node.preflight import islands, speed
+from deploykit_node.preflight import bandwidth, islands, speed
 from deploykit_node.preflight.health.judge import judge as judge_health
 from deploykit_node.preflight.health.judge import slow as slow_nodes
 from deploykit_node.preflight.messages import Record
@@ -131,16 +131,26 @@ def judge_group(peers: Peers, reports: Reports) -> list[Finding]:
     return findings
 
 
+def judge_bandwidth(peers: Peers, reports: Reports) -> list[Finding]:
+    """Which nodes are slow in an all_reduce, unless it was not measured in time."""
+    measured = {node: record for node, record in reports.items() if "large" in record}
+    if len(measured) == len(peers.hosts):
+        return list(starmap(Finding, bandwidth.judge(peers, measured)))
+    return [Finding("the bandwidth of all_reduce was not measured in time", fatal=False)]
+
+
 _JUDGES: dict[str, Callable[[Peers, Reports], list[Finding]]] = {
     "pairs": judge_pairs,
     "versions": judge_versions,
     "group": judge_group,
+    "bandwidth": judge_bandwidth,
 }
 
 
 def judge(part: str, peers: Peers, reports: Reports) -> list[Finding]:
     """The findings of one part of the test, the fatal ones first, limited to a readable number."""
-    findings = sorted(_JUDGES[part](peers, reports), key=lambda finding: not finding.fatal)
+    judged = _JUDGES.get(part, judge_group)(peers, reports)  # a trial is of the group too
+    findings = sorted(judged, key=lambda finding: not finding.fatal)
     if len(findings) <= _MANY:
         return findings
     more = Finding(f"and {len(findings) - _MANY} more", fatal=findings[_MANY].fatal)
@@ -163,6 +173,8 @@ def blamed(peers: Peers, texts: Iterable[str]) -> dict[str, str]:
 
 def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:
     """The findings of a node that got no verdict from node 0."""
+    if part == "bandwidth":
+        return []
     fatal = [finding for finding in judge(part, peers, reports) if finding.fatal]
     text = f"node 0 sent {peers.label(peers.node)} no result of the {part}: see its log"
     return fatal or [Finding(text, fatal=True)]

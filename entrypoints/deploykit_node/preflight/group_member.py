@@ -1,18 +1,18 @@
-"""One rank of the preflight test's process group, in a process of its own.
+"""The ranks of the preflight test's process group on one node, each forked from this process.
 
-    launch.py --preflight-rank RANK LOCAL_RANK LOCAL_WORLD_SIZE STORE_ADDRESS
+    launch.py --preflight-ranks SOCKET
 
-It prints its versions, waits for an order on stdin, runs one all_reduce, and exits. Lines that
-begin with ``preflight`` are for the parent; NCCL prints to the same pipe. The order is one line of
-JSON: address and port of the store, which rank 0 holds, the number of ranks, and the seconds within
-which they must finish.
+A rank prints its versions, and reads orders from its stdin, each a line of JSON: to join the group
+and run an all_reduce, then to measure its bandwidth. Lines that begin with ``preflight`` are for
+the launcher; NCCL prints to the same place. One more process of the first node keeps the store
+through which the ranks find each other, so that they can be ended and tried again.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,53 +21,127 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from deploykit_node.network.elastic import listening_store
+from deploykit_node.preflight import bandwidth, rank_server
 from deploykit_node.preflight.messages import MARK
+
+Order = dict[str, Any]
 
 _COUNT = 1 << 18
 _MULTIPLIED = 8
 """Matrix products, the first of which loads libraries."""
+_SMALL = 1 << 13
+"""Bytes of the small all_reduce: what a barrier or a norm of gradients sends, and some more."""
+_TIMES = 4
+"""All_reduces of each size, the first of which connects; the best one counts."""
+_SECONDS = 0.1
+"""How long a large all_reduce may take, which decides its size."""
+_MOST = {"gloo": 1 << 24, "nccl": 1 << 28}
+"""Most bytes of a large one."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Take part in the group as the rank that `argv` names. Does not return."""
-    rank, local_rank, processes = map(int, argv[:3])
-    gpu = torch.cuda.device_count() >= processes
-    # a separate store: below torchrun, init_process_group would look for the agent's
-    store = listening_store(argv[3]) if not rank else None
-    versions = {"torch": torch.__version__, "NCCL": _nccl(), "backend": "nccl" if gpu else "gloo"}
-    multiplied = _multiply(local_rank if gpu else None)
-    _report({**versions, "port": store.port if store else None, **multiplied})
-    line = sys.stdin.readline()
-    if line:
-        _report(_reduce(json.loads(line), store, rank, local_rank if gpu else None))
-    sys.stdout.flush()
-    os._exit(0)  # destroying the group can wait for a rank that hangs
+    """Fork the ranks that the launcher asks for."""
+    rank_server.serve(int(argv[0]), _take_part)
 
 
-def _reduce(
-    order: dict[str, Any], store: TCPStore | None, rank: int, gpu: int | None
-) -> dict[str, Any]:
+def _take_part(request: Order) -> None:
+    """Keep the store, or be a rank."""
+    if "store" in request:
+        store = listening_store(request["store"])
+        _report({"port": store.port})
+        signal.pause()
+    local_rank = request["local_rank"]
+    gpu = local_rank if torch.cuda.device_count() >= request["processes"] else None
+    versions = {"torch": torch.__version__, "NCCL": _nccl()}
+    _report({**versions, "backend": "gloo" if gpu is None else "nccl", **_multiply(gpu)})
+    for line in sys.stdin:
+        order = json.loads(line)
+        _report(_measure(order) if "rounds" in order else _reduce(order, request["rank"], gpu))
+
+
+def _reduce(order: Order, rank: int, gpu: int | None) -> Order:
     """Join the group and sum one mebibyte of ones."""
     begun, world = time.monotonic(), order["world"]
     patience = timedelta(seconds=order["seconds"])
-    store = store or TCPStore(order["address"], order["port"], timeout=patience)
-    backend, device = ("gloo", "cpu") if gpu is None else ("nccl", f"cuda:{gpu}")
+    store = TCPStore(order["address"], order["port"], timeout=patience)
+    backend = "gloo" if gpu is None else order["backend"] or "nccl"
     if gpu is not None:
         torch.cuda.set_device(gpu)
     distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=patience
+        backend,
+        store=PrefixStore(order["name"], store),
+        rank=rank,
+        world_size=world,
+        timeout=patience,
     )
-    ones = torch.ones(_COUNT, device=device)
+    ones = torch.ones(_COUNT, device=_device())
     distributed.all_reduce(ones)
     correct = bool((ones == world).all())
-    distributed.barrier()  # rank 0 holds the store
+    distributed.barrier()
     return {"backend": backend, "correct": correct, "seconds": time.monotonic() - begun}
 
 
-def _multiply(gpu: int | None) -> dict[str, Any]:
+def _device() -> str:
+    if distributed.get_backend() != "nccl":
+        return "cpu"
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def _measure(order: Order) -> Order:
+    """Bus bandwidth of the whole group, small and large, and with one other node in each round.
+
+    ``rounds`` are the other nodes, or None; ``processes`` is the number of ranks of a node.
+    """
+    rank, world, processes = (
+        distributed.get_rank(),
+        distributed.get_world_size(),
+        order["processes"],
+    )
+    waited, begun = bandwidth.waited(), time.perf_counter()
+    small, _ = _bus_bandwidth(_SMALL, None, world)
+    size = _large()
+    large, _ = _bus_bandwidth(size, None, world)
+    node, pairs = rank // processes, {}
+    for other in order["rounds"]:
+        if other is not None:
+            nodes = sorted((node, other))
+            ranks = [n * processes + local for n in nodes for local in range(processes)]
+            group = distributed.new_group(ranks, use_local_synchronization=True)
+            pairs[str(other)], _ = _bus_bandwidth(size, group, len(ranks))
+    busy = (bandwidth.waited() - waited) / (time.perf_counter() - begun)
+    distributed.barrier()
+    return {"small": small, "large": large, "size": size, "pairs": pairs, "busy": busy}
+
+
+def _bus_bandwidth(
+    size: int, group: distributed.ProcessGroup | None, ranks: int
+) -> tuple[float, float]:
+    """Bytes per second of the best all_reduce of `size` bytes as bus bandwidth, and its seconds."""
+    ones, best = torch.ones(size // 4, device=_device()), math.inf
+    for _ in range(_TIMES):
+        begun = time.perf_counter()
+        distributed.all_reduce(ones, group=group)
+        if ones.is_cuda:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begun)
+    return bandwidth.bus(size, best, ranks), best
+
+
+def _large() -> int:
+    """Bytes of a large all_reduce, by the time that the slowest rank needs for a mebibyte."""
+    _, seconds = _bus_bandwidth(1 << 20, None, distributed.get_world_size())
+    slowest = torch.tensor(seconds, device=_device())
+    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+    size, most = 1 << 20, _MOST[distributed.get_backend()]
+    while size < most and size / (1 << 20) * float(slowest) * 2 < _SECONDS:
+        size *= 2
+    return size
+
+
+def _multiply(gpu: int | None) -> Order:
     """Whether this rank's device multiplies correctly, and its best speed in FLOP/s.
 
     Sums of ones are exact in these types.
@@ -91,5 +165,5 @@ def _nccl() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
-def _report(record: dict[str, Any]) -> None:
+def _report(record: Order) -> None:
     print(MARK + json.dumps(record), flush=True)

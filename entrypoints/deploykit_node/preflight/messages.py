@@ -9,10 +9,13 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from deploykit_node.preflight.bisection import TRIALS, part
 
 Record = dict[str, Any]
 """A JSON object."""
@@ -29,6 +32,7 @@ BROKEN_STATES = {"dropped", "refused", "unreachable", "closed", "unknown", "othe
 """States of a link on which no message could be exchanged."""
 
 _SIGNATURE = 64
+_NODE = re.compile(r"[0-9]{1,9}")
 
 
 class Foreign(ValueError):
@@ -82,6 +86,7 @@ def check_request(request: Record, count: int) -> None:
 def check_verdict(verdict: Record) -> None:
     """Raise Foreign unless this is a verdict of node 0."""
     _need(verdict, {"findings": _list_of(_finding), "port": _maybe(_port), "host": _maybe(_text)})
+    _need(verdict, {"trial": _maybe(lambda it: _whole(it) and 0 <= it < len(TRIALS))})
 
 
 def check_greeting(greeting: Record) -> None:
@@ -114,6 +119,10 @@ def _whole(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return _whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) and value >= 0
 
 
 def _port(value: Any) -> bool:
@@ -194,6 +203,15 @@ def _group(report: Record) -> None:
     _need(report, {"backend": _text, "correct": _flag, "seconds": _number})
 
 
+def _bandwidth(report: Record) -> None:
+    if "large" not in report:
+        _failure(report)
+        return
+    _need(report, dict.fromkeys(("small", "large", "size", "busy"), _amount))
+    _need(report, {"pairs": _values_of(_amount)})
+    _need(report, {"pairs": lambda it: all(map(_NODE.fullmatch, it))})
+
+
 def _failure(report: Record) -> None:
     """The report of a node one of whose ranks has exited or is late."""
     _need(report, {"rank": _whole, "ended": _flag, "seconds": _number, "output": _list_of(_text)})
@@ -203,4 +221,6 @@ _REPORTS: dict[str, Callable[[Record], None]] = {
     "pairs": _pairs,
     "versions": _versions,
     "group": _group,
+    "bandwidth": _bandwidth,
+    **{part(number): _group for number in range(len(TRIALS))},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from deploykit_node.preflight import bandwidth
 from deploykit_node.preflight.findings import Finding, Reports, all_links, clock, human_size
 from deploykit_node.preflight.messages import Record
 from deploykit_node.preflight.peers import Peers
@@ -33,6 +34,7 @@ def lines(
     if group.get("correct"):
         took = f"{group['seconds']:.1f} s"
         text.append(f"all_reduce over {group['backend']}, all ranks of {count} nodes: {took}")
+    text += bandwidth.lines(reports.get("bandwidth", {}))
     if ignored:
         text.append(f"ignored {ignored} messages that no node of this job signed")
     result = "stopped" if any(finding.fatal for finding in findings) else "passed"

@@ -159,6 +159,8 @@ class Attempt:
             return _extended(full, self._how_to_resume()) if stopped else end
         if end.code == STOPPED and self._ended:
             self._await(self._ended.complete, None)
+            if self._ended.flagged:  # the decision is written
+                return full
         decision = self._decision(self._number)
         if not _create(decision):
             pause = Pause.of(len(self._here.hosts))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deploykit_node.preflight.health import fabric, gpus, machine
+from deploykit_node.preflight.health import dcgm, fabric, gpus, machine, processors
 from deploykit_node.preflight.health.found import Health
 
 Environ = Mapping[str, str]
@@ -23,7 +23,9 @@ class Running:
             "network devices": fabric.check,
             "kernel log": machine.check_kernel_log,
             "memory": machine.check_memory,
+            "processors": processors.check,
             "disks": lambda found: machine.check_disks(found, env, nodes),
+            "GPUs by DCGM": dcgm.check,
         }
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

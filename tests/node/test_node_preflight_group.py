@@ -1,0 +1,136 @@
+"""The process group of the preflight test: bandwidth, and what helps where NCCL sticks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit_node.preflight import bandwidth, coordinator, findings, process_group
+from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight.peers import Peers
+from tests.node.test_node_preflight import PLAN
+
+STUCK = Path(__file__).parent / "stuck_ranks.py"
+
+
+def two_nodes(seconds, **env):
+    """The test on two nodes of this machine, two ranks each, on free ports."""
+    port, hosts = random.randrange(12000, 28000), ("127.0.0.1", "127.0.0.2")
+    env |= {"PYTHONPATH": str(Path(process_group.__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+    plans = (Peers("run.0", node, ("a", "b"), hosts, port, Seal(b"k")) for node in range(2))
+    return [coordinator._Test(plan, env, 2, seconds) for plan in plans]
+
+
+async def together(tests):
+    await asyncio.gather(*(test.run() for test in tests))
+
+
+@pytest.mark.parametrize(
+    ("how", "variables", "says"),
+    [
+        ("exits", "NCCL_P2P_DISABLE", "works with NCCL_P2P_DISABLE=1: the fault is in direct"),
+        ("exits", "NCCL_SHM_DISABLE", "works with NCCL_SHM_DISABLE=1: the fault is in shared"),
+        (
+            "exits",
+            "NCCL_P2P_DISABLE,NCCL_SHM_DISABLE",
+            "works with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1: the fault",
+        ),
+        ("exits", "NCCL_NET", "works with NCCL_IB_DISABLE=1 NCCL_NET=Socket: the fault is in"),
+        ("exits", "gloo", "NCCL sticks and Gloo works"),
+        ("exits", "never", "It fails with Gloo too, so NCCL is not the cause"),
+        pytest.param(
+            "hangs", "NCCL_IB_DISABLE", "works with NCCL_IB_DISABLE=1", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_helps_is_found_where_nccl_comes_to_no_result(
+    monkeypatch, tmp_path, how, variables, says
+):
+    server = [sys.executable, str(STUCK), how, variables]
+    monkeypatch.setattr(coordinator, "Ranks", functools.partial(process_group.Ranks, server=server))
+    tests = two_nodes(60, STARTED=str(tmp_path / "started"))
+    asyncio.run(together(tests))
+    assert len((tmp_path / "started").read_text().splitlines()) == 2  # one for each node
+    for test in tests:
+        first, *_, last = [finding.text for finding in test.findings if finding.fatal]
+        assert "the process group" in first
+        assert "NCCL WARN stuck" in first
+        assert says in last, last
+
+
+@pytest.mark.parametrize("count", range(2, 41))
+def test_in_each_round_every_node_measures_with_one_other(count):
+    rounds = [bandwidth.rounds(node, count) for node in range(count)]
+    met = [{node, other} for node in range(count) for other in rounds[node] if other is not None]
+    for turn in zip(*rounds, strict=True):
+        assert all(turn[other] == node for node, other in enumerate(turn) if other is not None)
+        assert sum(other is None for other in turn) == count % 2
+    assert all(met.count(pair) == 2 for pair in met)
+
+
+USUAL = 20e9
+
+
+def measured(count, slow=None, pair=frozenset(), busy=()):
+    """What healthy nodes measure, but for a slow node or pair, and nodes without a processor."""
+
+    def rate(node, other):
+        return USUAL * (0.7 if slow in (node, other) or {node, other} == pair else 1)
+
+    return {
+        node: {
+            "small": 1e8,
+            "large": USUAL,
+            "size": 1 << 28,
+            "busy": 0.5 if node in busy else 0,
+            "pairs": {
+                str(n): rate(node, n) for n in bandwidth.rounds(node, count) if n is not None
+            },
+        }
+        for node in range(count)
+    }
+
+
+def named(reports):
+    plan = Peers(
+        "run.0", 0, tuple("abcdefghijklmnopqrst")[: len(reports)], ("",) * 20, 1, PLAN.seal
+    )
+    found = findings.judge("bandwidth", plan, reports)
+    assert not any(finding.fatal for finding in found)
+    return [finding.text.partition(":")[0] for finding in found]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 20])
+def test_healthy_nodes_have_no_slow_one(count):
+    assert named(measured(count)) == []
+
+
+@pytest.mark.parametrize("count", [3, 4, 20])
+def test_a_node_below_the_median_is_named(count):
+    assert named(measured(count, slow=1)) == ["node 1 (b)"]
+    assert named(measured(count, slow=1, busy=[1])) == []
+
+
+@pytest.mark.parametrize("count", [4, 20])
+def test_a_pair_below_the_median_is_named(count):
+    pair = {0, bandwidth.rounds(0, count)[1]}
+    (text,) = named(measured(count, pair=pair))
+    first, second = sorted(pair)
+    letters = "abcdefghijklmnopqrst"
+    assert text == f"node {first} ({letters[first]}) with node {second} ({letters[second]})"
+
+
+def test_what_was_not_measured_in_time_stops_nothing():
+    reports = measured(4)
+    reports[2] = {"rank": 4, "ended": False, "seconds": 3.0, "output": []}
+    found = findings.judge("bandwidth", PLAN, reports)
+    assert found == [("the bandwidth of all_reduce was not measured in time", False)]
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests():
+    assert bandwidth.bus(1 << 30, 0.5, 8) == (1 << 31) * 2 * 7 / 8
