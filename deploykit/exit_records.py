@@ -105,6 +105,14 @@ def restart_times(folder: Path) -> list[tuple[int, str, datetime]]:
     return sorted(found)
 
 
+def failed_checks(folder: Path, attempt: int) -> list[tuple[str, str]]:
+    """The nodes that failed the check before the start of an attempt, by host name, and why."""
+    match _data(folder / "exit_records" / f"unhealthy-{attempt}.json"):
+        case {"failed_check": True, "hosts": dict(hosts)}:
+            return [(host, str(why)) for host, why in hosts.items()]
+    return []
+
+
 def attempt(folder: Path) -> int | None:
     """The number of the latest attempt, from 0; None before the first."""
     number = _data(folder / "exit_records" / "attempt.json").get("attempt")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, exit_records
+from deploykit import backend, exit_records, run_evidence
 from deploykit.diagnosis import cause_rules, dumps, endings, flight, log_names, placeholders, scan
 from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.diagnosis.dumps import Dump
@@ -25,10 +25,6 @@ _BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
-_BY_SIGNAL = 128
-"""An exit code above it is that of a signal."""
-_AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
-"""Causes that follow where a rank has exited by itself, and are none then."""
 
 
 @dataclass(frozen=True)
@@ -62,39 +58,16 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
     files = _files(row)
-    _read_run(diagnosis, row, files)
+    known = run_evidence.of(row, _folders(row))
+    _read_run(diagnosis, row, files, known)
     warnings = []
     for folder in _folders(row):
         recorded, unreadable = dumps_in(folder)
         warnings += unreadable + read_dumps(diagnosis, recorded)
-    if State(row.state) is State.FAILED:
-        diagnosis.ended = _first_end(row) or diagnosis.ended
+    diagnosis.ended = known.ended or diagnosis.ended
     logs = [(str(path), path, None) for path in files]
-    causes = _without_consequences(diagnosis.causes(), row)
+    causes = known.judged(diagnosis.causes())
     return _concluded(diagnosis, warnings, logs, causes, failed=State(row.state) is State.FAILED)
-
-
-def _without_consequences(causes: Sequence[Cause], row: Run) -> Sequence[Cause]:
-    """Where a rank exited by itself, without what follows: srun cancels the step of the others."""
-    first = _first_failure(row)
-    if first is None or first.rank is None or not 0 < first.exit_code < _BY_SIGNAL:
-        return causes
-    return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
-
-
-def _first_failure(row: Run) -> exit_records.ExitRecord | None:
-    records = [record for folder in _folders(row) for record in exit_records.read(folder)]
-    failed = (record for record in records if record.exit_code)
-    return min(failed, key=lambda record: record.finished, default=None)
-
-
-def _first_end(row: Run) -> str | None:
-    """Who ended first and with what, from the exit records."""
-    first = _first_failure(row)
-    if first is None:
-        return None
-    who = "a launcher" if first.rank is None else f"rank {first.rank}"
-    return f"{who} ended first, with exit code {first.exit_code}: {first.reason}"
 
 
 def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
@@ -161,11 +134,12 @@ def brief(row: Run) -> str | None:
     if not files:
         return None
     diagnosis = Diagnosis(cause_rules.load(), *_about(row))
+    known = run_evidence.of(row, _folders(row)[:_BRIEFLY])
     try:
-        _read_run(diagnosis, row, files)
+        _read_run(diagnosis, row, files, known)
     except (DeploykitError, OSError):  # the status is complete without it
         return None
-    causes = _without_consequences(diagnosis.causes(), row)
+    causes = known.judged(diagnosis.causes())
     if not causes:
         return None
     rule, proof = causes[0].rule, causes[0].evidence[0]
@@ -193,8 +167,10 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
     return files
 
 
-def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path]) -> None:
-    """Read the logs of the run, from `files` or else from its backend, and its status."""
+def _read_run(
+    diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: run_evidence.Evidence
+) -> None:
+    """Read the logs of the run, from `files` or else from its backend, and what else is known."""
     for path, found in scan.files(files, diagnosis.literals, diagnosis.unread):
         diagnosis.read(str(path), found)
     if not files and State(row.state) is not State.BLOCKED:
@@ -202,15 +178,10 @@ def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path]) -> None:
             raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
         lines = backend.find(row.backend).logs(row.handle, follow=False)
         diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
-    _read_status(diagnosis, row)
-
-
-def _read_status(diagnosis: Diagnosis, row: Run) -> None:
-    """Read the state and reason of a run that failed or cannot start: often no log has them."""
-    if State(row.state) in {State.FAILED, State.BLOCKED}:
-        told = [f"State={row.native}", row.reason]
+    diagnosis.first = known.first_rank
+    for name, told in known.texts.items():
         raw = [f"{line}\n".encode(errors="replace") for line in told]
-        diagnosis.read(f"status of {row.run}", scan.lines(raw, diagnosis.literals))
+        diagnosis.read(name, scan.lines(raw, diagnosis.literals))
 
 
 def _about(row: Run) -> tuple[dict[str, str], set[str]]:

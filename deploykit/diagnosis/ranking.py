@@ -107,6 +107,8 @@ class Diagnosis:
         self._irrelevant: set[int] = set()
         self._uncaught = rules.uncaught
         self._root: int | None = None
+        self.first: int | None = None
+        """The rank that failed first, where it is known from elsewhere."""
         self.ended: str | None = None
         """With what the rank that failed first ended, from torchrun's summary."""
         self.unread: list[str] = []
@@ -282,9 +284,11 @@ class Diagnosis:
         return cause
 
     def _first_rank(self, cause: Cause) -> int | None:
-        """The rank of the proof; of a symptom first the one that torchrun saw end first."""
+        """The rank seen to end first if it gave proof, or for a symptom; else the proof's."""
         ranks = [evidence.rank for evidence in cause.evidence]
-        ranks.insert(0 if cause.rule.kind == "symptom" else len(ranks), self._root)
+        seen = self._root if self.first is None else self.first
+        first = cause.rule.kind == "symptom" or seen in ranks
+        ranks.insert(0 if first else len(ranks), seen)
         return next((rank for rank in ranks if rank is not None), None)
 
 
