@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -277,6 +278,12 @@ def _send(plan: Plan, folder: Path) -> None:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
     registry.confirm(plan.run, handle.id, handle.status)
+    if plan.job.track is not None:
+        from deploykit import shell  # few jobs have one
+
+        follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
+        with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
+            shell.detach(follow, folder / "tracking.log")
 
 
 def refresh(rows: Sequence[Run]) -> list[Run]:
