@@ -8,7 +8,7 @@ from typing import Annotated
 
 from deploykit import paths
 from deploykit.decode import Help
-from deploykit.names import FOLDER_OR_S3, MLFLOW, PATH
+from deploykit.names import FOLDER_OR_S3, MLFLOW, PATH, PROJECT
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Track:
         ),
         FOLDER_OR_S3,
     ] = None
+    wandb: Annotated[
+        str | None,
+        Help(
+            "Project of Weights & Biases, which gets a run when it has ended. Needs the package "
+            "`wandb` beside deploykit.",
+            example="team/digits",
+        ),
+        PROJECT,
+    ] = None
 
     def in_folder(self, folder: Path) -> Track:
         """The same with an absolute folder; addresses (s3://...) are kept."""
@@ -79,5 +88,5 @@ class Track:
         return {name: where for name, where in every.items() if where is not None}
 
 
-TRACKERS = ("mlflow", "tensorboard")
+TRACKERS = ("mlflow", "tensorboard", "wandb")
 """The keys of `Track`."""

@@ -106,6 +106,8 @@ class Tracking:
         final = State(row.state).final
         selection, memory = self._selections[kind], kept.of(kind)
         tracker = contract.make(kind, self._where[kind], _about(row), memory)
+        if kind in contract.AT_END and not final:
+            return Sent(kind, tracker.url, 0)
         count = 0
         try:
             steps = dict(tracker.begin())

@@ -59,7 +59,10 @@ class Tracker(Protocol):
 _MODULES = {
     "mlflow": "deploykit.trackers.mlflow",
     "tensorboard": "deploykit.trackers.tensorboard",
+    "wandb": "deploykit.trackers.wandb",
 }
+AT_END = {"wandb"}
+"""Those that get a run when it has ended."""
 
 
 def make(kind: str, where: str, about: About, memory: Memory) -> Tracker:

@@ -23,10 +23,8 @@ _DENIED = {401, 403}
 _BUSY = {408, 429, 500, 502, 503, 504}
 
 
-class Refused(DeploykitError):
+class Refused(BackendUnavailable):
     """A request that the server refuses; `code` is the name of the error."""
-
-    exit_code = 76
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

@@ -160,7 +160,7 @@ ANSWERS = {
     ),
     "denied": (401, {}, "{}", 77, "answered 401"),
     "busy": (503, {}, "no", 75, "answered 503"),
-    "refused": (400, {}, '{"error_code": "BAD", "message": "no"}', 76, "answered 400: no"),
+    "refused": (400, {}, '{"error_code": "BAD", "message": "no"}', 69, "answered 400: no"),
 }
 
 
@@ -257,7 +257,7 @@ TRACK = {
     "{mlflow: 'https://me:secret@host'}": "track.mlflow: expected an address such as",
     "{mlflow: 'arn:aws:iam::123456789012:role/r'}": "track.mlflow: expected an address such as",
     "{tensorboard: 'gs://bucket'}": "track.tensorboard: expected a folder without a colon",
-    "{}": "track: names no tracker (one of mlflow, tensorboard, or remove it)",
+    "{}": "track: names no tracker (one of mlflow, tensorboard, wandb, or remove it)",
     "{mflow: 'http://host'}": "track.mflow: unknown key (did you mean 'mlflow'?)",
 }
 
@@ -272,6 +272,14 @@ def test_what_is_wrong_with_the_section(text, project, capsys):
     add(project, f"track: {text}")
     assert cli.main(["check"]) == 65
     assert TRACK[text] in capsys.readouterr().err
+
+
+def test_a_tracker_whose_package_is_not_installed(project, capsys, monkeypatch):
+    (project / "wandb").mkdir()  # what it leaves is no package
+    monkeypatch.syspath_prepend(project)
+    assert cli.main(["check", "--set", "track.wandb=team/digits"]) == 65
+    said = "track.wandb: the package wandb is not installed for the Python that runs deploykit"
+    assert f"{said} (pip install wandb)" in capsys.readouterr().err
 
 
 def test_a_folder_is_relative_to_the_job_file(project):
