@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -18,7 +18,8 @@ test: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest $(QUICK)
 
 # Everything, in some forty minutes on two cores.
-test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready
+test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready \
+    .venv-trackers/.ready
 	$(BIN)/python -m pytest
 
 # The lines and branches that `make test` runs, by package; child processes and the copies of the
@@ -73,6 +74,13 @@ bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 # On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
 gpu: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu/measure.py
+
+# Checks of accessibility, with which a test looks at reports; it is skipped without.
+AXE := axe-core-4.14.1
+axe: build/axe/package/axe.min.js
+build/axe/package/axe.min.js:
+	mkdir -p build/axe
+	cd build/axe && npm pack --silent $(AXE:axe-core-%=axe-core@%) && tar -xzf $(AXE).tgz package/axe.min.js
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
@@ -135,6 +143,11 @@ LAUNCHER := tests/sagemaker/launcher
 	.venv-pcluster/bin/python -m pip --disable-pip-version-check install -q -r tests/infra/requirements.txt
 	touch $@
 
+TRACKERS := tests/trackers
+.venv-trackers/.ready: $(VENV)/.dev $(TRACKERS)/environment.sh $(TRACKERS)/requirements.txt
+	sh $(TRACKERS)/environment.sh .venv-trackers
+	touch $@
+
 FRAMEWORKS := tests/frameworks
 .venv-frameworks/.ready: $(VENV)/.dev $(FRAMEWORKS)/environment.sh $(FRAMEWORKS)/requirements.txt
 	sh $(FRAMEWORKS)/environment.sh .venv-frameworks
@@ -163,4 +176,4 @@ constraints: $(VENV)/.dev
 
 clean:
 	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit \
-	    .venv-mutation .venv-docs
+	    .venv-mutation .venv-docs .venv-trackers

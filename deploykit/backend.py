@@ -266,7 +266,8 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
 def check_variables(job: JobSpec) -> Iterator[Problem]:
     """Problems of what becomes variables on the nodes, the same on every backend."""
     yield from _same_variable(job.data)
-    first, last = map(int, (job.profile or "torch:2:2").split(":")[1:])
+    steps = job.profile if job.profile and job.profile.startswith("torch:") else "torch:2:2"
+    first, last = map(int, steps.split(":")[1:])
     if last < first:
         yield Problem("profile", "ends before it begins", f"for example torch:{last}:{first}")
     for name, value in job.env.items():
@@ -302,6 +303,14 @@ def check_metrics(job: JobSpec) -> Iterator[Problem]:
         from deploykit.metrics import patterns  # few jobs have any
 
         yield from patterns.problems(job.metrics)
+
+
+def check_track(job: JobSpec) -> Iterator[Problem]:
+    """Problems of the trackers, to which this machine sends the metrics."""
+    if job.track is not None:
+        from deploykit.trackers import checks  # few jobs have any
+
+        yield from checks.problems(job.track)
 
 
 def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:

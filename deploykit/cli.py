@@ -40,6 +40,7 @@ VERBS = {
     "wait": "wait for a run, and exit with its exit code",
     "watch": "watch runs: state, step, time left, loss, the first error",
     "metrics": "print the metrics of a run, from its files and its log",
+    "sync": "send the metrics of a run to its trackers: what they lack",
     "compare": "compare runs: what differs in source, job and arguments, and their metrics",
     "report": "write a report of runs: one HTML file",
     "diagnose": "find why a run failed, from its logs",

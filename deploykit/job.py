@@ -43,6 +43,14 @@ class EnvironmentKeys(TypedDict, total=False):
     modules: Sequence[str]
 
 
+class TrackKeys(TypedDict, total=False):
+    """The section `track`: where the metrics of a run are sent."""
+
+    mlflow: str
+    tensorboard: str | os.PathLike[str]
+    wandb: str
+
+
 class Job(Mapping[str, Any]):
     """A job, with the keys of a job file as arguments, and sections as mappings.
 
@@ -73,6 +81,7 @@ class Job(Mapping[str, Any]):
         checkpoints: str | os.PathLike[str] | None = None,
         outputs: Sequence[str] | None = None,
         metrics: Mapping[str, str] | None = None,
+        track: TrackKeys | None = None,
         retries: int | None = None,
         on_stall: Literal["report", "dump", "restart"] | None = None,
         profile: str | None = None,

@@ -273,7 +273,7 @@ def _override_value(text: str, value: str) -> Any:
 def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
     problems = [*_check_entrypoint(job), *backend.check_nodes(job), *backend.check_variables(job)]
-    return [*problems, *backend.check_metrics(job)]
+    return [*problems, *backend.check_metrics(job), *backend.check_track(job)]
 
 
 def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -279,3 +281,9 @@ def _send(plan: Plan, folder: Path) -> None:
         registry.update(plan.run, Status(State.UNSENT, "", error.message))
         raise
     registry.confirm(plan.run, handle.id, handle.status)
+    if plan.job.track is not None:
+        from deploykit import shell  # few jobs have one
+
+        follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
+        with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
+            shell.detach(follow, folder / "tracking.log")

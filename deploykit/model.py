@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from deploykit import paths
 from deploykit.decode import NOT_EMPTY, Bounds, Duration, Help, Size
-from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PATH, PROFILE, VARIABLE
+from deploykit.job_sections import Environment as Environment  # noqa: PLC0414 - one of the nouns
+from deploykit.job_sections import Track
+from deploykit.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PROFILE, VARIABLE
 from deploykit.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
@@ -34,39 +36,6 @@ class Entrypoint:
             example="[--epochs, 5]",
         ),
     ] = ()
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where the trainer's Python and packages are, on this machine and on Slurm."""
-
-    conda: Annotated[
-        str | None, Help("Conda environment, by name or folder.", example="train"), PATH
-    ] = None
-    venv: Annotated[
-        str | None,
-        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
-        PATH,
-    ] = None
-    uv: Annotated[
-        str | None,
-        Help(
-            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
-            "to date before the trainer starts.",
-            example=".",
-        ),
-        PATH,
-    ] = None
-    modules: Annotated[
-        tuple[Annotated[str, PATH], ...],
-        Help("Environment modules to load first.", "[cuda/12.8]"),
-    ] = ()
-
-    @property
-    def python(self) -> tuple[str, str] | None:
-        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
-        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
-        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -199,6 +168,13 @@ class JobSpec:
             example="{loss: 'lost ([0-9.]+)'}",
         ),
     ] = field(default_factory=dict)
+    track: Annotated[
+        Track | None,
+        Help(
+            "Trackers that get these metrics, from the machine that submits: one run in each, "
+            "whatever restarts. `deploykit sync` sends what is missing."
+        ),
+    ] = None
     retries: Annotated[
         int,
         Help(
@@ -214,7 +190,11 @@ class JobSpec:
     ] = "dump"
     profile: Annotated[
         str | None,
-        Help("Profile optimizer steps of all ranks. Also `submit --profile`.", "torch:20:25"),
+        Help(
+            "Profile optimizer steps of all ranks; or, with `memory`, keep what is allocated on a "
+            "GPU that runs out of memory. Also `submit --profile`.",
+            example="torch:20:25",
+        ),
         PROFILE,
     ] = None
     preflight: Annotated[
@@ -247,6 +227,7 @@ class JobSpec:
             self,
             source=paths.absolute(self.source, folder),
             data={name: paths.absolute(location, folder) for name, location in self.data.items()},
+            track=self.track.in_folder(folder) if self.track else None,
             output=paths.absolute(self.output, folder) if self.output else None,
             checkpoints=paths.absolute(self.checkpoints, folder) if self.checkpoints else None,
         )

@@ -99,7 +99,7 @@ def of(row: Run, names: Sequence[str] = ()) -> RunFacts:
     series = [one for one in read.collection.series.values() if is_chosen(one.name, names)]
     return RunFacts(
         row,
-        dict(_settings(job_data(folder))),
+        dict(settings(job_data(folder))),
         _source(row, folder),
         row.seconds(now()),
         _spent(row),
@@ -153,7 +153,8 @@ def argument_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield option, "yes"
 
 
-def _settings(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def settings(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each key of a job and each argument, as text; without those that are not set."""
     entry = job.get("entrypoint")
     words = entry.pop("args", None) if isinstance(entry, dict) else None
     for key, value in job.items():

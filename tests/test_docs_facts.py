@@ -116,6 +116,15 @@ def test_keys_that_pages_show_exist():
                 assert key in {field.name for field in dataclasses.fields(section(owner))}, path
 
 
+def test_what_works_where_names_tests_that_exist():
+    page = (DOCS / "explanation/what-works-where.md").read_text(encoding="utf-8")
+    table, notes = page.split("\n1. ")
+    named = re.findall(r"`(tests/\S+)` `(test_\w+)`", f"1. {notes}")
+    assert {int(one) for one in re.findall(r"\((\d+)\)", table)} == {*range(1, len(named) + 1)}
+    for path, name in named:
+        assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), name
+
+
 def test_old_images_get_no_patches_any_more():
     """What the SageMaker guide says of the images that `framework_version` can choose."""
     text = (DOCS / "how-to/sagemaker.md").read_text(encoding="utf-8")

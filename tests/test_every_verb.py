@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.aws_server import SECTION
+from tests.trackers.tracked import history
 
 ROOT = Path(__file__).parent.parent
 RANKS = 2
@@ -85,7 +86,8 @@ def plan_and_submit(deploykit, backend, run, *settings):
 
 def succeeds(deploykit, backend, *settings):
     """A run from the check to its logs."""
-    row = plan_and_submit(deploykit, backend, "good", *settings)
+    board = Path.cwd().parent / "board"
+    row = plan_and_submit(deploykit, backend, "good", *settings, f"track.tensorboard={board}")
     assert row["handle"].startswith(f"{backend}://")
     assert deploykit("wait", "good", "--json")["state"] == "succeeded"
     lines = [line for line in deploykit("logs", "good").splitlines() if "] sum" in line]
@@ -100,11 +102,19 @@ def succeeds(deploykit, backend, *settings):
     shown = deploykit("metrics", "good", "--json")
     assert (shown["progress"]["step"], shown["progress"]["loss"]) == (2, 0.5)
     assert deploykit("metrics", "good", "--csv").endswith(",loss,0.5,log (text)\n")
+    assert is_tracked(deploykit, board) == [2]
     assert listed["created"] <= listed["started"] <= listed["finished"]
     assert listed["duration_seconds"] > 0
     kept = next(Path(row["folder"]).glob("plan.*")).read_text()
     assert deploykit("rerun", "good", "--run", "good", "--dry-run") == kept
     assert f"Run good on {backend}: succeeded" in deploykit("guide", "rendezvous", "good")
+
+
+def is_tracked(deploykit, board):
+    """The steps of the loss at a tracker, whoever sent them: the submit's follower or `sync`."""
+    assert deploykit("sync", "good", "--json")["trackers"][0]["error"] is None
+    assert deploykit("sync", "good", "--json")["trackers"][0]["values"] == 0
+    return [step for step, _ in history(board / "good", "loss")]
 
 
 def fails(deploykit, backend, *settings):
@@ -183,12 +193,14 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
     """moto runs nothing, ends each job at once and cannot stop one."""
     with (folder / "job.yaml").open("a") as file:
         file.write(SECTION)
-    row = plan_and_submit(deploykit, "sagemaker", "good")
+    board = tmp_path / "board"
+    row = plan_and_submit(deploykit, "sagemaker", "good", f"track.tensorboard={board}")
     assert row["handle"] == "sagemaker://us-east-1/good"
     assert deploykit("wait", "good", "--json")["state"] == "succeeded"
     shown = deploykit("rerun", "good", "--run", "good", "--dry-run")
     assert shown == Path(row["folder"], "plan.json").read_text()
     deploykit("logs", "good")
+    assert is_tracked(deploykit, board) == []  # moto has no metrics
     assert "Run good on sagemaker: succeeded" in deploykit("guide", "security-groups", "good")
     assert are_removed(deploykit) == ["s3://my-bucket/deploykit/runs/good/"]
 

@@ -53,6 +53,7 @@ def test_its_whole_life(project, capsys):
     assert run(capsys, "diagnose", "one")[0] == 0
     assert "no metrics" in run(capsys, "metrics", "one")[1].err
     assert "no profile" in run(capsys, "profile", "one")[1].err
+    assert "has no `track`" in run(capsys, "sync", "one")[1].err
     assert "one: succeeded" in run(capsys, "watch", "one", "--once")[1].out
     assert "Run one on print: succeeded" in run(capsys, "guide", "nccl", "one")[1].out
     assert (
@@ -151,6 +152,7 @@ def test_every_verb_is_tried_here_or_needs_no_backend():
         "prune",
         "rm",
         "sweep",
+        "sync",
         "metrics",
         "profile",
         "watch",

@@ -34,12 +34,12 @@ dist.destroy_process_group()
 """
 
 
-def submit(capsys, *words):
+def submit(capsys, *words, backend="local"):
     Path("train.py").write_text(TRAIN)
     Path("site").mkdir(exist_ok=True)
     Path("site/sitecustomize.py").write_text("import sys\nsys.path.append('site')\n")
     Path("site/own.py").write_text("NAME = 'customized'\n")
-    base = ["submit", "--backend", "local", "--wait", "--set", "resources.processes_per_node=2"]
+    base = ["submit", "--backend", backend, "--wait", "--set", "resources.processes_per_node=2"]
     base += ["--set", "env.PYTHONPATH=site", *words]
     assert cli.main(base) == 0
     return "".join(capsys.readouterr())
@@ -75,6 +75,18 @@ def test_two_ranks_of_any_script_are_profiled(project, capsys):
     assert waiting[0] > 0.5 > waiting[1]
 
 
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+def test_two_nodes_of_a_cluster_are_profiled(cluster, project, capsys):
+    words = ["--set", "resources.nodes=2", "--set", "resources.processes_per_node=1"]
+    words = [*words, "--profile", "torch:2:3", "--run", "prof", "--", "4"]
+    assert "deploykit: profiled steps 2 to 3: " in submit(capsys, *words, backend="slurm")
+    assert cli.main(["profile", "prof", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert ([one["rank"] for one in data["ranks"]], data["slowest_rank"]) == ([0, 1], 1)
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_program_that_ends_too_early_says_why_there_is_no_profile(project, capsys):
@@ -82,6 +94,16 @@ def test_a_program_that_ends_too_early_says_why_there_is_no_profile(project, cap
     assert "deploykit: no profile: the program made 2 optimizer steps" in shown
     assert cli.main(["profile", "prof"]) == 66
     assert "--profile torch:20:25" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_program_without_a_gpu_is_not_harmed_by_memory_snapshots(project, capsys):
+    """No test here has a GPU that runs out of memory."""
+    shown = submit(capsys, "--profile", "memory", "--run", "prof", "--", "4")
+    assert "user customized" in shown
+    assert "deploykit: " not in shown
+    assert cli.main(["profile", "prof"]) == 66
 
 
 def test_times_of_gpus_are_those_of_kernels(tmp_path):

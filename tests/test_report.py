@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.chart import Chart, Curve
 from tests.live_run import STAMP
 
+AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 EVIL = (
     "</title></pre></style><script>alert(1)</script><img src=x onerror='alert(2)'>\"`&\x1b[2J\u202e"
@@ -351,3 +353,40 @@ def test_a_browser_has_nothing_to_complain_about(live, here, capsys, width):
     assert "CONSOLE" not in done.stderr
     assert 'aria-labelledby="chart-0"' in done.stdout
     assert "<script" not in done.stdout
+
+
+CHECK = """
+axe.run(document).then(found => {
+  const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
+  const lines = bad.flatMap(one => one.nodes.map(node => `${one.id}: ${node.html.slice(0, 200)}`));
+  const page = document.createElement("pre");
+  page.id = "axe";
+  page.textContent = JSON.stringify({passed: found.passes.length, lines});
+  document.body.replaceChildren(page);
+});
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["healthy", "failed", "compared"])
+def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
+    """https://github.com/dequelabs/axe-core, in a copy of the page that may run scripts."""
+    names = ["one-a", "two-b"] if kind == "compared" else ["one-a"]
+    for name in names:
+        live = trained(start(name), [2, 1, 0.5])
+        live.log("Traceback (most recent call last):", "ValueError: bad batch")
+        live.end(code=int(kind == "failed"))
+    report(capsys, *names, "--output", "page.html")
+    page = re.sub("<meta http-equiv=.Content-Security[^>]*>", "", Path("page.html").read_text())
+    axe = AXE.read_text().replace("</script", "<\\/script")
+    Path("page.html").write_text(f"{page}<script>{axe}</script><script>{CHECK}</script>")
+    options = ["--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=30000"]
+    options += [f"--user-data-dir={here / 'browser'}"]
+    options += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    address = (here / "page.html").as_uri()
+    done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, check=True)
+    found = json.loads(html.unescape(re.search('<pre id="axe">(.*)</pre>', done.stdout)[1]))
+    assert found["passed"] > 10
+    assert found["lines"] == []

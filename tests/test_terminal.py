@@ -140,6 +140,7 @@ VERBS = {
     "exec": ["exec", HOSTILE, "--", HOSTILE],
     "shell": ["shell", "one"],
     "metrics-csv": ["metrics", "one", "--csv", "--name", f"*{HOSTILE}*"],
+    "sync": ["sync", "one"],
     "disk": ["disk"],
     "profile": ["profile", "one"],
     "profile-from": ["profile", "--from", HOSTILE],

@@ -17,6 +17,8 @@ from deploykit.metrics.points import LONGEST_NAME, Point, count
 
 NAME = "events.out.tfevents."
 """In the name of every event file."""
+OWN = ".deploykit"
+"""Ends the name of those that deploykit wrote for TensorBoard, which are not read again."""
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
 _VALUE = 1
 """Of a summary: repeated."""

@@ -99,6 +99,6 @@ def _walk(top: Path) -> Iterator[Path]:
         folders[:] = sorted(set(folders) - _SKIPPED) if depth < _DEEPEST else []
         for name in sorted(files):
             path = Path(here, name)
-            is_ours = name == json_lines.NAME or event_files.NAME in name
-            if is_ours and not path.is_symlink():
+            is_events = event_files.NAME in name and not name.endswith(event_files.OWN)
+            if (is_events or name == json_lines.NAME) and not path.is_symlink():
                 yield path

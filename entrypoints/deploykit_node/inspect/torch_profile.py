@@ -19,10 +19,18 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "torch.optim.optimizer"
+_MOST = 100_000
+"""Allocations and frees that are remembered, each with its stack: some hundred MB of RAM."""
 
 
 def begin(steps: str, path: str) -> None:
-    """Profile the steps ``FIRST:LAST`` into the trace `path`, once the program imports torch."""
+    """Profile the steps ``FIRST:LAST`` into the trace `path`, once the program imports torch.
+
+    For ``memory``, record what it allocates, and write that at an out-of-memory error.
+    """
+    if steps == "memory":
+        sys.meta_path.insert(0, _AfterImport(_Memory(path).attach))
+        return
     first, last = map(int, steps.split(":"))
     profile = _Profile(first, last, path)
     sys.meta_path.insert(0, _AfterImport(profile.attach))
@@ -116,6 +124,48 @@ class _Profile:
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._profiler = None
+
+
+class _Memory:
+    """Records allocations on GPUs, and writes them when one has no memory left.
+
+    https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def attach(self, _: ModuleType) -> None:
+        """Begin once the program uses a GPU; before, it may still fork."""
+        try:
+            import torch
+
+            torch.cuda._lazy_call(self._start)  # noqa: SLF001 - the public calls would begin CUDA
+        except Exception as error:  # noqa: BLE001 - the program runs on
+            _say(f"no memory snapshots: {error!r}")
+
+    def _start(self) -> None:
+        try:
+            import torch
+
+            torch.cuda.memory._record_memory_history(max_entries=_MOST)  # noqa: SLF001 - documented
+            bindings: Any = torch._C  # noqa: SLF001 - as above
+            bindings._cuda_attach_out_of_memory_observer(self._write)  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 - the program runs on
+            _say(f"no memory snapshots: {error!r}")
+
+    def _write(self, device: int, *_: int) -> None:
+        """Write what is allocated: complete under its name, or not at all."""
+        try:
+            import torch
+
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            scratch = f"{self._path}.{os.getpid()}"
+            torch.cuda.memory._dump_snapshot(scratch)  # noqa: SLF001 - documented
+            os.replace(scratch, self._path)  # noqa: PTH105
+            _say(f"GPU {device} is out of memory; what was allocated is in {self._path}")
+        except Exception as error:  # noqa: BLE001 - the program gets its own error
+            _say(f"no memory snapshot: {error!r}")
 
 
 def _started() -> Any:

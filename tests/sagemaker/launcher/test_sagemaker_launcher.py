@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from deploykit import cli
+from deploykit.inspect import traces
 from tests.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, on_loopback, run_on_hosts
 
 pytestmark = [pytest.mark.aws, pytest.mark.torch, pytest.mark.xdist_group("port-7777")]
@@ -80,6 +81,22 @@ def test_the_program_reads_the_data_of_a_channel(aws, captured, program, hosts):
     request = captured(program(copy), data={"train": "s3://my-bucket/set"}, **alone)
     (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
     assert (output / "b.txt").read_text() == "42"
+
+
+def test_steps_of_both_ranks_are_profiled_into_the_output(aws, captured, program, hosts):
+    text = (
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(4):\n"
+        "    model(torch.randn(2, 8)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    request = captured(program(text), nodes=1, profile="torch:2:3")
+    (output,) = run_on_hosts(request, aws.endpoint, on_loopback(hosts, 1))
+    found = [traces.read(path) for path in traces.files(output / "profile")]
+    assert [one.rank for one in found] == [0, 1]
+    assert all("aten::addmm" in one.operators for one in found)
 
 
 def test_a_failing_program_fails_the_job_and_is_diagnosed(aws, captured, program, hosts, capsys):
