@@ -22,7 +22,15 @@ import deploykit
 from deploykit import cli, errors
 from deploykit.errors import JobFileError, NotFound, RunFailed, TimedOut, UsageError
 from deploykit.job import EntrypointKeys, EnvironmentKeys, ResourcesKeys
-from deploykit.model import Entrypoint, Environment, JobSpec, Problem, Resources
+from deploykit.model import (
+    Entrypoint,
+    Environment,
+    JobSpec,
+    Problem,
+    Resources,
+    State,
+    Status,
+)
 from tests.test_example_backend import installed  # noqa: F401 - a backend that runs nothing
 
 HELLO = {"script": "train.py", "args": ["--epochs", 5]}
@@ -348,6 +356,8 @@ def test_a_diagnosis_is_the_text_of_the_command(project, capsys, monkeypatch):
     line = deploykit.LogLine(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", rank=1
     )
+    failed = Status(State.FAILED, exit_code=1)
+    monkeypatch.setattr(backend_print, "status", lambda handles: dict.fromkeys(handles, failed))
     monkeypatch.setattr(backend_print, "logs", lambda handle, follow: iter([line]))
     run = deploykit.submit(backend="print")
     diagnosis = run.diagnose()
