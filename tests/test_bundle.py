@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deploykit import backend, bundle, paths, revision
 from deploykit.errors import JobFileError, TryAgain
+from deploykit.model import Entry
 
 LIMIT = 10**6
 KEY_BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
@@ -389,3 +392,14 @@ def test_a_python_environment_stays_behind_and_is_named_with_its_size(tmp_path, 
     assert warning.severity == "warning"
     (tmp_path / ".deploykitignore").write_text("!/myenv/\n")
     assert any("is a link to /usr/bin/python3" in one for one in scan_problems(tmp_path))
+
+
+@given(
+    path=st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=120),
+    size=st.integers(0, 8**11 + 1),
+    mode=st.sampled_from([0o644, 0o755]),
+    target=st.none() | st.just("elsewhere"),
+)
+def test_the_header_is_that_of_tarfile(path, size, mode, target):
+    entry = Entry(path, mode, 0 if target else size, target=target)
+    assert bundle._header(entry) == bundle._header_by_tarfile(entry)

@@ -15,7 +15,7 @@ import pytest
 
 from deploykit import cli, paths, registry, run_diagnosis
 from deploykit.backends import local
-from deploykit.diagnosis import cause_rules, placeholders, scan
+from deploykit.diagnosis import cause_rules, digits, placeholders, scan
 from deploykit.diagnosis.ranking import Diagnosis
 from deploykit.model import State, Status
 
@@ -464,11 +464,31 @@ def test_a_file_of_many_that_cannot_be_read_is_named_and_the_others_are_read(tmp
     assert [name in text for text in unread] == [True]
 
 
-def test_literals_with_digits_are_found_in_lines_that_differ_in_digits_only():
+def naive(index, line):
+    """What `find` must give, without its memory: every pattern tried."""
+    held = [n for n, (_, one) in enumerate(index._owned) if any(t in line for t in one.literals)]
+    return held, index.match(line, held)
+
+
+def test_lines_that_differ_in_digits_only_are_told_apart_where_a_rule_does():
     index = cause_rules.load().index
-    lines = ("exit code 1", "exit code 137", "Xid 79 seen", "Xid 13 seen", "exitcode: -9")
-    after_others = [index.candidates(line) for line in lines]
-    for line, found in zip(lines, after_others, strict=True):
-        index._known.clear()
-        assert index.candidates(line) == found
-    assert any(after_others)
+    lines = ["exit code 1", "exit code 137", "Xid 79 seen", "Xid 13 seen", "exitcode: -9"]
+    lines += [f"HTTP Error {n}: no" for n in (401, 403, 404, 500)]
+    for path in sorted(Path(__file__).parent.glob("diagnosis/**/*.toml"))[:40]:
+        texts = path.read_text(errors="replace").splitlines()
+        lines += [text[:300] for text in texts[::7] if text.strip()]
+    other = str.maketrans("0123456789", "7413904825")
+    for line in (*lines, *(line.translate(other) for line in lines)):
+        assert index.find(line) == naive(index, line), line
+    assert index.find(lines[0]) != index.find(lines[1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "alike"),
+    [
+        *((text, True) for text in ("a+b", r"rank (\d+)", "[0-9a-f]{8}", r"[^\n]*\bx", r"(?i)\w")),
+        *((text, False) for text in ("a1", "[1-9]x", "[^3]", r"(\d).*\1", "(?:a|b2)", "(?!0)\\d")),
+    ],
+)
+def test_which_patterns_tell_digits_apart(pattern, alike):
+    assert digits.are_alike(re.compile(pattern)) == alike

@@ -6,14 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from deploykit.diagnosis import digits
 
 SHORTEST = 3
 """Characters of the shortest fixed text: the index finds texts by three of their characters."""
 _FREQUENT = frozenset("etaoinsrldc 0123456789")
-_DIGITS = re.compile(r"\d+")
+_DIGIT = re.compile(r"[0-9]")
+_ZEROS = str.maketrans("123456789", "0" * 9)
 _MOST_KNOWN = 5000
-"""Lines without their numbers that are remembered."""
+"""Lines, but for their digits, that are remembered."""
 _SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
 
 Owner = TypeVar("Owner")
@@ -27,6 +30,19 @@ class LinePattern:
     regex: re.Pattern[str]
 
 
+class _Alike(NamedTuple):
+    """What is true of all lines that differ in their digits only, as many lines of a log do."""
+
+    candidates: list[int]
+    """Patterns of which such a line holds a literal without digits."""
+    numbered: list[str]
+    """Literals with digits that it may hold."""
+    decided: list[int]
+    """Candidates that match every such line, and have no named groups."""
+    undecided: list[int]
+    """Candidates that must be tried on each line."""
+
+
 class PatternIndex(Generic[Owner]):
     """Patterns with their owners, looked up by the literals that a line holds."""
 
@@ -37,26 +53,44 @@ class PatternIndex(Generic[Owner]):
             for literal in pattern.literals:
                 self._numbers[literal].append(number)
         self._by_trigram: dict[str, list[str]] = defaultdict(list)
-        self._with_digits = [text for text in self._numbers if _DIGITS.search(text)]
-        for literal in self._numbers.keys() - set(self._with_digits):
+        self._with_digits = {t: _alike(t) for t in self._numbers if _DIGIT.search(t)}
+        for literal in self._numbers.keys() - self._with_digits.keys():
             self._by_trigram[min(_trigrams(literal), key=_frequency)].append(literal)
-        self._known: dict[str, tuple[str, ...]] = {}
+        self._known: dict[str, _Alike] = {}
 
-    def candidates(self, line: str) -> list[int]:
-        """The numbers of the patterns that may match: the line holds one of their literals.
+    def find(self, line: str) -> tuple[list[int], dict[Owner, dict[str, str]]]:
+        """The numbers of the patterns that may match, as the line holds one of their literals.
 
-        Lines that differ in their numbers only are common, and hold the same literals without one.
+        And the owners of those that do, each with the text of its named groups.
         """
-        alike = _DIGITS.sub("0", line)
-        held = self._known.get(alike)
-        if held is None:
-            trigrams = self._by_trigram.keys() & _trigrams(line)
-            texts = (text for each in trigrams for text in self._by_trigram[each])
-            held = tuple(text for text in texts if text in line)
+        alike = _alike(line)
+        known = self._known.get(alike)
+        if known is None:
+            known = self._of_alike(alike, line)
             if len(self._known) < _MOST_KNOWN:
-                self._known[alike] = held
-        numbered = (text for text in self._with_digits if text in line)
-        return sorted({number for text in (*held, *numbered) for number in self._numbers[text]})
+                self._known[alike] = known
+        candidates, tried = known.candidates, known.undecided
+        if held := [text for text in known.numbered if text in line]:
+            more = {n for text in held for n in self._numbers[text]}.difference(candidates)
+            candidates, tried = sorted([*candidates, *more]), sorted([*tried, *more])
+        decided = {self._owned[number][0]: dict[str, str]() for number in known.decided}
+        return candidates, decided | self.match(line, tried)
+
+    def _of_alike(self, alike: str, line: str) -> _Alike:
+        trigrams = self._by_trigram.keys() & _trigrams(line)
+        texts = (text for each in trigrams for text in self._by_trigram[each])
+        held = {number for text in texts if text in line for number in self._numbers[text]}
+        candidates = sorted(held)
+        decided: list[int] = []
+        undecided: list[int] = []
+        for number in candidates:
+            regex = self._owned[number][1].regex
+            if not digits.are_alike(regex):
+                undecided.append(number)
+            elif regex.search(line):
+                (undecided if regex.groupindex else decided).append(number)
+        numbered = [text for text, zeros in self._with_digits.items() if zeros in alike]
+        return _Alike(candidates, numbered, decided, undecided)
 
     def match(self, line: str, candidates: Iterable[int]) -> dict[Owner, dict[str, str]]:
         """The owners of the candidates that match, each with the text of its named groups."""
@@ -74,6 +108,11 @@ class PatternIndex(Generic[Owner]):
 def is_plain(pattern: str) -> bool:
     """Whether a regular expression matches only itself, so that it is its own literal."""
     return _SPECIAL.search(pattern) is None
+
+
+def _alike(line: str) -> str:
+    """The line with a zero for each digit."""
+    return line.translate(_ZEROS)
 
 
 def _frequency(trigram: str) -> tuple[int, str]:

@@ -142,8 +142,7 @@ class Diagnosis:
             key = hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
             if key in self._irrelevant:
                 continue
-            candidates = self._rules.index.candidates(text)
-            hits = self._rules.index.match(text, candidates)
+            candidates, hits = self._rules.index.find(text)
             if (spans := self._harmless(hits)) is not None:
                 log.skip_until = max(log.skip_until, line.number + spans)
                 continue
@@ -182,8 +181,9 @@ class Diagnosis:
             rule = self._rules.causes[number]
             firm = (_MILD not in hits or rule.firm) and log.counts(number, rule, line)
             self._add_evidence(number, log, line, raw, firm=firm)
-            cause = self._causes[number]
-            cause.values = hits["cause", number] | cause.values
+            if groups := hits["cause", number]:
+                cause = self._causes[number]
+                cause.values = groups | cause.values
         return {self._rules.causes[number].kind for number in matched}
 
     def _withdraw(self, log: _Log, line: Line) -> None:
@@ -220,7 +220,9 @@ class Diagnosis:
         """Add a line to the evidence of a cause; the first firm line replaces all others."""
         log.time = log_prefixes.time(raw) or log.time
         order = (log.time, log.number, line.number)
-        cause = self._causes.setdefault(index, Cause(self._rules.causes[index], order=order))
+        cause = self._causes.get(index)
+        if cause is None:
+            cause = self._causes[index] = Cause(self._rules.causes[index], order=order)
         if firm and not cause.firm:
             cause.evidence.clear()
             cause.order = order
@@ -243,6 +245,8 @@ class Diagnosis:
         return Evidence(log.name, line.number, _shown(rule, raw), rank, host, log.time)
 
     def _note_summary(self, log: _Log, text: str) -> None:
+        if "exitcode" not in text and log_prefixes.SUMMARY not in text:
+            return
         rank = log_prefixes.summary_rank(text)
         if rank is not None:
             log.summary_rank = self._root = rank

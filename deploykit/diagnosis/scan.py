@@ -279,6 +279,9 @@ def start(text: str) -> str:
 
 def pieces(text: str) -> Iterator[str]:
     """Split a line at carriage returns, as progress bars write them, and to a limited width."""
+    if len(text) <= _WIDEST and "\r" not in text:
+        yield text
+        return
     for part in text.split("\r"):
         for start in range(0, max(len(part), 1), _WIDEST):
             yield part[start : start + _WIDEST]

@@ -14,8 +14,12 @@ from typing import Any
 from deploykit_node.preflight.islands import ranges
 from deploykit_node.preflight.peers import Peers
 
-_SLOW_GPU, _SLOW = 0.8, 0.5
-"""Share of the median below which a speed is named: a GPU's, and one that others disturb."""
+_SLOW = {"GPU": 0.8, "disk": 0.2}
+_SLOW_USUALLY = 0.5
+"""Share of the median below which a speed is named, by the first word of its name.
+
+Processors are shared with other programs, and disks often with other nodes that write as well.
+"""
 _ENOUGH = {"disk": 100e6, "memory": 2e9}
 """Bytes per second from which on a speed is never named, by the first word of its name."""
 _LEAST = 3
@@ -60,7 +64,7 @@ def slow(peers: Peers, speeds: Mapping[int, Mapping[str, float]]) -> Judged:
             continue
         median = statistics.median(known.values())
         kind = name.partition(" ")[0]
-        share, enough = _SLOW_GPU if kind == "GPU" else _SLOW, _ENOUGH.get(kind, math.inf)
+        share, enough = _SLOW.get(kind, _SLOW_USUALLY), _ENOUGH.get(kind, math.inf)
         for node, speed in sorted(known.items(), key=lambda item: item[1]):
             if median > 0 and speed < min(share * median, enough):
                 beside = f"{speed / median:.0%} of the median"
