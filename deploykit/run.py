@@ -162,6 +162,20 @@ class Run:
         read.refresh()
         return read.progress()
 
+    def sync(self) -> int:
+        """Send what the trackers of its job lack; the number of values that were sent.
+
+        Raises NotFound where its job names no tracker, and the error of one that failed, after the
+        others got theirs.
+        """
+        from deploykit import run_tracking  # few jobs have one
+
+        sent, _ = run_tracking.sync(self._row)
+        for one in sent:
+            if one.error is not None:
+                raise one.error
+        return sum(one.values for one in sent)
+
     def cancel(self) -> Status:
         """Stop the run, unless it has ended. Raises NotFound where no job was sent."""
         self._row = run_state.cancel(self._row)

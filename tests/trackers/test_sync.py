@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import deploykit
 from deploykit import cli, job, lifecycle, registry
+from deploykit.errors import NotFound
 from deploykit.model import State, Status
 from deploykit.trackers import event_writer, sagemaker_mlflow, tensorboard
 from tests.ports import free_port
@@ -39,7 +41,7 @@ def test_event_files_of_a_run_that_was_preempted_thrice(live, tmp_path, capsys):
         attempt(live, number, range(first, first + 30))
         assert sent(capsys) == (58 if number == 0 else 40)
     live.end()
-    assert (sent(capsys), sent(capsys)) == (2, 0)
+    assert (deploykit.get("live-run").sync(), sent(capsys)) == (2, 0)
     assert history(tmp_path / "board/live-run", "loss") == near(
         (step, loss(step)) for step in range(90)
     )
@@ -128,6 +130,8 @@ def test_long_numbers_in_event_files(tmp_path):
 def test_a_run_of_which_nothing_can_be_sent(live, capsys):
     said = sync(capsys, code=66).err
     assert said.startswith("error: the job of live-run has no `track`\n")
+    with pytest.raises(NotFound, match="has no `track`"):
+        deploykit.get("live-run").sync()
     tracked(live, {"mlflow": "ftp://host"})
     assert "has no `track`" in sync(capsys, code=66).err  # not what any job file may have
     row = registry.Run("unsent", "a", "local", "b", str(live.folder), "", "", None, 1.0, "")
