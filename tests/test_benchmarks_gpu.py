@@ -45,7 +45,6 @@ def test_two_runs_differ_by_their_largest_difference_and_by_infinity_without_com
 
 
 @pytest.mark.torch
-@pytest.mark.quick
 def test_a_small_run_on_the_cpu_is_read(gpu):
     runs, measure = gpu["runs"], gpu["measure"]
     machine = runs.machine(dry=True)

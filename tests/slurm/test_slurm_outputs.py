@@ -50,7 +50,6 @@ def changed(plan, options=None, **fields):
     return slurm.plan(job, chosen, run=plan.run, bundle=bundle)
 
 
-@pytest.mark.quick
 def test_a_requeued_job_resumes_from_what_it_saved_in_its_working_folder(
     cluster, make_plan, send, tmp_path
 ):
