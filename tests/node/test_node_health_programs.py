@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from deploykit_node.preflight.health import checks, dcgm, processors
+from deploykit_node.preflight.health import dcgm, processors
 from deploykit_node.preflight.health.found import Health
+from tests.node.test_node_preflight import HELLO, emulated
 
 V1_CPU = Path("/sys/fs/cgroup/cpu")
 
@@ -127,25 +127,31 @@ def test_no_limit(groups, text):
     assert groups("0::/\n", **{"cpu.max": text}) == float("inf")
 
 
-def test_a_limit_of_this_kernel(tmp_path):
-    """A real group: one processor fewer than the machine has is enough to be named."""
+@pytest.fixture
+def half_a_processor():
+    """A real group with that limit."""
     group = V1_CPU / f"deploykit-{os.getpid()}"
     try:
         group.mkdir()
         (group / "cpu.cfs_quota_us").write_text("50000")
     except OSError:
-        pytest.skip("needs root and cgroups of version 1")
-    code = "from deploykit_node.preflight.health import found, processors as p\n"
-    code += "f = found.Health(); p.check(f); print(f.counts)"
-    join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-    try:
-        done = subprocess.run(
-            ["sh", "-c", join, "sh", sys.executable, "-c", code],
-            env={"PYTHONPATH": str(Path(checks.__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    finally:
-        group.rmdir()
-    assert done.stdout == "{'CPUs': 1}\n"
+        pytest.skip("optional: needs root and cgroups of version 1")
+    yield group
+    group.rmdir()
+
+
+def test_a_node_with_a_limit_is_named(bundle, tmp_path, half_a_processor):
+    """Another version stops the test before PyTorch is imported, which takes long."""
+    bundle.write("hello.py", HELLO)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho $$ > {half_a_processor}/cgroup.procs\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    (tmp_path / "torch-1.2.3.dist-info").mkdir()
+    (tmp_path / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
+    first, _ = emulated(bundle, per_node=[{}, {"python": str(python), "PYTHONPATH": tmp_path}])
+    assert first.code == 78
+    usual = len(os.sched_getaffinity(0))
+    named = f"warning: node 1 (127.0.0.1, 127.0.0.2): 1 CPUs, where most nodes have {usual}"
+    assert (named in first.log) == (usual > 1), first.log

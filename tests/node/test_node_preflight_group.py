@@ -148,3 +148,16 @@ def test_what_was_not_measured_in_time_stops_nothing():
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
     assert bandwidth.bus(1 << 30, 0.5, 8) == (1 << 31) * 2 * 7 / 8
+
+
+def test_a_pytorch_that_cannot_be_imported_is_named(monkeypatch):
+    server = [sys.executable, "-c", "import sys; sys.exit('OSError: libcudart.so.12')"]
+    monkeypatch.setattr(coordinator, "Ranks", functools.partial(process_group.Ranks, server=server))
+    tests = on_this_machine(2, 2, 60)
+    asyncio.run(together(tests))
+    for test in tests:
+        first, second = [finding.text for finding in test.findings if finding.fatal]
+        assert (
+            first == "PyTorch cannot be imported on node 0 (a, 127.0.0.1): OSError: libcudart.so.12"
+        )
+        assert "node 1 (b, 127.0.0.2): OSError: libcudart.so.12" in second
