@@ -69,6 +69,7 @@ bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/watching.py
 	$(BIN)/python benchmarks/elastic.py --losses 5 --steps 3000
 
 # On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
@@ -86,6 +87,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/terminal.py
+	$(BIN)/python docs/live_page.py
 
 # Four people's first minutes, each in an empty home; some minutes, most of them to install.
 roles: $(VENV)/.dev
