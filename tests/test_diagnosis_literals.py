@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parent / "diagnosis"
 
 def examples():
     """Every line of the logs written for the tests of diagnose."""
-    for file in EXAMPLES.iterdir():
+    for file in EXAMPLES.glob("*.t*"):
         text = file.read_text(encoding="utf-8")
         logs = tomllib.loads(text)["log"] if file.suffix == ".toml" else [{"text": text}]
         for log in logs:

@@ -204,9 +204,15 @@ class Diagnosis:
             cause.firm.discard(log.number)
 
     def _matching_rules(self, log: _Log, line: Line, raw: str, hits: _Hits) -> Iterator[int]:
-        """The first rule that matches, and the next ones while `unless` may rule it out."""
-        for number in sorted(number for part, number in hits if part == "cause"):
-            rule = self._rules.causes[number]
+        """The first rule that matches, and the next ones while `unless` may rule it out.
+
+        On a line that is mild, those for which it is proof all the same go first.
+        """
+        rules = self._rules.causes
+        mild = _MILD in hits
+        numbers = (number for part, number in hits if part == "cause")
+        for number in sorted(numbers, key=lambda one: (mild and not rules[one].firm, one)):
+            rule = rules[number]
             last = log.after.get(number, -_AFTER - 1)
             if rule.after and line.number - last > _AFTER:
                 continue
