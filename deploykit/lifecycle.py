@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from deploykit import backend, bundle, jobfile, paths, registry, run_record, secret_scan
 from deploykit.backend import Backend
 from deploykit.decode import encodable
-from deploykit.errors import DeploykitError, JobFileError, NotFound, TryAgain, Uncertain, UsageError
+from deploykit.errors import (
+    DeploykitError,
+    JobFileError,
+    NeverStarts,
+    NotFound,
+    TryAgain,
+    Uncertain,
+    UsageError,
+)
 from deploykit.jobfile import Draft, JobFile, Overrides, Source
 from deploykit.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.registry import Run
@@ -222,18 +230,7 @@ def submit(plan: Plan) -> Run:
 
 def _claim(plan: Plan, folder: Path) -> Run:
     """The row of the run: a new one, or that of an earlier submit, reconciled."""
-    row = Run(
-        plan.run,
-        plan.job.name,
-        plan.backend,
-        plan.target,
-        str(folder),
-        hashlib.sha256(plan.text.encode()).hexdigest(),
-        plan.bundle.hash,
-        plan.bundle.commit,
-        registry.now(),
-        plan.output,
-    )
+    row = new_row(plan, folder)
     if registry.add(row):
         return row
     earlier = registry.known(plan.run)
@@ -244,6 +241,15 @@ def _claim(plan: Plan, folder: Path) -> Run:
     if earlier.id is None:
         _reconcile(backend.find(plan.backend), earlier)
     return registry.known(plan.run)
+
+
+def new_row(plan: Plan, folder: Path) -> Run:
+    """The row of a run that was not sent yet."""
+    return Run(
+        *(plan.run, plan.job.name, plan.backend, plan.target, str(folder)),
+        *(hashlib.sha256(plan.text.encode()).hexdigest(), plan.bundle.hash, plan.bundle.commit),
+        *(registry.now(), plan.output),
+    )
 
 
 def attach(run: str, name: str, target: str | None) -> Run:
@@ -381,3 +387,14 @@ def cancel(row: Run) -> Run:
         backend.find(row.backend).cancel(row.handle)
         row = refresh([row])[0]
     return row
+
+
+def exit_code(row: Run) -> int:
+    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
+    if row.state == State.SUCCEEDED.value:
+        return 0
+    if row.state == State.BLOCKED.value:
+        return NeverStarts.exit_code
+    if row.state == State.CANCELLED.value:
+        return 143
+    return row.exit_code or 1
