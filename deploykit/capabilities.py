@@ -103,6 +103,30 @@ class Tasks(Protocol):
 
 
 @runtime_checkable
+class Arrays(Protocol):
+    """A backend that takes several runs as one job array, of which each task is a run."""
+
+    def largest_array(self, options: Any) -> int:
+        """The most runs in one array; 0: none with these options. Asks the target.
+
+        Raises BackendUnavailable.
+        """
+
+    def submit_array(
+        self, plans: Sequence[Plan], folder: Path, name: str, at_once: int
+    ) -> Sequence[Handle]:
+        """Send exactly these plans, which differ in their arguments only, as one array.
+
+        `folder` is new and the array's own; the folder of each run holds its text. At most
+        `at_once` run at the same time. The run ids begin with `name` and a hyphen. Later `find`
+        finds each run by its folder. Raises as `Backend.submit`.
+        """
+
+    def cancel_all(self, handles: Sequence[Handle]) -> None:
+        """As `Backend.cancel` for many runs, with few commands."""
+
+
+@runtime_checkable
 class Preflight(Protocol):
     """A backend whose nodes run deploykit's launcher, and so the network test of `preflight`."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit import capabilities, jobfile, lifecycle, paths, registry, run_diagnosis, spelling
+from deploykit import capabilities, jobfile, lifecycle, paths, run_diagnosis, run_state, spelling
 from deploykit.errors import (
     DeploykitError,
     FunctionFailed,
@@ -154,6 +154,6 @@ def failure(row: Run) -> RunFailed:
     return RunFailed(
         f"{row.run} {row.state}{reason}",
         run=row.run,
-        exit_code=registry.exit_code(row),
+        exit_code=run_state.exit_code(row),
         hint=f"cause: {cause}" if cause else None,
     )

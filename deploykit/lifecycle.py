@@ -220,18 +220,7 @@ def submit(plan: Plan) -> Run:
 
 def _claim(plan: Plan, folder: Path) -> Run:
     """The row of the run: a new one, or that of an earlier submit, reconciled."""
-    row = Run(
-        plan.run,
-        plan.job.name,
-        plan.backend,
-        plan.target,
-        str(folder),
-        hashlib.sha256(plan.text.encode()).hexdigest(),
-        plan.bundle.hash,
-        plan.bundle.commit,
-        registry.now(),
-        plan.output,
-    )
+    row = new_row(plan, folder)
     if registry.add(row):
         return row
     earlier = registry.known(plan.run)
@@ -244,28 +233,56 @@ def _claim(plan: Plan, folder: Path) -> Run:
     return registry.known(plan.run)
 
 
-def record(plan: Plan, folder: Path, price: Estimate | None) -> None:
+def new_row(plan: Plan, folder: Path) -> Run:
+    """The row of a run that was not sent yet."""
+    return Run(
+        *(plan.run, plan.job.name, plan.backend, plan.target, str(folder)),
+        *(hashlib.sha256(plan.text.encode()).hexdigest(), plan.bundle.hash, plan.bundle.commit),
+        *(registry.now(), plan.output),
+    )
+
+
+def record(
+    plan: Plan, folder: Path, price: Estimate | None, source: SourceRecord | None = None
+) -> None:
     """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
-    And its price now, since later prices may differ; None: nothing is billed.
+    And its price now, since later prices may differ; None: nothing is billed. `source` is the
+    record of its source, where it was made for another run.
     """
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
     text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
     paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
-    archive = bundle.store(plan.bundle)
-    record: dict[str, Any] = {"bundle": plan.bundle.hash, "commit": plan.bundle.commit}
-    if plan.bundle.commit is not None:
-        try:
-            patch = revision.patch(plan.bundle, archive)
-        except DeploykitError as error:
-            record["uncommitted"] = f"not recorded: {error}"
-        else:
-            paths.write(folder / "uncommitted.diff", patch.text)
-            record["left_out"] = patch.left_out
-    paths.write(folder / "source.json", json.dumps(record, indent=2) + "\n")
+    source = source or source_record(plan.bundle)
+    if source.patch is not None:
+        paths.write(folder / "uncommitted.diff", source.patch)
+    paths.write(folder / "source.json", source.text)
     if price is not None and (kept := price.record()):
         paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
+
+
+class SourceRecord(NamedTuple):
+    """What a run folder keeps of the source: ``source.json``, and its changes since its commit."""
+
+    text: str
+    patch: bytes | None = None
+
+
+def source_record(bundled: Bundle) -> SourceRecord:
+    """The record of a bundle, which is stored for it: the same for all runs of the bundle."""
+    archive = bundle.store(bundled)
+    known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
+    patch = None
+    if bundled.commit is not None:
+        try:
+            found = revision.patch(bundled, archive)
+        except DeploykitError as error:
+            known["uncommitted"] = f"not recorded: {error}"
+        else:
+            patch = found.text
+            known["left_out"] = found.left_out
+    return SourceRecord(json.dumps(known, indent=2) + "\n", patch)
 
 
 def _send(plan: Plan, folder: Path) -> None:

@@ -24,6 +24,8 @@ from deploykit.errors import CannotWrite, TryAgain, UsageError
 _PACKAGE = Path(__file__).resolve().parent
 HINT = "set DEPLOYKIT_HOME to a folder of your own, on a disk with free space"
 """What to do where the state folder cannot be used."""
+LOCK = "submitting"
+"""In a run folder: the file that is locked while the run is submitted."""
 _OTHERS = 0o077
 _WRITABLE = 0o022
 """By others than the owner."""
@@ -78,7 +80,7 @@ def submitting(folder: Path, run: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(FileNotFoundError):
-            file = held.enter_context(open(folder / "submitting", "wb", opener=private_opener))
+            file = held.enter_context(open(folder / LOCK, "wb", opener=private_opener))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

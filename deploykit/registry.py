@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploykit import paths
 from deploykit import registry_layout as layout
-from deploykit.errors import CannotWrite, NeverStarts, NotFound, UsageError
+from deploykit.errors import CannotWrite, NotFound, UsageError
 from deploykit.model import Handle, State, Status
 
 if TYPE_CHECKING:
@@ -126,19 +126,24 @@ def known(run: str) -> Run:
     return row
 
 
-def add(run: Run) -> bool:
-    """Insert the row of a new run; False where that id already exists."""
-    columns = list(run.__dict__)
+def add(*runs: Run) -> bool:
+    """Insert the rows of new runs in one transaction; False where an id already exists."""
+    columns = list(runs[0].__dict__)
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    return _write(statement, [tuple(run.__dict__.values())]) == 1
+    return _write(statement, [tuple(run.__dict__.values()) for run in runs]) == len(runs)
 
 
 def confirm(run: str, identity: str, status: Status | None = None) -> None:
     """Record the id of the job at its target, and its status; without one it is queued."""
+    confirm_all({run: identity}, status)
+
+
+def confirm_all(jobs: Mapping[str, str], status: Status | None = None) -> None:
+    """`confirm` for many runs, with the id of each, in one transaction."""
     known = status or Status(State.QUEUED)
     statement = "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?"
-    _write(statement, [(identity, known.state.value, known.native, known.reason, run)])
+    _write(statement, [(job, *_columns(known)[:3], run) for run, job in jobs.items()])
 
 
 def update(run: str, status: Status) -> None:
@@ -165,9 +170,9 @@ def _columns(status: Status) -> tuple[Any, ...]:
     return (*state, *times, status.billed, status.output)
 
 
-def remove(run: str) -> None:
-    """Forget a run."""
-    _write("DELETE FROM runs WHERE run = ?", [(run,)])
+def remove(*runs: str) -> None:
+    """Forget runs."""
+    _write("DELETE FROM runs WHERE run = ?", [(run,) for run in runs])
 
 
 def release(bundle: str, then: Callable[[], None]) -> None:
@@ -387,14 +392,3 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             f"the registry of runs {path} cannot be used: {error}",
             hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
         ) from error
-
-
-def exit_code(row: Run) -> int:
-    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
-    if row.state == State.SUCCEEDED.value:
-        return 0
-    if row.state == State.BLOCKED.value:
-        return NeverStarts.exit_code
-    if row.state == State.CANCELLED.value:
-        return 143
-    return row.exit_code or 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploykit import backend, paths, registry
 from deploykit.backend import Backend
-from deploykit.errors import DeploykitError, NotFound, TryAgain
+from deploykit.errors import DeploykitError, NeverStarts, NotFound, TryAgain
 from deploykit.model import State, Status
 from deploykit.registry import Run
 
@@ -144,3 +144,14 @@ def attach(run: str, name: str, target: str | None) -> Run:
         registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
         registry.confirm(run, handle.id)
     return refresh([registry.known(run)])[0]
+
+
+def exit_code(row: Run) -> int:
+    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
+    if row.state == State.SUCCEEDED.value:
+        return 0
+    if row.state == State.BLOCKED.value:
+        return NeverStarts.exit_code
+    if row.state == State.CANCELLED.value:
+        return 143
+    return row.exit_code or 1

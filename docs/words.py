@@ -235,6 +235,8 @@ INTERNAL = {
     "DEPLOYKIT_NODE_RANK": "number of this node, if several are emulated on one machine",
     "DEPLOYKIT_NODES": "how many nodes are emulated",
     "DEPLOYKIT_NODE_LIST": "on Slurm, where the number of nodes may change: those at first",
+    "DEPLOYKIT_ARRAY_TASK": "on Slurm, in the batch script of a run that is a task of an array of "
+    "several runs: `ARRAY_TASK`, the id of its job",
     "DEPLOYKIT_STEP_NODE": "the number of this node among them",
     "DEPLOYKIT_GENERATION": "where the number of nodes may change: how many groups of nodes there "
     "were, with this one",

@@ -12,13 +12,14 @@ fi
 
 # The run starts once, even if an interrupted submit was repeated: the first job to start writes its
 # id into the link `claim`, and only that job continues, also after a requeue.
-ln -sn "$SLURM_JOB_ID" "$DEPLOYKIT_RUN_DIR/claim" 2>/dev/null
+job=${DEPLOYKIT_ARRAY_TASK:-$SLURM_JOB_ID}
+ln -sn "$job" "$DEPLOYKIT_RUN_DIR/claim" 2>/dev/null
 claimed_by=$(readlink "$DEPLOYKIT_RUN_DIR/claim")
 if [ -z "$claimed_by" ]; then
-    echo "deploykit: job $SLURM_JOB_ID cannot start: the run's folder is not writable on this node"
+    echo "deploykit: job $job cannot start: the run's folder is not writable on this node"
     exit 73
-elif [ "$claimed_by" != "$SLURM_JOB_ID" ]; then
-    echo "deploykit: job $claimed_by has already started this run; job $SLURM_JOB_ID exits"
+elif [ "$claimed_by" != "$job" ]; then
+    echo "deploykit: job $claimed_by has already started this run; job $job exits"
     exit 0
 fi
 

@@ -162,4 +162,4 @@ def _code(row: Run) -> int:
         output.note(f"{row.run} is still in the queue; to remove it: {remove}")
     elif not state.final:
         return TimedOut.exit_code
-    return registry.exit_code(row)
+    return run_state.exit_code(row)

@@ -3,6 +3,9 @@
 It may be killed at any moment. A trial is in the journal before its run is submitted, and the run
 id is made of the sweep's id and the trial's number, so that another controller finds the run, or
 submits it as if for the first time.
+
+Where no trial depends on another one, and the backend has job arrays, as many trials begin as there
+is money for, and are submitted together; the backend then keeps the number of runs at a time.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from decimal import Decimal
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from deploykit import backend, capabilities, lifecycle, run_state
+from deploykit import backend, capabilities, lifecycle, run_array, run_state
 from deploykit.errors import DeploykitError, Uncertain
 from deploykit.model import State
 from deploykit.registry import Run
-from deploykit.sweep import outcomes, space, spending, trial_job, trials
+from deploykit.sweep import outcomes, samplers, space, spending, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.spending import Budget
 from deploykit.sweep.trial_job import Base
@@ -27,6 +30,8 @@ from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
 """Shortest and longest interval between two looks at the runs, in seconds."""
+_IDLE = 10
+"""How many times as long as it computes a controller sleeps, at least: it shares its machine."""
 CAPPED = "capped"
 """Attribute of the study: whether the sweep has ended at its cap."""
 Tell = Callable[[str], None]
@@ -51,6 +56,8 @@ class Controller:
     """Of the next trial."""
     _last: int = 0
     """Number of trials in all."""
+    _array: int = 0
+    """Most runs that are submitted as one job array; 0: each is submitted alone."""
     _changed: bool = False
     _said: str = ""
 
@@ -62,9 +69,13 @@ class Controller:
         self.study.set_user_attr(CAPPED, False)
         self._recover()
         pause, longest = _POLL
+        began = time.process_time()
         while self.step():
             pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
+            if self._array:  # no slot waits for this process
+                pause = max(pause, min(_IDLE * (time.process_time() - began), longest))
             time.sleep(pause)
+            began = time.process_time()
         if not self.live and (self._number >= self._last or not self.record.stopping):
             self.record.finish()
 
@@ -72,6 +83,7 @@ class Controller:
         """Take up what earlier controllers have left."""
         self.budget = spending.budget(self.record.sweep, self.base)
         self.slots = _slots(self.base)
+        self._array = _largest_array(self.record, self.base)
         self._last = space.trials(self.record.sweep)
         known = self.study.get_trials(deepcopy=False)
         self._number = len(known)
@@ -160,14 +172,16 @@ class Controller:
 
     def _begin(self) -> None:
         """Begin trials while there are slots and money for them."""
-        sweep = self.record.sweep
-        while self._number < self._last and self._busy() < self._limit:
-            if not self.budget.allows(self._committed(), sweep.repeat):
+        sweep, busy, committed = self.record.sweep, self._busy(), self._committed()
+        most = max(self._limit, self._array)
+        while self._number < self._last and busy < most:
+            if not self.budget.allows(committed, sweep.repeat):
                 self._say_once(f"no trial is started: it could exceed max_cost, {self.budget.cap}")
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
                 return
             live = trials.begin(self.record, self.study, self._number)
+            busy, committed = busy + sweep.repeat, committed + sweep.repeat * self.budget.worst
             self._number += 1
             self._changed = True
             self.live.append(live)
@@ -198,7 +212,11 @@ class Controller:
         every = [(live, repeat) for live in self.live for repeat in live.open]
         unsent = [one for one in every if _was_not_sent(rows.get(one[0].run(one[1])))]
         going = len(every) - len(unsent)
-        errors = [self._submit(*one) for one in unsent[: max(0, self._limit - going)]]
+        room = max(0, self._limit - going)
+        if room and min(len(unsent), self._array) > 1:
+            self._submit_array(unsent[: self._array], room)
+            return
+        errors = [self._submit(*one) for one in unsent[:room]]
         if not going and errors and all(errors) and errors[-1] and not errors[-1].transient:
             raise errors[-1]
 
@@ -215,6 +233,22 @@ class Controller:
         self._changed = True
         return None
 
+    def _submit_array(self, unsent: Sequence[tuple[Live, int]], room: int) -> None:
+        """Submit runs as one job array; where it is refused, the next one is half as long."""
+        plans = [
+            trial_job.plan(self.base, live.run(n), self._passed(live, n), live.run(n, 0))
+            for live, n in unsent
+        ]
+        array = run_array.Array(self.record.new_array(), self.record.id, room)
+        self._changed = True
+        try:
+            run_array.submit(array, plans)
+        except Uncertain:
+            pass  # `refresh` finds out whether the job exists
+        except DeploykitError as error:
+            self._array = self._array if error.transient else len(plans) // 2
+            self._say_once(f"{len(plans)} runs: not submitted as a job array: {error.message}")
+
     def _passed(self, live: Live, repeat: int) -> space.Passed:
         """What a run adds to the job, the variables of its slot included."""
         found = live.passed(repeat)
@@ -228,7 +262,7 @@ class Controller:
     def _stop(self) -> bool:
         """Cancel all runs, and wait for their end; whether any is left."""
         rows = self._rows()
-        left = False
+        left, cancelled = False, []
         for live in self.live:
             for repeat in live.open:
                 row = rows.get(live.run(repeat))
@@ -240,7 +274,11 @@ class Controller:
                 if not live.is_stopped(repeat):
                     live.mark_stopped(repeat)
                     self.tell(f"trial {live.number}: {row.run} is cancelled")
-                self._cancel(live, row)
+                cancelled.append(row)
+        try:
+            run_array.cancel(cancelled)
+        except DeploykitError as error:
+            self._say_once(f"{len(cancelled)} runs are not cancelled: {error.message}")
         return left
 
     def _say_once(self, text: str) -> None:
@@ -262,3 +300,15 @@ def _was_not_sent(row: Run | None) -> bool:
 def _slots(base: Base) -> Sequence[Mapping[str, str]]:
     engine = backend.find(base.backend)
     return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
+
+
+def _largest_array(record: SweepRecord, base: Base) -> int:
+    """Most runs of a sweep in one job array; 0 where trials depend on others, or it has none."""
+    sweep, engine = record.sweep, backend.find(base.backend)
+    is_known = samplers.is_pointwise(sweep) and sweep.pruner == "none"
+    if not is_known or base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
+        return 0
+    try:
+        return engine.largest_array(base.options)
+    except DeploykitError:  # `submit` tells why
+        return 0

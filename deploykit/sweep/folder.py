@@ -79,6 +79,11 @@ class SweepRecord:
         """Take that back."""
         (self.folder / _STOP).unlink(missing_ok=True)
 
+    def new_array(self) -> Path:
+        """The folder of another job array of its runs, which does not exist yet."""
+        arrays = paths.private_folder(self.folder / "arrays")
+        return arrays / str(len(list(arrays.iterdir())))
+
     def is_controlled(self) -> bool:
         """Whether a process controls it now, as far as this machine can tell."""
         with contextlib.suppress(FileNotFoundError), (self.folder / _LOCK).open() as file:

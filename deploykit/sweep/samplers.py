@@ -76,6 +76,11 @@ def sampler(sweep: Sweep, number: int) -> BaseSampler:
         return TPESampler(seed=seed, constant_liar=True)
 
 
+def is_pointwise(sweep: Sweep) -> bool:
+    """Whether each trial's values follow from its number alone."""
+    return sweep.sampler in _POINTS
+
+
 def pruner(sweep: Sweep) -> BasePruner:
     """The pruner of a sweep."""
     least, factor = sweep.min_steps, sweep.reduction

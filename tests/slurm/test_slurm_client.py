@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, client
+from deploykit.backends.slurm import Options, client, sbatch_environment
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 from deploykit.model import State
 from tests.slurm.slurm_helpers import folder_of
@@ -162,7 +162,7 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
         **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
         "DEPLOYKIT_NODE_RANK": "",
     }
-    assert client.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+    assert sbatch_environment.unwanted(environ, "#SBATCH --partition=gpu\n") == [
         *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
         *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
     ]

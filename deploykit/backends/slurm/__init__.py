@@ -59,6 +59,27 @@ def cancel(handle: Handle) -> None:
     monitor.cancel(handle)
 
 
+def largest_array(options: Options) -> int:
+    """The most runs in one job array: see `run_arrays.largest`."""
+    from deploykit.backends.slurm import run_arrays
+
+    return run_arrays.largest(options)
+
+
+def submit_array(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> Sequence[Handle]:
+    """Submit runs as one job array: see `run_arrays.submit`."""
+    from deploykit.backends.slurm import run_arrays
+
+    return run_arrays.submit(plans, folder, name, at_once)
+
+
+def cancel_all(handles: Sequence[Handle]) -> None:
+    """Cancel many runs: see `monitor.cancel_all`."""
+    from deploykit.backends.slurm import monitor
+
+    monitor.cancel_all(handles)
+
+
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     """Have each node write the stacks of its ranks: see `stacks.dump`."""
     from deploykit.backends.slurm import stacks

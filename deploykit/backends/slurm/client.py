@@ -21,9 +21,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from deploykit import backend, paths
 from deploykit import bundle as bundles
@@ -51,16 +51,6 @@ _USUAL = {"", "None", "Resources", "Priority"}
 _PATIENCE = 10
 """Seconds for a query whose only purpose is to learn whether the controller answers."""
 
-_SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
-"""Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the script sets them."""
-
-_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
-_LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
-_RANKS = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT"),
-}
-
 
 class _SbatchFailed(Exception):
     """sbatch failed; its text is what sbatch or ssh printed."""
@@ -80,7 +70,7 @@ def submit(plan: Plan, folder: Path) -> Handle:
     host = plan.options.host
     remote_folder = None
     if host is None:
-        _check_prerequisites(plan)
+        check_prerequisites(plan)
         bundles.unpack(bundles.store(plan.bundle), folder / "source")
         for name in (*backend.FOLDERS, "sbatch"):
             paths.private_folder(folder / name)
@@ -92,18 +82,42 @@ def submit(plan: Plan, folder: Path) -> Handle:
     if plan.options.array is not None:
         paths.write(folder / "array", f"{plan.options.array}\n")
     paths.write(folder / "cluster", cluster_name(host) + "\n")
-    try:
-        if remote_folder is None:
-            job = _sbatch(plan, folder / "sbatch")
-        else:
-            job = _sbatch_remotely(plan, remote_folder)
-    except _SbatchFailed as error:
-        if not error.uncertain:
-            raise complaints.error_for(str(error)) from error
-        job = _find_queued(plan, folder, str(error))
+    again = f"`deploykit submit --run {plan.run}` with the same job"
+    request = Request(plan.text, folder, again, remote_folder)
+    job = queue(request, lambda: _job_of(plan, folder))
     paths.write(folder / "job", job + "\n")
     status = _warn_if_blocked(plan.run, job, host)
     return Handle("slurm", plan.target, job, plan.run, str(folder), status)
+
+
+class Request(NamedTuple):
+    """A batch script to be queued."""
+
+    text: str
+    folder: Path
+    again: str
+    """What repeats the submit."""
+    remote_folder: RemoteFolder | None = None
+
+
+def queue(request: Request, find: Callable[[], str | None]) -> str:
+    """Queue a batch script, and return the id of its job. `find` asks Slurm for an uncertain one.
+
+    Raises as `submit`.
+    """
+    try:
+        if request.remote_folder is None:
+            return _sbatch(request.text, request.folder / "sbatch")
+        return _sbatch_remotely(request.text, request.remote_folder)
+    except _SbatchFailed as error:
+        if not error.uncertain:
+            raise complaints.error_for(str(error)) from error
+        return _find_queued(request, find, str(error))
+
+
+def _job_of(plan: Plan, folder: Path) -> str | None:
+    handle = find(plan.run, folder, plan.target)
+    return None if handle is None else handle.id
 
 
 def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
@@ -130,7 +144,8 @@ def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
     return Status(State.BLOCKED, "PENDING", sentence)
 
 
-def _check_prerequisites(plan: Plan) -> None:
+def check_prerequisites(plan: Plan) -> None:
+    """Raise BackendUnavailable or SubmitRefused where sbatch cannot be run here."""
     for program in ("sbatch", "squeue", "scontrol", "srun"):
         if shutil.which(program) is None:
             raise BackendUnavailable(
@@ -145,23 +160,25 @@ def _check_prerequisites(plan: Plan) -> None:
         )
 
 
-def _sbatch(plan: Plan, folder: Path) -> str:
-    """Queue the plan's text with submitit's executor, which keeps a copy in `folder`."""
+def _sbatch(script: str, folder: Path) -> str:
+    """Queue the text of a script with submitit's executor, which keeps a copy in `folder`."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
+    from deploykit.backends.slurm import sbatch_environment
+
     class PlannedScript(SlurmExecutor):
-        """submitit's executor, but the script that it sends is the plan's text."""
+        """submitit's executor, but the script that it sends is ours."""
 
         def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             """The one hook: submitit runs what this returns, for the file that it has written.
 
             It is the only place to change both the file and the environment of sbatch. submitit
-            has filled the file with an empty command; the plan's text replaces it.
+            has filled the file with an empty command; our text replaces it.
             """
-            paths.write(submission_file_path, plan.text)
+            paths.write(submission_file_path, script)
             argv = super()._make_submission_command(submission_file_path)
-            return [*clean_environment(plan.text), *argv]
+            return [*sbatch_environment.clean(script), *argv]
 
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints errors and raises them
@@ -171,12 +188,12 @@ def _sbatch(plan: Plan, folder: Path) -> str:
         raise _SbatchFailed(text, uncertain=complaints.is_uncertain(text)) from error
 
 
-def _sbatch_remotely(plan: Plan, folder: RemoteFolder) -> str:
-    """Queue the plan's text on the login node."""
-    from deploykit.backends.slurm import remote
+def _sbatch_remotely(script: str, folder: RemoteFolder) -> str:
+    """Queue the text of a script on the login node."""
+    from deploykit.backends.slurm import remote, sbatch_environment
 
     try:
-        code, out, err = remote.sbatch(folder, _site_variables(plan.text))
+        code, out, err = remote.sbatch(folder, sbatch_environment.site_variables(script))
     except BackendUnavailable as error:
         raise _SbatchFailed(str(error), uncertain=True) from error
     job = remote.job_id(out)
@@ -188,7 +205,7 @@ def _sbatch_remotely(plan: Plan, folder: RemoteFolder) -> str:
     raise _SbatchFailed(complaint or err, uncertain=uncertain)
 
 
-def _find_queued(plan: Plan, folder: Path, text: str) -> str:
+def _find_queued(request: Request, find: Callable[[], str | None], text: str) -> str:
     """The id of a job that the controller may have queued although sbatch failed with `text`.
 
     Raises the error for `text` when the job is not queued, and TryAgain when Slurm does not answer.
@@ -197,18 +214,17 @@ def _find_queued(plan: Plan, folder: Path, text: str) -> str:
     for pause in _PAUSES:
         time.sleep(pause)
         with contextlib.suppress(BackendUnavailable):
-            handle = find(plan.run, folder, plan.target)
-            if handle is not None:
-                return handle.id
+            if (job := find()) is not None:
+                return job
             answered = True
-            if plan.options.host is not None:
+            if request.remote_folder is not None:
                 break  # sbatch on a login node held a lock until it had its answer
     if answered:
         raise complaints.error_for(text)
     complaint = complaints.in_one_line(text)
     raise TryAgain(
         f"Slurm did not respond, so the job may or may not be queued: {complaint}",
-        hint=f"`deploykit submit --run {plan.run}` with the same job finds it or queues it once",
+        hint=f"{request.again} finds it or queues it once",
     )
 
 
@@ -229,18 +245,33 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
     if (problem := wrong_cluster(folder, host)) is not None:
         raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
     if remote_folder is None:
-        job = claimed_by(folder) or job_id(folder) or _find_by_name(run, None, str(folder))
+        job = claimed_by(folder) or job_id(folder) or _find_in_array(folder)
+        job = job or find_by_name(run, None, f"{folder}/source")
     else:
-        job = remote.find_job(remote_folder) or _find_by_name(run, host, remote_folder.folder)
+        job = remote.find_job(remote_folder)
+        job = job or find_by_name(run, host, f"{remote_folder.folder}/source")
     return None if job is None else Handle("slurm", target, job, run, str(folder))
 
 
-def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
-    """The lowest id of the jobs with the run's name and folder, as squeue lists them."""
+def _find_in_array(folder: Path) -> str | None:
+    """The id of the run's task, where its array was queued and the submit was interrupted then."""
+    from deploykit.backends.slurm import array_record
+
+    known, name = array_record.read(folder), array_record.name(folder)
+    if known is None or name is None:
+        return None
+    job = find_by_name(name, None, str(known[0]))
+    if job is not None:
+        paths.write(known[0] / "job", job + "\n")  # for the other runs
+    return array_record.job_id(folder)
+
+
+def find_by_name(name: str, host: str | None, folder: str) -> str | None:
+    """The lowest id of the jobs with that name and working folder, as squeue lists them."""
     from deploykit.backends.slurm import states
 
-    rows = states.parse_squeue(output(states.squeue_argv(run), host))
-    mine = (row for row in rows if (row.name, row.folder) == (run, f"{folder}/source"))
+    rows = states.parse_squeue(output(states.squeue_argv(name), host))
+    mine = (row for row in rows if (row.name, row.folder) == (name, folder))
     ids = (row.id for row in mine if not states.was_rejected(row))
     numbers = [whole(job.partition("_")[0]) for job in ids]
     first = min((number for number in numbers if number is not None), default=None)
@@ -249,7 +280,9 @@ def _find_by_name(run: str, host: str | None, folder: str) -> str | None:
 
 def wrong_cluster(folder: Path, host: str | None) -> str | None:
     """A sentence if commands talk to another cluster than the run's, or to none; else None."""
-    expected = _text(folder / "cluster")
+    from deploykit.backends.slurm import array_record
+
+    expected = _text(folder / "cluster") or array_record.cluster(folder)
     if expected is None:
         return None
     try:
@@ -269,7 +302,9 @@ def tasks(handle: Handle) -> int | None:
 
 def job_id(folder: Path) -> str | None:
     """The id that sbatch gave the job; None where no job was submitted from this machine."""
-    return _text(folder / "job")
+    from deploykit.backends.slurm import array_record
+
+    return _text(folder / "job") or array_record.job_id(folder)
 
 
 def claimed_by(folder: Path) -> str | None:
@@ -278,7 +313,7 @@ def claimed_by(folder: Path) -> str | None:
         claim = os.readlink(folder / "claim")  # noqa: PTH115 - the target is an id, not a path
     except OSError:
         return None
-    return claim if whole(claim) is not None else None
+    return claim if re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", claim) else None
 
 
 def _text(path: Path) -> str | None:
@@ -320,9 +355,13 @@ def cluster_name(host: str | None = None) -> str:
 
     Raises BackendUnavailable when the controller does not answer.
     """
-    settings = output(["scontrol", "show", "config"], host)
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", config(host), re.MULTILINE)
     return match[1] if match else ""
+
+
+def config(host: str | None = None) -> str:
+    """The settings of the cluster, as Slurm prints them. Raises as `cluster_name`."""
+    return output(["scontrol", "show", "config"], host)
 
 
 def unreachable() -> str | None:
@@ -352,27 +391,3 @@ def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
     overrides = ("SQUEUE_", "SACCT_", "SCONTROL_", "SLURM_TIME_FORMAT")
     kept = {name: value for name, value in environ.items() if not name.startswith(overrides)}
     return {**kept, "TZ": "UTC", "SLURM_BITSTR_LEN": "0"}
-
-
-def clean_environment(text: str) -> list[str]:
-    """The words before sbatch that unset the `unwanted` variables, for the script `text`."""
-    return ["env", *(word for name in unwanted(os.environ, text) for word in ("-u", name))]
-
-
-def unwanted(environ: Iterable[str], text: str) -> list[str]:
-    """Names of variables that sbatch would pass on to the job, or prefer to the script's options.
-
-    A submit from inside another job, or from one of its ranks, inherits many.
-    """
-    kept = _KEPT.union(_site_variables(text))
-    return sorted(
-        name
-        for name in environ
-        if (name.startswith(_LAUNCHERS) or name in _RANKS) and name not in kept
-    )
-
-
-def _site_variables(text: str) -> list[str]:
-    """The variables that set what the script `text` leaves to the site's defaults."""
-    left = (name for name in _SITE_DEFAULTS if f"#SBATCH --{name}=" not in text)
-    return [f"SBATCH_{name.upper()}" for name in left]

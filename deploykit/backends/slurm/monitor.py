@@ -121,7 +121,35 @@ def cancel(handle: Handle) -> None:
 
     A job that Slurm no longer knows is no error. Raises NotPermitted or TryAgain.
     """
-    result = client.run(["scancel", f"--name={handle.run}", handle.id], _host(handle))
+    if "_" in handle.id:
+        cancel_all([handle])
+    else:
+        _scancel([f"--name={handle.run}", handle.id], handle)
+
+
+def cancel_all(handles: Sequence[Handle]) -> None:
+    """Cancel many jobs, tasks of the same array with one command. Raises as `cancel`.
+
+    The name of a task is looked up first: with ``--name`` and the id of a task that waits, scancel
+    cancels all tasks of its array that do (22.05).
+    """
+    tasks: dict[str, list[Handle]] = defaultdict(list)
+    for handle in handles:
+        array, task, _ = handle.id.partition("_")
+        if task:
+            tasks[array].append(handle)
+        else:
+            cancel(handle)
+    for array, group in tasks.items():
+        row_by_job = {row.id: row for row in _squeue((), _host(group[0]))}
+        current = [one for one in group if one.id in row_by_job]
+        ids = [one.id.partition("_")[2] for one in current if _is_of(one.run, row_by_job[one.id])]
+        if ids:
+            _scancel([f"{array}_[{','.join(ids)}]"], group[0])
+
+
+def _scancel(words: Sequence[str], handle: Handle) -> None:
+    result = client.run(["scancel", *words], _host(handle))
     if result.code == 0 or complaints.names_unknown_job(result.err):
         return
     complaint = complaints.in_one_line(result.err)
@@ -133,12 +161,34 @@ def cancel(handle: Handle) -> None:
 def _rows(handle_by_job: Mapping[str, Handle], host: str | None) -> dict[str, Row]:
     """What Slurm knows of the jobs, by id. Each source is asked for what the previous lacks."""
     row_by_job: dict[str, Row] = {}
+    arrays_by_id: dict[str, Row] = {}
     for query in (_squeue, _scontrol, _sacct):
         missing = {job: run.run for job, run in handle_by_job.items() if job not in row_by_job}
         if missing:
-            rows = query(list(missing), host)
-            row_by_job |= {row.id: row for row in rows if missing.get(row.id) == row.name}
+            rows = list(query(list(missing), host))
+            row_by_job |= {row.id: row for row in rows if _is_of(missing.get(row.id), row)}
+            arrays_by_id |= {row.id.partition("_")[0]: row for row in rows if "_" in row.id}
+    for job, handle in handle_by_job.items():
+        array = arrays_by_id.get(job.partition("_")[0])
+        if job not in row_by_job and array is not None and _never_began(handle, array):
+            row_by_job[job] = Row(job, array.name, "CANCELLED")
     return row_by_job
+
+
+def _never_began(job: Handle, other: Row) -> bool:
+    """Whether a task was cancelled while it waited: Slurm then drops it, and keeps the others."""
+    return "_" in job.id and _is_of(job.run, other) and not _has_begun(Path(job.folder))
+
+
+def _is_of(run: str | None, row: Row) -> bool:
+    """Whether a row with the id of a run's job is of that job, and not of a later one."""
+    if run is None:
+        return False
+    return run == row.name or ("_" in row.id and run.startswith(f"{row.name}-"))
+
+
+def _has_begun(folder: Path) -> bool:
+    return os.path.lexists(folder / "claim") or bool(exit_records.read(folder))
 
 
 def _squeue(_: Sequence[str], host: str | None) -> Iterable[Row]:
@@ -230,8 +280,9 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
 
 def _without_record(job: Handle, status: Status) -> Status:
     """A failed job with the reason of its script, which may end it before a launcher starts."""
-    task = job.id.partition("_")[2]
-    run = Path(job.folder).parents[1] if task else Path(job.folder)
+    folder = Path(job.folder)
+    task = folder.name if folder.parent.name == "tasks" else ""  # of an array that is one run
+    run = folder.parents[1] if task else folder
     if (remote_folder := remote.recorded_folder(run)) is not None:
         with contextlib.suppress(BackendUnavailable):  # the status is complete without it
             remote.fetch_logs(remote_folder, run)

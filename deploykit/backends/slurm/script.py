@@ -71,6 +71,11 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
 def render_script(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     """The text of the batch script: directives, then the shell commands of `command`."""
     values = parameters(job, options, run, folder)
+    return batch_script(values, command(job, options, run, folder))
+
+
+def batch_script(values: dict[str, Any], shell: str) -> str:
+    """The text of a batch script with these `parameters` and shell commands."""
     flags = {name: value for name, value in values.items() if name not in _SUBMITIT_ONLY}
     flags |= {"signal": f"USR2@{values['signal_delay_s']}", "open-mode": "append"}
     flags |= values["additional_parameters"]
@@ -78,8 +83,7 @@ def render_script(job: JobSpec, options: Options, run: str, folder: Path) -> str
         *("#!/bin/bash", "", "# Parameters"),
         *(_directive(name, flags[name]) for name in sorted(flags)),
         *("", "# setup", *values["setup"]),
-        *("", "# command", "export SUBMITIT_EXECUTOR=slurm"),
-        *(command(job, options, run, folder), ""),
+        *("", "# command", "export SUBMITIT_EXECUTOR=slurm", shell, ""),
     ]
     return "\n".join(lines)
 

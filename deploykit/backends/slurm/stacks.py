@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit import exit_records, paths, shell
-from deploykit.backends.slurm import client, complaints, remote, ssh
+from deploykit.backends.slurm import (
+    client,
+    complaints,
+    remote,
+    run_arrays,
+    sbatch_environment,
+    ssh,
+)
 from deploykit.errors import UsageError
 from deploykit.inspect import node_command
 from deploykit.inspect.stacks import FOLDER
@@ -31,9 +38,14 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     run_folder = remote_folder.folder if remote_folder else handle.folder
     there = f"{run_folder}/{FOLDER}/{folder.name}"
     command = node_command.argv(processes[0], "slurm", (run_folder, there), native=native)
-    argv = [*srun_argv(handle.id, sorted({one.host for one in processes})), *command]
+    argv = [
+        *srun_argv(run_arrays.step_id(handle), sorted({one.host for one in processes})),
+        *command,
+    ]
     if remote_folder is None:
-        unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
+        unset = (
+            word for name in sbatch_environment.unwanted(os.environ, "") for word in ("-u", name)
+        )
         done = shell.run(["env", *unset, *argv], timeout=_PATIENCE)
         return _complaints(done.code, done.err)
     script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(there)}/*.json; exit $code"

@@ -12,7 +12,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from deploykit import shell
-from deploykit.backends.slurm import client, complaints, script, site, site_checks
+from deploykit.backends.slurm import (
+    complaints,
+    sbatch_environment,
+    script,
+    site,
+    site_checks,
+)
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Site
 from deploykit.capabilities import Start
@@ -74,7 +80,7 @@ def _refusal(told: str) -> str:
 
 def _test(text: str, host: str | None) -> tuple[int, str]:
     """The exit code of ``sbatch --test-only`` for a script, and what it prints."""
-    argv = [*client.clean_environment(text), *_UTC, "sbatch", "--test-only"]
+    argv = [*sbatch_environment.clean(text), *_UTC, "sbatch", "--test-only"]
     if host is None:
         code, _, err = shell.raw(argv, env=dict(os.environ), data=text.encode())
         return code, err

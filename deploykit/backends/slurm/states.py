@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -158,7 +158,7 @@ _LAST_CODE = 255
 _SQUEUE = "%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z"
 
 _SCONTROL = re.compile(
-    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>\d+) )?"
+    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) ArrayTaskId=(?P<task>[\d,%-]+) )?"
     r"(?>.*?JobName=)(?P<name>\S+) UserId=(?>.*? JobState=)(?P<native>\S+)"
     r" Reason=(?>(?P<reason>.*?) Dependency=)(?>.*? Requeue=)(?P<requeue>\d)"
     r"(?>.*? ExitCode=)(?P<code>\d+:\d+)(?>.*? StartTime=)(?P<started>\S+)"
@@ -205,18 +205,28 @@ def _squeue_rows(text: str) -> Iterator[Row]:
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
     """The command that shows jobs the controller knows, which includes those that ended recently.
 
-    scontrol takes a single id; for several, the command shows all jobs.
+    scontrol takes a single id; for several, the command shows all jobs. Of a task it shows the
+    whole array.
     """
-    return ["scontrol", "--oneliner", "show", "job", *(ids if len(ids) == 1 else ())]
+    one = [ids[0].partition("_")[0]] if len(ids) == 1 else []
+    return ["scontrol", "--oneliner", "show", "job", *one]
 
 
 def parse_scontrol(text: str) -> Iterator[Row]:
-    """The jobs in the output of `scontrol_argv`; lines of another form are skipped."""
+    """The jobs and array tasks in the output of `scontrol_argv`, at most `arrays.MAX_TASKS`.
+
+    Lines of another form are skipped. Tasks of an array that wait share a line; once they have been
+    cancelled, its task is 4294967294.
+    """
+    return islice(_scontrol_rows(text), arrays.MAX_TASKS)
+
+
+def _scontrol_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         match = _SCONTROL.match(line)
         if match is not None:
-            yield Row(
-                f"{match['array']}_{match['task']}" if match["array"] else match["id"],
+            row = Row(
+                match["id"],
                 match["name"],
                 match["native"],
                 match["reason"],
@@ -225,6 +235,13 @@ def parse_scontrol(text: str) -> Iterator[Row]:
                 match["code"],
                 requeued=match["requeue"] == "1",
             )
+            ids = _ids(match["array"], match["task"]) if match["array"] else [row.id]
+            yield from (replace(row, id=job) for job in ids)
+
+
+def _ids(array: str, tasks: str) -> Iterable[str]:
+    """The ids of tasks such as ``5``, ``2-3%2`` or 4294967294."""
+    return [f"{array}_{tasks}"] if tasks.isdecimal() else arrays.task_ids(f"{array}_[{tasks}]")
 
 
 def sacct_argv(ids: Sequence[str]) -> list[str]:
