@@ -40,7 +40,7 @@ def options(name, images):
         "GPT-2": (*language, "family=gpt2"),
         "ResNet-18": (
             *("--task", "image_classifier:task", "--task-option", f"data={images}"),
-            *(*SGD, "--lr", "0.01", "--sync-batchnorm"),
+            *(*SGD, "--lr", "0.001", "--sync-batchnorm"),
         ),
         "BERT": ("--task", "text_classifier:task", *FAST, "--task-option", "dropout=0"),
         "recommender": ("--task", "recommender:task", *FAST),
