@@ -168,7 +168,9 @@ They are not on the trainer's `sys.path`.
 3. resolves secrets, creates the output and checkpoint folders, and brings back
    [`outputs`](../how-to/results.md) of an earlier attempt;
 4. starts torchrun with a [rendezvous of its own](../how-to/network.md#who-else-can-connect), on an
-   address and port for this run alone, and itself once for each rank;
+   address and port for this run alone, and itself once for each rank. A job of one rank without
+   `retries` needs no torchrun, which would load PyTorch: its rank is started directly, with the
+   same variables;
 5. for each rank, runs the program with exactly the arguments of the job file, and prefixes each
    line that it prints with the time and `[rank N]`;
 6. forwards SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 to the ranks, but not to torchrun. After

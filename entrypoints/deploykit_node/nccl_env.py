@@ -6,7 +6,6 @@ effect any more: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.h
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,19 +36,21 @@ class Machine(NamedTuple):
 
     gpus: bool
     efa: bool
-    torch: tuple[int, int]
-    """PyTorch's major and minor version."""
+    torch: tuple[int, int] | None = None
+    """PyTorch's major and minor version; None: that of the installed one."""
 
 
 def machine(root: Path = Path("/")) -> Machine:
     """The properties of this node, from the kernel's files below `root`."""
     drivers = (root / "sys/class/infiniband").glob("*/device/driver")
     efa = any(driver.resolve().name == "efa" for driver in drivers)
-    return Machine((root / "proc/driver/nvidia/version").exists(), efa, _torch())
+    return Machine((root / "proc/driver/nvidia/version").exists(), efa)
 
 
 def _torch() -> tuple[int, int]:
     """PyTorch's version; `_NEW_NAMES` if it is unknown."""
+    import importlib.metadata  # slow to import, and few nodes need it
+
     try:
         match = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch"))
     except importlib.metadata.PackageNotFoundError:
@@ -79,7 +80,7 @@ def _folder(env: Environ) -> Path | None:
 
 def _recorder(here: Machine, folder: Path | None) -> Iterator[Setting]:
     """PyTorch's flight recorder, under the names of its version."""
-    new = here.torch >= _NEW_NAMES
+    new = (here.torch or _torch()) >= _NEW_NAMES
     size = "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
     path = "TORCH_FR_DUMP_TEMP_FILE" if new else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
     yield Setting(size, _RECORDS, "keep the last collectives of each rank in memory")

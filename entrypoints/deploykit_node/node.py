@@ -25,6 +25,7 @@ from deploykit_node import (
     exit_records,
     log,
     membership,
+    one_rank,
     outputs,
     records,
     relay,
@@ -129,11 +130,14 @@ def _run_group(
     env.setdefault("OMP_NUM_THREADS", "1")
     if change is None:
         attempt.start_heartbeat(meeting.local)
-    argv = _torchrun_argv(words, meeting)
     try:
-        with outputs.around(env, here.number), _observed(env, here, ranks) as observers:
+        with (
+            outputs.around(env, here.number),
+            _observed(env, here, ranks) as observers,
+            _starter(words, env, meeting) as start,
+        ):
             options = _supervision(env, here, attempt, observers, change)
-            code = supervisor.run(argv, env, ranks, options, meeting.held)
+            code = supervisor.run(start, env, ranks, options)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
         return end._replace(ranks=exit_records.codes(ranks))
     finally:
@@ -178,6 +182,20 @@ def _supervision(
 
     every = min(watch.every, membership.EVERY) if change else watch.every
     return replace(options, look=look, look_every=every)
+
+
+@contextlib.contextmanager
+def _starter(
+    words: Command, env: Environ, meeting: rendezvous.Rendezvous
+) -> Iterator[supervisor.Start]:
+    """How to start the ranks: with torchrun, or the only one without."""
+    if not one_rank.is_one(words):
+        yield supervisor.torchrun(_torchrun_argv(words, meeting), env, meeting.held)
+        return
+    with contextlib.closing(one_rank.Store()) as store:
+        own = {**env, **store.variables(meeting.name), "DEPLOYKIT_ROUND": "0"}
+        own.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        yield partial(one_rank.start, words, own, store)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:

@@ -94,6 +94,14 @@ def child_setup(before: set[int], death: int) -> Callable[[], None]:
     return setup
 
 
+def tie(parent: int, death: int) -> None:
+    """Have this process get the signal `death` when its `parent` dies, or now if it has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), death)
+
+
 def from_slurm(sender: int) -> bool:
     """Whether `sender` is Slurm's step daemon, which may signal every process of a step."""
     try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from deploykit_node import exit_records, signals
 from deploykit_node.cap import KEEP, Cap
@@ -53,28 +54,51 @@ class Options:
     look_every: float | None = None
 
 
-def run(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    ranks: Path,
-    options: Options,
-    held: socket.socket | None = None,
-) -> int:
+class Process(Protocol):
+    """A process, as far as it is supervised."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and that of its group."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+
+    def poll(self) -> int | None:
+        """The same, asked anew."""
+
+
+Start = Callable[[Callable[[], None]], Process]
+"""Starts a process, in which its argument is called first."""
+
+
+def torchrun(argv: Sequence[str], env: Mapping[str, str], held: socket.socket | None) -> Start:
+    """How to start torchrun. `held` is a socket that it inherits."""
+
+    def start(setup: Callable[[], None]) -> Process:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            start_new_session=True,
+            pass_fds=[held.fileno()] if held else (),
+            preexec_fn=setup,  # noqa: PLW1509 - no thread yet
+        )
+        if held:
+            held.close()  # or the port would seem to answer after torchrun has ended
+        return process
+
+    return start
+
+
+def run(start: Start, env: Mapping[str, str], ranks: Path, options: Options) -> int:
     """Run torchrun to its end and return its code as `subprocess` reports it.
 
     Signals go to the ranks, which end by themselves; torchrun would kill them. `ranks` is the
-    folder where the ranks register. `held` is a socket that torchrun inherits.
+    folder where the ranks register.
     """
     before = signals.hold(_HELD)
-    process = subprocess.Popen(
-        argv,
-        env=env,
-        start_new_session=True,
-        pass_fds=[held.fileno()] if held else (),
-        preexec_fn=_shielded(before),  # noqa: PLW1509 - no thread yet
-    )
-    if held:
-        held.close()  # or the port would seem to answer after torchrun has ended
+    process = start(_shielded(before))
     supervisor = _Supervisor(process, env, ranks, options)
     supervisor.watch_cap()
     while process.poll() is None:
@@ -84,7 +108,7 @@ def run(
             supervisor.end(number)
     signal.setitimer(signal.ITIMER_REAL, 0)
     supervisor.kill_ranks()
-    return process.returncode
+    return process.returncode or 0
 
 
 def _shielded(before: set[int]) -> Callable[[], None]:
@@ -107,7 +131,7 @@ class _Supervisor:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: Process,
         env: Mapping[str, str],
         ranks: Path,
         options: Options,
