@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from deploykit import shell
-from deploykit.backends.slurm import client, remote, ssh
+from deploykit.backends.slurm import lookup, remote, ssh
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.errors import BackendUnavailable
 from deploykit.model import Handle
@@ -55,7 +55,7 @@ def test_exit_records_of_a_login_node_stay_in_the_run_folder(tmp_path_factory, a
     for path in written(folder.parent):
         assert path.is_relative_to(folder), path
         assert path.name == "claim" or path.parent.name == "exit_records"
-    claim = client.claimed_by(folder)
+    claim = lookup.claimed_by(folder)
     assert claim is None or (claim.isascii() and claim.isdigit() and len(claim) < 20)
 
 
@@ -108,7 +108,7 @@ def test_a_claim_that_is_not_a_number_is_dropped(tmp_path, answers, claim):
     answers(f"\t/remote/runs/one-1\nclaim:{claim}\n".encode())
     handle = Handle("slurm", "login", "7", "one-1", str(tmp_path))
     remote.fetch_exit_records("login", [(handle, REMOTE)])
-    assert client.claimed_by(tmp_path) is None
+    assert lookup.claimed_by(tmp_path) is None
 
 
 @pytest.mark.parametrize("stream", [1, 2])

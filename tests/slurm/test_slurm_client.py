@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploykit.backends import slurm
-from deploykit.backends.slurm import Options, client, sbatch_environment
+from deploykit.backends.slurm import Options, client, lookup
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 from deploykit.model import State
 from tests.slurm.slurm_helpers import folder_of
@@ -118,20 +118,20 @@ def test_find_prefers_the_job_that_claimed_the_run(commands, tmp_path):
         ]
     ]
     commands(squeue=f"printf '%s\\n' {shlex.join(rows)}")
-    assert client.find("run-a", tmp_path, "localhost").id == "12"
+    assert lookup.find("run-a", tmp_path, "localhost").id == "12"
     (tmp_path / "claim").symlink_to("101")
-    assert client.find("run-a", tmp_path, "localhost").id == "101"
-    assert client.find("run-x", tmp_path / "other", "localhost") is None
+    assert lookup.find("run-a", tmp_path, "localhost").id == "101"
+    assert lookup.find("run-x", tmp_path / "other", "localhost") is None
 
 
 def test_find_does_not_guess(commands, tmp_path):
     """The run's cluster is another one, or Slurm does not answer."""
     commands(squeue="exit 1")
     with pytest.raises(BackendUnavailable, match="squeue: no reason given"):
-        client.find("run-a", tmp_path, "localhost")
+        lookup.find("run-a", tmp_path, "localhost")
     (tmp_path / "cluster").write_text("prod\n")
     with pytest.raises(BackendUnavailable, match="'prod', and this is 'box'"):
-        client.find("run-a", tmp_path, "localhost")
+        lookup.find("run-a", tmp_path, "localhost")
 
 
 def test_without_slurm(make_plan, send, monkeypatch, tmp_path):
@@ -162,7 +162,7 @@ def test_variables_of_launchers_and_other_jobs_are_unset():
         **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "TORCHELASTIC_RUN_ID")),
         "DEPLOYKIT_NODE_RANK": "",
     }
-    assert sbatch_environment.unwanted(environ, "#SBATCH --partition=gpu\n") == [
+    assert client.unwanted(environ, "#SBATCH --partition=gpu\n") == [
         *("DEPLOYKIT_NODE_RANK", "RANK", "SBATCH_ARRAY_INX", "SBATCH_PARTITION", "SLURMD_NODENAME"),
         *("SLURM_JOB_ID", "SRUN_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"),
     ]
@@ -188,6 +188,6 @@ def test_a_job_that_slurm_refused_is_not_the_run_although_slurm_lists_it(command
     """The controller keeps such a job as one that failed."""
     line = "7|FAILED|N/A|N/A|1|main|9|{}|one-1|{}/source"
     commands(squeue=f"echo '{line.format('BadConstraints', tmp_path)}'")
-    assert client.find("one-1", tmp_path, "localhost") is None
+    assert lookup.find("one-1", tmp_path, "localhost") is None
     commands(squeue=f"echo '{line.format('NonZeroExitCode', tmp_path)}'")
-    assert client.find("one-1", tmp_path, "localhost").id == "7"
+    assert lookup.find("one-1", tmp_path, "localhost").id == "7"

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from deploykit import cli
-from deploykit.backends.slurm import sbatch_environment, start_times
+from deploykit.backends.slurm import client, start_times
 from tests.slurm.slurm_helpers import output, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -125,7 +125,7 @@ def test_nothing_is_queued(when):
 
 def test_a_cluster_that_does_not_answer_is_no_refusal(site, capsys, monkeypatch):
     argv = ["sh", "-c", "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1"]
-    monkeypatch.setattr(sbatch_environment, "clean", lambda _: [*argv, "sh"])
+    monkeypatch.setattr(client, "clean_environment", lambda _: [*argv, "sh"])
     assert cli.main(["when"]) == 69
     assert "Unable to contact slurm controller" in capsys.readouterr().err
     assert start_times._UTC[0] == "TZ=UTC"

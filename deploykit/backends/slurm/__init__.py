@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import backend
-from deploykit.backends.slurm.client import find as find
 from deploykit.backends.slurm.client import submit as submit
 from deploykit.backends.slurm.client import tasks as tasks
+from deploykit.backends.slurm.lookup import find as find
 from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.options import bills as bills
 from deploykit.backends.slurm.options import check as check

@@ -21,14 +21,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from deploykit import backend, paths
 from deploykit import bundle as bundles
 from deploykit.backends.slurm import complaints
-from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
 from deploykit.model import Handle, Plan, State, Status
 
@@ -47,6 +46,15 @@ _PAUSES = (2.0, 4.0, 8.0)
 
 _USUAL = {"", "None", "Resources", "Priority"}
 """Reasons of jobs that start sooner or later."""
+
+_SITE_DEFAULTS = ("account", "partition", "qos", "reservation", "constraint")
+"""Options for which a variable such as ``SBATCH_ACCOUNT`` counts, unless the script sets them."""
+_KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER", "DEPLOYKIT_HOME"}
+_LAUNCHERS = ("SLURM", "SBATCH_", "SRUN_", "DEPLOYKIT_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
+_RANKS = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+}
 
 _PATIENCE = 10
 """Seconds for a query whose only purpose is to learn whether the controller answers."""
@@ -116,7 +124,9 @@ def queue(request: Request, find: Callable[[], str | None]) -> str:
 
 
 def _job_of(plan: Plan, folder: Path) -> str | None:
-    handle = find(plan.run, folder, plan.target)
+    from deploykit.backends.slurm import lookup  # only where sbatch was interrupted
+
+    handle = lookup.find(plan.run, folder, plan.target)
     return None if handle is None else handle.id
 
 
@@ -165,8 +175,6 @@ def _sbatch(script: str, folder: Path) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
-    from deploykit.backends.slurm import sbatch_environment
-
     class PlannedScript(SlurmExecutor):
         """submitit's executor, but the script that it sends is ours."""
 
@@ -178,7 +186,7 @@ def _sbatch(script: str, folder: Path) -> str:
             """
             paths.write(submission_file_path, script)
             argv = super()._make_submission_command(submission_file_path)
-            return [*sbatch_environment.clean(script), *argv]
+            return [*clean_environment(script), *argv]
 
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints errors and raises them
@@ -190,10 +198,10 @@ def _sbatch(script: str, folder: Path) -> str:
 
 def _sbatch_remotely(script: str, folder: RemoteFolder) -> str:
     """Queue the text of a script on the login node."""
-    from deploykit.backends.slurm import remote, sbatch_environment
+    from deploykit.backends.slurm import remote
 
     try:
-        code, out, err = remote.sbatch(folder, sbatch_environment.site_variables(script))
+        code, out, err = remote.sbatch(folder, site_variables(script))
     except BackendUnavailable as error:
         raise _SbatchFailed(str(error), uncertain=True) from error
     job = remote.job_id(out)
@@ -203,6 +211,30 @@ def _sbatch_remotely(script: str, folder: RemoteFolder) -> str:
     # without a complaint of sbatch's, something else failed on the way
     uncertain = not complaint or complaints.is_uncertain(complaint)
     raise _SbatchFailed(complaint or err, uncertain=uncertain)
+
+
+def clean_environment(text: str) -> list[str]:
+    """The words before sbatch that unset the `unwanted` variables, for the script `text`."""
+    return ["env", *(word for name in unwanted(os.environ, text) for word in ("-u", name))]
+
+
+def unwanted(environ: Iterable[str], text: str) -> list[str]:
+    """Names of variables that sbatch would pass on to the job, or prefer to the script's options.
+
+    A submit from inside another job, or from one of its ranks, inherits many.
+    """
+    kept = _KEPT.union(site_variables(text))
+    return sorted(
+        name
+        for name in environ
+        if (name.startswith(_LAUNCHERS) or name in _RANKS) and name not in kept
+    )
+
+
+def site_variables(text: str) -> list[str]:
+    """The variables that set what the script `text` leaves to the site's defaults."""
+    left = (name for name in _SITE_DEFAULTS if f"#SBATCH --{name}=" not in text)
+    return [f"SBATCH_{name.upper()}" for name in left]
 
 
 def _find_queued(request: Request, find: Callable[[], str | None], text: str) -> str:
@@ -228,75 +260,9 @@ def _find_queued(request: Request, find: Callable[[], str | None], text: str) ->
     )
 
 
-def find(run: str, folder: Path, target: str) -> Handle | None:
-    """Find the run's job: the one that started first, else the one with the lowest id.
-
-    Returns None where no job was queued, which includes a job that Slurm no longer knows and that
-    never started. Raises BackendUnavailable when this cannot be determined.
-    """
-    from deploykit.backends.slurm import remote  # only a submit that was interrupted needs it
-
-    remote_folder = remote.recorded_folder(folder)
-    if remote_folder is None and target != LOCALHOST:
-        if not folder.exists():
-            raise BackendUnavailable(f"{folder}, which recorded the login node, was deleted")
-        return None  # the submit was interrupted before anything was copied
-    host = None if remote_folder is None else remote_folder.host
-    if (problem := wrong_cluster(folder, host)) is not None:
-        raise BackendUnavailable(problem, hint="run this command on a machine of that cluster")
-    if remote_folder is None:
-        job = claimed_by(folder) or job_id(folder) or _find_in_array(folder)
-        job = job or find_by_name(run, None, f"{folder}/source")
-    else:
-        job = remote.find_job(remote_folder)
-        job = job or find_by_name(run, host, f"{remote_folder.folder}/source")
-    return None if job is None else Handle("slurm", target, job, run, str(folder))
-
-
-def _find_in_array(folder: Path) -> str | None:
-    """The id of the run's task, where its array was queued and the submit was interrupted then."""
-    from deploykit.backends.slurm import array_record
-
-    known, name = array_record.read(folder), array_record.name(folder)
-    if known is None or name is None:
-        return None
-    job = find_by_name(name, None, str(known[0]))
-    if job is not None:
-        paths.write(known[0] / "job", job + "\n")  # for the other runs
-    return array_record.job_id(folder)
-
-
-def find_by_name(name: str, host: str | None, folder: str) -> str | None:
-    """The lowest id of the jobs with that name and working folder, as squeue lists them."""
-    from deploykit.backends.slurm import states
-
-    rows = states.parse_squeue(output(states.squeue_argv(name), host))
-    mine = (row for row in rows if (row.name, row.folder) == (name, folder))
-    ids = (row.id for row in mine if not states.was_rejected(row))
-    numbers = [whole(job.partition("_")[0]) for job in ids]
-    first = min((number for number in numbers if number is not None), default=None)
-    return None if first is None else str(first)
-
-
-def wrong_cluster(folder: Path, host: str | None) -> str | None:
-    """A sentence if commands talk to another cluster than the run's, or to none; else None."""
-    from deploykit.backends.slurm import array_record
-
-    expected = _text(folder / "cluster") or array_record.cluster(folder)
-    if expected is None:
-        return None
-    try:
-        actual = cluster_name(host)
-    except BackendUnavailable as error:
-        return str(error)
-    if expected == actual:
-        return None
-    return f"the run was submitted to the Slurm cluster {expected!r}, and this is {actual!r}"
-
-
 def tasks(handle: Handle) -> int | None:
     """The length of the run's job array; None where the run is not an array."""
-    text = _text(Path(handle.folder, "array"))
+    text = text_of(Path(handle.folder, "array"))
     return None if text is None else int(text)
 
 
@@ -304,19 +270,10 @@ def job_id(folder: Path) -> str | None:
     """The id that sbatch gave the job; None where no job was submitted from this machine."""
     from deploykit.backends.slurm import array_record
 
-    return _text(folder / "job") or array_record.job_id(folder)
+    return text_of(folder / "job") or array_record.job_id(folder)
 
 
-def claimed_by(folder: Path) -> str | None:
-    """The id of the job that started the run; None before any of its jobs has started."""
-    try:
-        claim = os.readlink(folder / "claim")  # noqa: PTH115 - the target is an id, not a path
-    except OSError:
-        return None
-    return claim if re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,9})?", claim) else None
-
-
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
     """The text of a record without its line end; None where there is none."""
     try:
         return path.read_text().strip()

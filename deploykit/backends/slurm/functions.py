@@ -15,7 +15,7 @@ from submitit.core import core, utils
 from submitit.slurm import slurm
 
 from deploykit import paths
-from deploykit.backends.slurm import sbatch_environment, script, states
+from deploykit.backends.slurm import client, script, states
 from deploykit.backends.slurm.options import Options
 from deploykit.model import JobSpec
 
@@ -65,7 +65,7 @@ class FunctionExecutor(slurm.SlurmExecutor):
         paths.make_private(submission_file_path)
         text = submission_file_path.read_text()
         argv = super()._make_submission_command(submission_file_path)
-        return [*sbatch_environment.clean(text), *argv]
+        return [*client.clean_environment(text), *argv]
 
     def _internal_process_submissions(
         self, delayed_submissions: list[utils.DelayedSubmission]

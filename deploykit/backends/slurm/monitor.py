@@ -12,7 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit import exit_records, logfiles
-from deploykit.backends.slurm import arrays, client, complaints, queue_position, remote, states
+from deploykit.backends.slurm import (
+    arrays,
+    client,
+    complaints,
+    lookup,
+    queue_position,
+    remote,
+    states,
+)
 from deploykit.backends.slurm.queue_position import PendingJob
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
@@ -55,7 +63,7 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
 
 def _array_status(array: Handle, statuses: Sequence[Status]) -> Status:
     if any(status.native in {_NO_RECORD, _EXIT_RECORD} for status in statuses):
-        problem = client.wrong_cluster(Path(array.folder), _host(array))
+        problem = lookup.wrong_cluster(Path(array.folder), _host(array))
         if problem is not None:
             return Status(State.UNKNOWN, "", problem)
     return arrays.combined_status(statuses)
@@ -230,7 +238,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     """The status of a job from `row`, or without one from its exit records."""
     folder = Path(job.folder)
     if row is None:
-        problem = problem or client.wrong_cluster(folder, _host(job))
+        problem = problem or lookup.wrong_cluster(folder, _host(job))
         current = _recorded_status(folder, problem)
     else:
         current = _with_exit_record(folder, states.status(row))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit import exit_records
-from deploykit.backends.slurm import client, remote, run_arrays, sbatch_environment, ssh
+from deploykit.backends.slurm import client, remote, run_arrays, ssh
 from deploykit.errors import UsageError
 from deploykit.inspect import node_command
 from deploykit.model import Handle
@@ -29,9 +29,7 @@ def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -
     inner = node_command.enter(process, "slurm", there.folder if there else str(folder), command)
     step = [*_step(run_arrays.step_id(handle), process.host, terminal=terminal), *inner]
     if there is None:
-        unset = (
-            word for name in sbatch_environment.unwanted(os.environ, "") for word in ("-u", name)
-        )
+        unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
         return ["env", *unset, *step]
     needed = shlex.quote(f"{there.folder}/source/{node_command.ENTER}")
     lacks = "deploykit: the bundle of this run cannot be entered"

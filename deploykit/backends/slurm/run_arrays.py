@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deploykit import backend, paths
 from deploykit import bundle as bundles
-from deploykit.backends.slurm import array_record, client, script
+from deploykit.backends.slurm import array_record, client, lookup, script
 from deploykit.backends.slurm.options import Options
 from deploykit.model import Handle, Plan
 
@@ -44,7 +44,7 @@ def submit(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> list
     paths.private_folder(folder / "sbatch")
     text = _text(first, folder, name, f"0-{len(plans) - 1}%{at_once}")
     request = client.Request(text, folder, f"`deploykit sweep resume {name}`")
-    job = client.queue(request, lambda: client.find_by_name(name, None, str(folder)))
+    job = client.queue(request, lambda: lookup.find_by_name(name, None, str(folder)))
     paths.write(folder / "job", job + "\n")
     return [
         Handle("slurm", plan.target, f"{job}_{number}", plan.run, str(run_folders[number]))

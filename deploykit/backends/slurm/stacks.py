@@ -13,7 +13,6 @@ from deploykit.backends.slurm import (
     complaints,
     remote,
     run_arrays,
-    sbatch_environment,
     ssh,
 )
 from deploykit.errors import UsageError
@@ -43,9 +42,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
         *command,
     ]
     if remote_folder is None:
-        unset = (
-            word for name in sbatch_environment.unwanted(os.environ, "") for word in ("-u", name)
-        )
+        unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
         done = shell.run(["env", *unset, *argv], timeout=_PATIENCE)
         return _complaints(done.code, done.err)
     script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(there)}/*.json; exit $code"

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from deploykit import shell
 from deploykit.backends.slurm import (
+    client,
     complaints,
-    sbatch_environment,
     script,
     site,
     site_checks,
@@ -80,7 +80,7 @@ def _refusal(told: str) -> str:
 
 def _test(text: str, host: str | None) -> tuple[int, str]:
     """The exit code of ``sbatch --test-only`` for a script, and what it prints."""
-    argv = [*sbatch_environment.clean(text), *_UTC, "sbatch", "--test-only"]
+    argv = [*client.clean_environment(text), *_UTC, "sbatch", "--test-only"]
     if host is None:
         code, _, err = shell.raw(argv, env=dict(os.environ), data=text.encode())
         return code, err
