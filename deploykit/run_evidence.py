@@ -24,6 +24,8 @@ _AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
 """Causes that follow where a rank has exited by itself, and are none then."""
 _DESPITE_SUCCESS = {"nan_loss", "efa_not_used"}
 """Causes that a program does not notice: it ends well all the same."""
+_TOLD = " after a signal to stop"
+"""In what a record says of a rank that did not fail by itself."""
 _CODE = re.compile(r" \(exit code \d+\)")
 """What a record says of a signal twice."""
 
@@ -40,8 +42,10 @@ class Evidence:
 
     @property
     def first_rank(self) -> int | None:
-        """The rank that failed first."""
-        return self.first.rank if self.first else None
+        """The rank that failed first; None also where it was told to stop."""
+        if self.first is None or _TOLD in self.first.reason:
+            return None
+        return self.first.rank
 
     @property
     def ended(self) -> str | None:

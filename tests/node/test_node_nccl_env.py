@@ -79,7 +79,7 @@ def test_efa_is_seen_and_needs_one_variable(tmp_path):
 
 def test_the_version_is_that_of_the_package():
     found = importlib.metadata.version("torch").split(".")[:2]
-    assert nccl_env.machine().torch == tuple(map(int, found))
+    assert nccl_env._torch() == tuple(map(int, found))
 
 
 @pytest.mark.parametrize("env", [RUN, DEBUG])

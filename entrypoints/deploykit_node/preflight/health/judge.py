@@ -44,7 +44,8 @@ def _counts(peers: Peers, healths: Healths) -> Judged:
     names = sorted({name for health in healths.values() for name in health["counts"]})
     for name in names:
         counts = {node: health["counts"].get(name, 0) for node, health in healths.items()}
-        usual = Counter(counts.values()).most_common(1)[0][0]
+        how_many = Counter(counts.values())
+        usual = max(how_many, key=lambda count, seen=how_many: (seen[count], count))
         fewer: dict[int, list[int]] = defaultdict(list)
         for node, count in counts.items():
             if count < usual:
