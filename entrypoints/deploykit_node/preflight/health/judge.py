@@ -44,8 +44,7 @@ def _counts(peers: Peers, healths: Healths) -> Judged:
     names = sorted({name for health in healths.values() for name in health["counts"]})
     for name in names:
         counts = {node: health["counts"].get(name, 0) for node, health in healths.items()}
-        how_many = Counter(counts.values())
-        usual = max(how_many, key=lambda count, seen=how_many: (seen[count], count))
+        _, usual = max((many, count) for count, many in Counter(counts.values()).items())
         fewer: dict[int, list[int]] = defaultdict(list)
         for node, count in counts.items():
             if count < usual:
