@@ -177,7 +177,7 @@ def disk(tmp_path, monkeypatch):
     """A file system of one MiB, on which the state folder lies."""
     place = tmp_path / "disk"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", place]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", place]
     if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root can mount a file system")
     monkeypatch.setenv("DEPLOYKIT_HOME", str(place / "state"))
