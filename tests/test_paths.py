@@ -174,7 +174,7 @@ def test_a_state_folder_that_is_a_file(project, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A file system of one MiB, on which the state folder lies."""
+    """A file system of two MiB, on which the state folder lies."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", place]
