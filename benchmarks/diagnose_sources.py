@@ -25,20 +25,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from deploykit.diagnosis import cause_rules, log_prefixes, scan
 from deploykit.diagnosis.cause_rules import CauseRule, RuleSet
 from deploykit.diagnosis.ranking import Diagnosis
+from tests.test_diagnosis_corpus import ONCE
 
 PARTS = 10
 HEALTHY = "none"
-ONCE = {
-    "bad_arguments": "user_code_error",
-    "cuda_library_init": "cuda_kernel_error",
-    "sagemaker_stopped": "slurm_cancelled",
-    "storage_error": "file_not_found",
-    "tracker_auth": "hf_auth",
-}
-"""Labels that a corpus may not know, and those that its logs then have in their place."""
 _REPOSITORY = re.compile(r"\b[\w.-]+/[\w.-]+")
 
 

@@ -266,10 +266,10 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
 def check_variables(job: JobSpec) -> Iterator[Problem]:
     """Problems of what becomes variables on the nodes, the same on every backend."""
     yield from _same_variable(job.data)
-    steps = job.profile if job.profile and job.profile.startswith("torch:") else "torch:2:2"
-    first, last = map(int, steps.split(":")[1:])
-    if last < first:
-        yield Problem("profile", "ends before it begins", f"for example torch:{last}:{first}")
+    _, *steps = (job.profile or "").split(":")  # those of `torch:FIRST:LAST`
+    if steps and int(steps[1]) < int(steps[0]):
+        hint = f"for example torch:{steps[1]}:{steps[0]}"
+        yield Problem("profile", "ends before it begins", hint)
     for name, value in job.env.items():
         if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
             yield Problem(

@@ -8,6 +8,7 @@ again run by run, like that of a single one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +70,11 @@ def _send(array: Array, plans: Sequence[Plan], folders: dict[str, Path]) -> None
 
 
 def cancel(rows: Sequence[registry.Run]) -> None:
-    """Stop runs that have not ended, those of one backend with few commands where it can."""
+    """Stop runs that have not ended, those of one backend with few commands where it can.
+
+    Raises the first error, once all were tried.
+    """
+    errors: list[DeploykitError] = []
     by_backend: dict[str, list[registry.Run]] = {}
     for row in rows:
         by_backend.setdefault(row.backend, []).append(row)
@@ -77,7 +82,13 @@ def cancel(rows: Sequence[registry.Run]) -> None:
         engine = backend.find(name)
         handles = [row.handle for row in group if row.handle is not None]
         if isinstance(engine, capabilities.Arrays):
-            engine.cancel_all(handles)
+            steps = [partial(engine.cancel_all, handles)]
         else:
-            for handle in handles:
-                engine.cancel(handle)
+            steps = [partial(engine.cancel, handle) for handle in handles]
+        for step in steps:
+            try:
+                step()
+            except DeploykitError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]

@@ -111,7 +111,7 @@ def succeeds(deploykit, backend, *settings):
 
 
 def is_tracked(deploykit, board):
-    """The steps of the loss at a tracker, whoever sent them: the submit's follower or `sync`."""
+    """The steps of the loss at a tracker, sent in the background of `submit` or by `sync`."""
     assert deploykit("sync", "good", "--json")["trackers"][0]["error"] is None
     assert deploykit("sync", "good", "--json")["trackers"][0]["values"] == 0
     return [step for step, _ in history(board / "good", "loss")]

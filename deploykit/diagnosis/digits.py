@@ -40,7 +40,7 @@ def _are_alike(parsed: Any) -> bool:
 
 
 def _set_is_alike(items: Any) -> bool:
-    """Whether a set of characters holds all digits or none; two halves are taken for some."""
+    """Whether a set of characters holds all digits or none. False for all of them in two ranges."""
     for operator, argument in items:
         if operator.name == "LITERAL" and argument in _DIGITS:
             return False

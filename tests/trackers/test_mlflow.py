@@ -66,7 +66,7 @@ if first < 30:
 @pytest.mark.slurm
 @pytest.mark.torch
 def test_a_job_that_slurm_requeues_thrice(cluster, project, mlflow):  # noqa: F811
-    """Nobody calls `sync`: what `submit` has started follows the job to its end."""
+    """No one runs `sync`: the process that `submit` started follows the job to its end."""
     (project / "train.py").write_text(PROGRAM)
     argv = ["submit", "--backend", "slurm", "--run", "thrice"]
     assert cli.main([*argv, "--set", f"track.mlflow={mlflow.address}"]) == 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deploykit import paths
+from deploykit.backends.slurm import client
 
 _TASK = "array_task"
 """In a run folder: the array's folder and the number of the task, a line each."""
@@ -28,32 +29,27 @@ def write(run_folder: Path, array: Path, number: int) -> None:
 
 def read(run_folder: Path) -> tuple[Path, int] | None:
     """The folder of a run's array, and the number of its task; None for other runs."""
-    array, _, number = _text(run_folder / _TASK).partition("\n")
+    array, _, number = (client.text_of(run_folder / _TASK) or "").partition("\n")
     return (Path(array), int(number)) if number.isdecimal() else None
 
 
 def job_id(run_folder: Path) -> str | None:
     """The id of a run's task, such as ``38_5``; None where no array of it was queued."""
-    known = read(run_folder)
-    job = _text(known[0] / "job") if known else ""
+    known, job = read(run_folder), _of_array(run_folder, "job")
     return f"{job}_{known[1]}" if known and job else None
 
 
 def name(run_folder: Path) -> str | None:
     """The name of the job of which a run is a task; None for other runs."""
-    known = read(run_folder)
-    return (_text(known[0] / "name") or None) if known else None
+    return _of_array(run_folder, "name")
 
 
 def cluster(run_folder: Path) -> str | None:
     """The cluster to which a run's array was submitted; None for other runs."""
+    return _of_array(run_folder, "cluster")
+
+
+def _of_array(run_folder: Path, file: str) -> str | None:
+    """What a file of the run's array says; None where there is none, and for other runs."""
     known = read(run_folder)
-    return (_text(known[0] / "cluster") or None) if known else None
-
-
-def _text(path: Path) -> str:
-    """The text of a record without its line end; empty where there is none."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
+    return (client.text_of(known[0] / file) or None) if known else None

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploykit import exit_records, paths, shell
-from deploykit.backends.slurm import (
-    client,
-    complaints,
-    remote,
-    run_arrays,
-    ssh,
-)
+from deploykit.backends.slurm import client, complaints, remote, run_arrays, ssh
 from deploykit.errors import UsageError
 from deploykit.inspect import node_command
 from deploykit.inspect.stacks import FOLDER

@@ -12,13 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from deploykit import shell
-from deploykit.backends.slurm import (
-    client,
-    complaints,
-    script,
-    site,
-    site_checks,
-)
+from deploykit.backends.slurm import client, complaints, script, site, site_checks
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Site
 from deploykit.capabilities import Start
