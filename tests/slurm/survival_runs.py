@@ -213,10 +213,12 @@ def cluster_of(nodes, *options):
         shutil.rmtree(box, ignore_errors=True)
 
 
-# many processes share few cores, so that Slurm has to wait longer
+# many processes share few cores, so that Slurm has to wait longer; a node that is set down stays
+# down, since its slurmd may still be about to kill the last attempt, and would kill the next one
 SETTINGS = """\
 JobAcctGatherParams=OverMemoryKill
 KillWait=30
+ReturnToService=1
 PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=120
 """
 

@@ -70,7 +70,7 @@ def field(needs_slurm, tmp_path_factory):
     with contextlib.ExitStack() as stack:
         home = enter_home(stack, tmp_path_factory)
         (home / "hungry.py").write_text(HUNGRY)
-        box = stack.enter_context(runs.cluster_of(29))
+        box = stack.enter_context(runs.cluster_of(30))
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("SLURM_CONF", f"{box}/slurm.conf")
         runs.configure(box)
         begin(FIRST, jobs, stack)
