@@ -5,16 +5,13 @@ The same tree gives the same hash, whatever the time, the user or the order of d
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
-import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +23,7 @@ from deploykit.secret_scan import Scanner, Secret, found_in
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
+    import tarfile
     from gzip import GzipFile
     from hashlib import _Hash
 
@@ -35,7 +33,9 @@ _SETTLED = 3.0
 """Seconds after which a change of a file changes its times too: FAT counts in 2 s, NFS in 1 s."""
 _LARGEST_STATE = 1 << 20
 _PIECE = 1 << 20
-"""Bytes that are compared, or written, at once."""
+"""Bytes that are written at once."""
+_BLOCK, _RECORD = 512, 10_240
+"""Bytes of a block and of a record of a tar archive (tar(5))."""
 
 
 def scan(source: Path, limit: int) -> Bundle:
@@ -56,7 +56,7 @@ def scan(source: Path, limit: int) -> Bundle:
     entries.sort(key=lambda entry: entry.path)
     state = _state(source, entries, rules)
     bundle = _unread(source, entries, state) or _read(source, entries, rules)
-    return replace(bundle, warnings=(*problems, *bundle.found), state=state)
+    return bundle._replace(warnings=(*problems, *bundle.found), state=state)
 
 
 def store(bundle: Bundle) -> Path:
@@ -69,7 +69,7 @@ def store(bundle: Bundle) -> Path:
 
     folder = paths.private_folder(paths.bundles())
     path = folder / f"{bundle.hash}.tar.gz"
-    if paths.is_own_file(path) and (_is_known(path, bundle) or _holds(path, bundle.hash)):
+    if paths.is_own_file(path) and (_is_known(path, bundle) or holds(path, bundle.hash)):
         _remember(bundle, path)
         return path
     with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
@@ -86,7 +86,7 @@ def store(bundle: Bundle) -> Path:
 def kept(digest: str) -> Path | None:
     """The archive of an earlier bundle; None where it was deleted or changed."""
     path = paths.bundles() / f"{digest}.tar.gz"
-    return path if digest and paths.is_own_file(path) and _holds(path, digest) else None
+    return path if digest and paths.is_own_file(path) and holds(path, digest) else None
 
 
 def _state(source: Path, entries: list[Entry], rules: IgnoreRules) -> str:
@@ -187,7 +187,7 @@ def _listing(entries: list[Entry]) -> Entry:
     return Entry(backend.FILES, size=len(content), content=content)
 
 
-def _holds(archive: Path, digest: str) -> bool:
+def holds(archive: Path, digest: str) -> bool:
     """Whether this is an archive of the bundle `digest`: its name alone proves nothing."""
     if not archive.is_file():
         return False
@@ -206,38 +206,13 @@ def unpack(archive: Path, target: Path) -> None:
 
     Links and the owner's permissions are kept.
     """
+    import tarfile  # not needed for a dry run
+
     paths.private_folder(target)
     with tarfile.open(archive, "r:gz") as tar:
         if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; the hash was checked in any case
             tar.extraction_filter = staticmethod(tarfile.data_filter)
         tar.extractall(target, members=_for_owner(tar, target))  # noqa: S202 - as just said
-
-
-def unchanged(archive: Path, digest: str, top: OpenFolder) -> Iterator[str]:
-    """The files and links of the bundle `digest` that are the same in `top` as in its `archive`.
-
-    None where this is not its archive.
-    """
-    if not _holds(archive, digest):
-        return
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            with contextlib.suppress(OSError):
-                if _is_same(tar, member, top):
-                    yield member.name
-
-
-def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, top: OpenFolder) -> bool:
-    if member.issym():
-        return top.target(member.name) == member.linkname
-    with top.open(member.name) as found:
-        stored = tar.extractfile(member)
-        if stored is None or os.fstat(found.fileno()).st_size != member.size:
-            return False
-        while piece := stored.read(_PIECE):
-            if found.read(len(piece)) != piece:
-                return False
-        return True
 
 
 def _for_owner(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
@@ -340,7 +315,7 @@ class _Archive:
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
         """Add an entry with its content, of exactly `entry.size` bytes."""
-        rest = b"\0" * (-entry.size % tarfile.BLOCKSIZE)
+        rest = b"\0" * (-entry.size % _BLOCK)
         parts: Iterable[bytes] = itertools.chain((_header(entry),), content, (rest,))
         for part in (b"".join(parts),) if entry.size <= _PIECE else parts:  # each call takes time
             self._write(part)
@@ -355,8 +330,8 @@ class _Archive:
 
     def end(self) -> str:
         """Write the end of the archive; return the SHA-256 of the uncompressed stream."""
-        end = 2 * tarfile.BLOCKSIZE
-        self._write(b"\0" * (end + -(self._size + end) % tarfile.RECORDSIZE))
+        end = 2 * _BLOCK
+        self._write(b"\0" * (end + -(self._size + end) % _RECORD))
         return self._digest.hexdigest()
 
     def _write(self, data: bytes) -> None:
@@ -385,12 +360,15 @@ def _header(entry: Entry) -> bytes:
 @functools.cache
 def _form(mode: int) -> tuple[tuple[bytes, bytes, bytes], int]:
     """The header of a file around name, size and checksum (tar(5)), and the checksum of these."""
-    form = _header_by_tarfile(Entry("", mode))
-    parts = form[100:124], form[136:148], form[156:]
+    owner = b"%07o\0%07o\0%07o\0" % (mode, 0, 0)
+    rest = b"0".ljust(101, b"\0") + b"ustar\x0000"  # a file, without the target of a link
+    parts = owner, b"%011o\0" % 0, rest.ljust(356, b"\0")
     return parts, sum(map(sum, parts)) + 8 * ord(" ")
 
 
 def _header_by_tarfile(entry: Entry) -> bytes:
+    import tarfile  # most entries do without
+
     info = tarfile.TarInfo(entry.path)
     info.mode, info.size = entry.mode, entry.size
     if entry.target is not None:

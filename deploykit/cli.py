@@ -10,6 +10,7 @@ import argparse
 import atexit
 import contextlib
 import errno
+import functools
 import gc
 import importlib
 import os
@@ -69,6 +70,8 @@ _COLLECT = 50_000
 _WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
 """Packages that `--version` looks for, without importing them."""
+_COLUMNS = 80
+"""Columns of help that is not printed on a terminal."""
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _USAGE = UsageError.exit_code
@@ -124,7 +127,13 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
     text = "print the versions of deploykit, Python and packages that it uses, and exit"
     top.add_argument("--version", action=_Version, nargs=0, help=text)
     top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
-    verbs = top.add_subparsers(dest="verb", metavar="VERB [OPTIONS]", required=True, title="verbs")
+    verbs = top.add_subparsers(
+        dest="verb",
+        metavar="VERB [OPTIONS]",
+        required=True,
+        title="verbs",
+        prog=top.prog,  # otherwise argparse makes it with a formatter, and imports shutil
+    )
     known = [name for name in VERBS if name in chosen]
     if not known:
         for name, text in VERBS.items():
@@ -286,11 +295,24 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with errors reported like all others."""
+    """argparse, with errors reported like all others, and the width of the terminal asked once."""
+
+    def __init__(self, *, formatter_class: type = argparse.HelpFormatter, **settings: Any) -> None:
+        help_format = functools.partial(formatter_class, width=_columns() - 2)
+        super().__init__(formatter_class=help_format, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of printing and exiting."""
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def _columns() -> int:
+    """Columns of the terminal, as in `shutil.get_terminal_size`, whose import takes 2 ms."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(os.environ["COLUMNS"]) or _COLUMNS
+    with contextlib.suppress(OSError):  # closed, or no terminal
+        return os.get_terminal_size().columns or _COLUMNS
+    return _COLUMNS
 
 
 def _open_closed_streams() -> None:

@@ -13,7 +13,6 @@ environment, the job file and the command line win over the config file, in this
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +159,7 @@ def filled(draft: Draft, config: Config) -> Draft:
             below = data[section] = dict(data.get(section) or {})
         below[name] = value
         origins[key] = config.origin(key)
-    return dataclasses.replace(draft, data=data, origins=origins)
+    return draft._replace(data=data, origins=origins)
 
 
 def _is_set(key: str, data: Mapping[str, Any]) -> bool:

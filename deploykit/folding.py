@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from deploykit.model import LogLine
 
@@ -111,7 +110,7 @@ class Folding:
             return
         self._hide(block[1:])
         last = block[-1]
-        yield replace(last, text=f"{plain(last)}  (the traceback of rank {first.rank})")
+        yield last._replace(text=f"{plain(last)}  (the traceback of rank {first.rank})")
 
     def _hide(self, lines: list[LogLine]) -> None:
         self.hidden += len(lines)

@@ -18,7 +18,6 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,15 +40,14 @@ Overrides = Sequence[str | tuple[str, Any]]
 """Texts ``a.b=c``, or paths of keys with their values."""
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """A job as plain data, before it is decoded."""
 
     source: Source
     data: dict[str, Any]
     lines: Mapping[str, int]
     """Line of each key of the file, by its path; empty for TOML."""
-    origins: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = {}
     """Where a value is set that the job does not set itself, by its path."""
 
 
@@ -109,7 +107,7 @@ def load(
 
         problems += spelling.unknown_keys("", unknown, known)
         tree, lines = stand_ins.as_meant(tree, lines, known)
-        draft = dataclasses.replace(draft, data=tree, lines=lines)
+        draft = draft._replace(data=tree, lines=lines)
     parts: dict[str, tuple[type[Any], Any]] = {
         "": (JobSpec, {key: tree[key] for key in tree if key in names}),
         **{name: (cls, tree.get(name)) for name, cls in options.items()},
@@ -185,7 +183,7 @@ def located(
     for problem in problems:
         line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
         text = f"{problem.message}; set in {origin}" if origin else problem.message
-        numbered.append(dataclasses.replace(problem, line=line, message=text))
+        numbered.append(problem._replace(line=line, message=text))
     return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)
 
 
@@ -235,7 +233,7 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     from deploykit.spelling import near_name
 
     near = near_name(tree["name"])
-    return dataclasses.replace(problem, hint=f"for example {near}" if near else problem.hint)
+    return problem._replace(hint=f"for example {near}" if near else problem.hint)
 
 
 def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:

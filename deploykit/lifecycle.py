@@ -172,7 +172,7 @@ def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
-        problems = [replace(problem, severity="error") for problem in warnings]
+        problems = [problem._replace(severity="error") for problem in warnings]
         raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
 
 

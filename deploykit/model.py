@@ -260,8 +260,7 @@ class State(enum.Enum):
 _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """What is known of a run. `native` is the target's own state, `reason` a sentence.
 
     `output` is the location of the results, where the target reports one.
@@ -308,8 +307,7 @@ class Entry(NamedTuple):
     """The content of a file of the node plane; None for a file of the source folder."""
 
 
-@dataclass(frozen=True)
-class Bundle:
+class Bundle(NamedTuple):
     """A source tree as it was when it was scanned. `hash` is the SHA-256 of its tar stream."""
 
     source: Path
@@ -331,8 +329,7 @@ class Bundle:
         return sum(entry.size for entry in self.entries)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything that `submit` will send. A dry run prints `text`."""
 
     backend: str
@@ -350,8 +347,7 @@ class Plan:
     """What will be used and who pays, in a line that `submit` prints first; empty where free."""
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line of a log, without its newline. `time` is aware, in UTC.
 
     Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost. As text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import re
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """An error or a warning about a job: where, what was expected, what was probably meant.
 
     `path` is the path in the job file (``resources.nodes``), empty for the file as a whole.

@@ -15,10 +15,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploykit import paths
 from deploykit import registry_layout as layout
@@ -55,8 +54,7 @@ _PATIENCE = 60
 """Seconds to wait for another process's lock."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A row: what was submitted, and its last known status."""
 
     run: str
@@ -128,10 +126,10 @@ def known(run: str) -> Run:
 
 def add(*runs: Run) -> bool:
     """Insert the rows of new runs in one transaction; False where an id already exists."""
-    columns = list(runs[0].__dict__)
+    columns = Run._fields
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
-    return _write(statement, [tuple(run.__dict__.values()) for run in runs]) == len(runs)
+    return _write(statement, runs) == len(runs)
 
 
 def confirm(run: str, identity: str, status: Status | None = None) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ def prepare(
     with rerun.prepare(row, overrides, identity, (), backend_name) as prepared:
         _refuse_other_job(row, job, prepared.plan)
         _refuse_other_bytes(row, prepared.plan, new_launcher=new_launcher)
-        bundle = replace(prepared.plan.bundle, commit=row.revision)
-        plan = replace(prepared.plan, bundle=bundle)
+        bundle = prepared.plan.bundle._replace(commit=row.revision)
+        plan = prepared.plan._replace(bundle=bundle)
         yield Reproduction(prepared._replace(plan=plan), row, moved)
 
 

@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 import re
-import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -61,6 +60,8 @@ def patch(bundle: Bundle, archive: Path) -> Patch:
 
     Raises DeploykitError where they cannot be determined.
     """
+    import tarfile  # not needed for a dry run
+
     try:
         return _patch(bundle, archive)
     except (OSError, ValueError, tarfile.TarError) as error:
@@ -164,6 +165,8 @@ def _patch(bundle: Bundle, archive: Path) -> Patch:
 
 def _changed(bundle: Bundle, archive: Path, before: Mapping[str, _File]) -> dict[str, _File]:
     """The files and links of the archive that differ from the commit."""
+    import tarfile
+
     algorithm = _algorithm(bundle.commit or "")
     from_source = {entry.path for entry in bundle.entries if entry.content is None}
     changed: dict[str, _File] = {}

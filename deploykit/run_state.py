@@ -7,7 +7,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from deploykit import backend, paths, registry
@@ -60,7 +59,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
     parts = [row.reason if reason is None else reason]
     if not Path(row.folder).exists() and row.folder not in parts[0]:
         parts.append(f"its folder {row.folder} was deleted")
-    return replace(row, reason="; ".join(filter(None, parts)))
+    return row._replace(reason="; ".join(filter(None, parts)))
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 
 _ODD = re.compile(r"[^ -~]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -54,8 +53,11 @@ def _colored(text: str) -> str:
 
 def _harmless(character: str) -> bool:
     """Whether a character is visible, or a space of any script."""
-    shows = character.isprintable() and character not in _INVISIBLE
-    return shows or unicodedata.category(character) == "Zs"
+    if character.isprintable():
+        return character not in _INVISIBLE
+    import unicodedata  # few texts need it
+
+    return unicodedata.category(character) == "Zs"
 
 
 def _shown(odd: re.Match[str]) -> str:

@@ -98,10 +98,13 @@ def described(name: str, cls: Any, table: Callable[..., str]) -> Iterator[str]:
             ", ".join(f"`{member.value}`" for member in cls)
             + ": [what they mean](commands.md#states-of-a-run)."
         )
-    elif dataclasses.is_dataclass(cls):
+    elif issubclass(cls, tuple) or dataclasses.is_dataclass(cls):
         yield table(
             ["attribute", "type"],
-            ([f"`{field.name}`", f"`{field.type}`"] for field in dataclasses.fields(cls)),
+            (
+                [f"`{key}`", f"`{written_type(value)}`"]
+                for key, value in inspect.get_annotations(cls).items()
+            ),
         )
     own = {key: value for key, value in vars(cls).items() if not key.startswith("_")}
     properties = {key: value for key, value in own.items() if isinstance(value, property)}
@@ -117,6 +120,11 @@ def described(name: str, cls: Any, table: Callable[..., str]) -> Iterator[str]:
         if inspect.isfunction(value):
             yield "\n".join(["```python", signature(f"{name}.{key}", value), "```"])
             yield documentation(value)
+
+
+def written_type(annotation: Any) -> str:
+    """As it is in the source: `typing.NamedTuple` wraps it."""
+    return str(getattr(annotation, "__forward_arg__", annotation))
 
 
 def every_error() -> Iterator[list[str]]:

@@ -74,7 +74,7 @@ def test_a_plan_is_the_text_of_the_dry_run(project, capsys):
     assert (plan.text, plan.run, plan.backend) == (shown["text"], shown["run"], shown["backend"])
     assert (plan.target, plan.language) == (shown["target"], shown["language"])
     assert (list(plan.files), plan.size) == (shown["bundle"]["files"], shown["bundle"]["bytes"])
-    assert [vars(problem) for problem in plan.warnings] == shown["warnings"]
+    assert [problem._asdict() for problem in plan.warnings] == shown["warnings"]
     cli.main(["submit", "--dry-run", *argv])
     given = {"backend": "slurm", "run": "one", "set": {"resources.nodes": 2}, "args": ["--lr", 0.1]}
     assert str(deploykit.plan("job.yaml", **given)) == capsys.readouterr().out
@@ -105,7 +105,7 @@ def test_an_error_is_the_same_with_its_exit_code(project, capsys, argv, argument
     shown = json.loads(capsys.readouterr().out)["error"]
     assert (code, shown["exit_code"]) == (error.exit_code, error.exit_code)
     assert (shown["message"], shown["hint"]) == (error.message, error.hint)
-    assert shown["problems"] == [vars(problem) for problem in error.problems]
+    assert shown["problems"] == [problem._asdict() for problem in error.problems]
     assert shown["transient"] is error.transient
 
 
@@ -114,7 +114,7 @@ def test_check_finds_what_the_command_finds(project, capsys):
     override = "resources.memory=1GiB"
     _, shown = command(capsys, "check", "--set", override)
     found = deploykit.check(set=dict([override.split("=")]))
-    assert [vars(problem) for problem in found] == shown["warnings"] != []
+    assert [problem._asdict() for problem in found] == shown["warnings"] != []
     assert deploykit.check(backend="slurm") == []
     with pytest.raises(JobFileError, match=r"resources\.memory: is not enforced"):
         deploykit.check(set={"resources.memory": "1GiB"}, strict=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -46,6 +46,24 @@ def test_help_loads_next_to_nothing(monkeypatch):
     heavy = {"asyncio", "boto3", "botocore", "jinja2", "rich", "sagemaker", "sqlite3", "ssl"}
     heavy |= {"submitit", "torch", "yaml", "typing_extensions", "numpy", "socket", "dataclasses"}
     assert loaded & heavy <= loaded_by_any_help()
+
+
+def test_a_dry_run_imports_no_more_than_it_needs(project):
+    code = "import sys; from deploykit import cli\n"
+    code += "cli.main(['submit', sys.argv[1], '--dry-run', '-b', 'slurm']); print(*sys.modules)"
+    argv = [sys.executable, "-c", code, str(project / "job.yaml")]
+    out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "#SBATCH" in out
+    rarely_needed = {"gzip", "shutil", "subprocess", "tarfile", "tempfile", "unicodedata"}
+    assert set(out.splitlines()[-1].split()) & rarely_needed <= loaded_by_any_help()
+
+
+@pytest.mark.parametrize("columns", ["60", "0", "", "wide", None])
+def test_help_is_as_wide_as_argparse_makes_it(columns, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert cli._columns() == shutil.get_terminal_size().columns
 
 
 def loaded_by_any_help():
@@ -335,7 +353,7 @@ def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypa
         raise errors.BackendUnavailable("the disk is gone")
 
     local = types.SimpleNamespace(logs=no_logs)
-    ended = dataclasses.replace(registry.get("one"), state="succeeded")
+    ended = registry.get("one")._replace(state="succeeded")
     monkeypatch.setattr(backend, "find", lambda name: local)
     monkeypatch.setattr(run_state, "wait_all", lambda names, timeout: iter([[ended]]))
     assert follow(registry.get("one"), as_json=False, timeout=None) == 0

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -417,15 +416,15 @@ def test_a_file_that_cannot_be_removed_leaves_the_run_in_the_list(add, capsys, m
 def test_a_bundle_is_kept_for_a_submit_that_has_just_found_it(add, source, capsys, monkeypatch):
     """The other run goes between the submit's look at the archive and its unpacking."""
     add("first")
-    holds = bundle._holds
+    holds = bundle.holds
 
     def look(*args):
         found = holds(*args)
         assert cli.main(["rm", "first"]) == 0
         return found
 
-    registry.add(replace(registry.get("first"), run="second", id=None))
-    monkeypatch.setattr(bundle, "_holds", look)
+    registry.add(registry.get("first")._replace(run="second", id=None))
+    monkeypatch.setattr(bundle, "holds", look)
     archive = bundle.store(bundle.scan(source, LIMIT))
     assert archive.is_file()
     assert names() == {"second"}
@@ -439,7 +438,7 @@ def test_a_submit_waits_while_a_bundle_is_removed(add, source):
     order = []
 
     def submit():
-        registry.add(replace(row, run="second"))
+        registry.add(row._replace(run="second"))
         order.append("added")
 
     def removing():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -142,7 +141,7 @@ def test_how_far_a_run_is_that_runs(live, capsys, text, shown):
     (live.folder / "logs/node-0.log").write_text(f"{'x' * 100_000}\n")
     live.log(text.format(STAMP=STAMP))
     (row,) = registry.selected(["live-run"])
-    row = replace(row, state="running")
+    row = row._replace(state="running")
     assert progress_text.line_or_bar(run_metrics.brief(row), row.folder) == shown
     assert cli.main(["status", "live-run"]) == 0
     assert (f"  at      {shown}\n" in capsys.readouterr().out) == bool(shown)

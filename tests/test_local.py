@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -114,7 +113,7 @@ def test_the_time_limit_holds(project, capsys):
     plan = lifecycle.prepare(Path("job.yaml"), [], "local", None).plan
     assert "--time-limit=300 " in plan.text
     text = plan.text.replace("--time-limit=300 ", "--time-limit=3 ")
-    run = lifecycle.submit(dataclasses.replace(plan, text=text)).run
+    run = lifecycle.submit(plan._replace(text=text)).run
     assert cli.main(["wait", run]) == 124
     assert "time limit" in status(capsys, run)["reason"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -198,5 +197,5 @@ def test_a_time_that_is_not_told_any_more_stays():
     [("queued", 5.0, None), ("running", None, None), ("failed", 5.0, None), ("failed", None, 9.0)],
 )
 def test_no_duration_is_invented(state, started, finished):
-    one = dataclasses.replace(row("a"), state=state, started=started, finished=finished)
+    one = row("a")._replace(state=state, started=started, finished=finished)
     assert one.seconds(10.0) is None

@@ -140,10 +140,7 @@ def _valid_part(given: Mapping[str, str], bad: set[str]) -> AdviseOptions:
 
 def _usage_error(problems: list[Problem]) -> UsageError:
     count = len(problems)
-    renamed = [
-        dataclasses.replace(problem, path=f"--{problem.path.replace('_', '-')}")
-        for problem in problems
-    ]
+    renamed = [problem._replace(path=f"--{problem.path.replace('_', '-')}") for problem in problems]
     return UsageError(f"advise: {count} problem{'s' if count != 1 else ''}", problems=renamed)
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -325,7 +325,7 @@ def _with_times(handle: Handle, status: Status) -> Status:
     records = exit_records.read(folder) if status.state.final else []
     last = max((record.finished for record in records), default=None)
     billed = max(0.0, (last - started).total_seconds()) if last and started else None
-    return replace(status, started=started, finished=last, billed=billed)
+    return status._replace(started=started, finished=last, billed=billed)
 
 
 def _status(handle: Handle) -> Status:

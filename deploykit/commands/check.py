@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.strict:
         lifecycle.refuse(args.job, warnings)
     if args.json:
-        output.emit({"backends": names, "warnings": [vars(problem) for problem in warnings]})
+        output.emit({"backends": names, "warnings": [problem._asdict() for problem in warnings]})
         return 0
     output.warnings(warnings)
     output.say(f"{args.job}: no errors for {', '.join(names)}")

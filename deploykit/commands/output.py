@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from deploykit import backend, shell, terminal
 from deploykit.decode import encodable
 from deploykit.errors import DeploykitError, OutputLost
-from deploykit.folding import Folding
 from deploykit.model import LogLine, Problem, State
 from deploykit.registry import Run, now
 
 if TYPE_CHECKING:
     from deploykit.commands.last_line import LastLine
+    from deploykit.folding import Folding
 
 _STATE_COLORS = {
     State.SUCCEEDED.value: "green",
@@ -153,7 +153,7 @@ def folded(row: Run, folding: Folding) -> None:
 def log_data(lines: Iterable[LogLine]) -> None:
     """Print log lines as JSON, one document each."""
     for line in lines:
-        _json(vars(line))
+        _json(line._asdict())
         sys.stdout.flush()
 
 
@@ -165,7 +165,7 @@ def error(error: DeploykitError, *, as_json: bool) -> None:
             "hint": error.hint,
             "exit_code": error.exit_code,
             "transient": error.transient,
-            "problems": [vars(problem) for problem in error.problems],
+            "problems": [problem._asdict() for problem in error.problems],
         }
         emit({"error": data})
         return

@@ -187,6 +187,6 @@ def show(prepared: Prepared, *, as_json: bool) -> None:
                 "kept_back": list(plan.bundle.kept_back),
             },
             "cost": estimate and estimate.data(),
-            "warnings": [vars(problem) for problem in prepared.warnings],
+            "warnings": [problem._asdict() for problem in prepared.warnings],
         }
     )

@@ -5,7 +5,6 @@ Where a command only shows something, the test checks that it shows the fact tha
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -132,7 +131,7 @@ def test_a_time_limit_on_this_machine(job, capsys):
     job("import time; time.sleep(20); print('finished')")
     plan = lifecycle.prepare(Path("job.yaml"), [], "local", "before").plan
     text = plan.text.replace("--time-limit=300 ", "--time-limit=3 ")
-    lifecycle.submit(dataclasses.replace(plan, text=text))
+    lifecycle.submit(plan._replace(text=text))
     assert cli.main(["wait", "before"]) == 124
     (again,) = commands(capsys, "before", "time_limit")
     assert again == "deploykit rerun before --set resources.time_limit=TIME"

@@ -92,7 +92,7 @@ def test_a_difference_from_the_sdks_request_is_refused_and_named(aws, planned, t
     request["StoppingCondition"]["MaxRuntimeInSeconds"] = 1
     request["EnableNetworkIsolation"] = True
     with pytest.raises(SubmitRefused) as caught:
-        sagemaker.submit(replace(plan, text=json.dumps(request)), tmp_path)
+        sagemaker.submit(plan._replace(text=json.dumps(request)), tmp_path)
     assert "StoppingCondition.MaxRuntimeInSeconds: planned 1, the SDK 1800" in str(caught.value)
     assert "EnableNetworkIsolation: planned true, the SDK null" in str(caught.value)
     assert aws.requests == []
@@ -102,7 +102,7 @@ def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
     plan = planned(sender="sdk")
     options = replace(plan.options, framework_version="2.4.0")
     with pytest.raises(SubmitRefused, match=r"the SageMaker SDK refuses this job.*2\.4\.0"):
-        sagemaker.submit(replace(plan, options=options), tmp_path)
+        sagemaker.submit(plan._replace(options=options), tmp_path)
     assert aws.requests == []
 
 

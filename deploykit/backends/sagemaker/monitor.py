@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -314,7 +313,7 @@ def _line(event: Any, node: int | None) -> LogLine:
     line = log_merge.parse(_text(event, "message").rstrip("\n"), node)
     if line.time is not None:
         return line
-    return replace(line, time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))
+    return line._replace(time=datetime.fromtimestamp(_milliseconds(event) / 1000, UTC))
 
 
 def _milliseconds(event: Any) -> int:

@@ -19,7 +19,6 @@ import io
 import locale
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -156,6 +155,8 @@ def _warn_if_blocked(run: str, job: str, host: str | None) -> Status | None:
 
 def check_prerequisites(plan: Plan) -> None:
     """Raise BackendUnavailable or SubmitRefused where sbatch cannot be run here."""
+    import shutil  # not needed for a dry run
+
     for program in ("sbatch", "squeue", "scontrol", "srun"):
         if shutil.which(program) is None:
             raise BackendUnavailable(

@@ -8,7 +8,6 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from deploykit import exit_records, logfiles
@@ -220,7 +219,7 @@ def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Ro
     period = int(time.monotonic() / _QUEUE_MAX_AGE)
     pending = _pending(period, host, os.environ.get("SLURM_CONF"))
     return {
-        job: replace(row, queue_position=queue_position.describe(row, pending))
+        job: row._replace(queue_position=queue_position.describe(row, pending))
         if queue_position.has_position(row)
         else row
         for job, row in rows.items()
@@ -249,7 +248,7 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     restarts = states.restarted(_restarts(folder, current.state), current.state)
     stall = stalls.reason(folder) if current.state is State.RUNNING else ""
     reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
-    return replace(current, reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
+    return current._replace(reason=reason, billed=_billed(job, current, restarted=bool(restarts)))
 
 
 def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
@@ -282,7 +281,7 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
     if end is None or end.exit_code == 0:
         return status
     if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
-        return replace(status, exit_code=end.exit_code, reason=end.reason)
+        return status._replace(exit_code=end.exit_code, reason=end.reason)
     return status
 
 
@@ -295,9 +294,9 @@ def _without_record(job: Handle, status: Status) -> Status:
         with contextlib.suppress(BackendUnavailable):  # the status is complete without it
             remote.fetch_logs(remote_folder, run)
     if refusal := logfiles.refusal(run / "logs" / (f"slurm-{task}.log" if task else "slurm.log")):
-        return replace(status, exit_code=_REFUSED, reason=refusal)
+        return status._replace(exit_code=_REFUSED, reason=refusal)
     reason = "all its processes were killed before any of them recorded a reason"
-    return replace(status, reason=reason)
+    return status._replace(reason=reason)
 
 
 def _recorded_status(folder: Path, problem: str | None) -> Status:

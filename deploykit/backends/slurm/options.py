@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -396,4 +395,4 @@ def _check_site(job: JobSpec, options: Options, name: str) -> Iterator[Problem]:
 
 
 def _has_control_character(text: str) -> bool:
-    return any(unicodedata.category(character) == "Cc" for character in text)
+    return re.search(r"[\x00-\x1f\x7f-\x9f]", text) is not None

@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
+from typing import NamedTuple
 
 from deploykit.backends.slurm import arrays
 from deploykit.decode import whole
 from deploykit.model import State, Status
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One job as squeue, scontrol or sacct describes it."""
 
     id: str
@@ -199,7 +198,7 @@ def _squeue_rows(text: str) -> Iterator[Row]:
                 partition=partition,
                 priority=whole(priority) or 0,
             )
-            yield from (replace(row, id=task) for task in arrays.task_ids(job))
+            yield from (row._replace(id=task) for task in arrays.task_ids(job))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -236,7 +235,7 @@ def _scontrol_rows(text: str) -> Iterator[Row]:
                 requeued=match["requeue"] == "1",
             )
             ids = _ids(match["array"], match["task"]) if match["array"] else [row.id]
-            yield from (replace(row, id=job) for job in ids)
+            yield from (row._replace(id=job) for job in ids)
 
 
 def _ids(array: str, tasks: str) -> Iterable[str]:

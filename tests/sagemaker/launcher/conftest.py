@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -22,7 +21,7 @@ def captured(aws, tmp_path):
         bundle = bundles.scan(source, job.max_bundle)
         plan = sagemaker.plan(job, options, run="digits-1", bundle=bundle)
         text = json.dumps(modify(json.loads(plan.text)))
-        sagemaker.submit(replace(plan, text=text), tmp_path)
+        sagemaker.submit(plan._replace(text=text), tmp_path)
         (request,) = sent_requests(aws)
         return request
 
