@@ -18,7 +18,10 @@ CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS", ""))
 ONCE = {
     "bad_arguments": "user_code_error",
     "cuda_library_init": "cuda_kernel_error",
+    "data_corrupt": "user_code_error",
+    "process_limit": "fd_limit",
     "sagemaker_stopped": "slurm_cancelled",
+    "service_unavailable": "network_offline",
     "storage_error": "file_not_found",
     "tracker_auth": "hf_auth",
 }

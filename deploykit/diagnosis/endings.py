@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from deploykit.diagnosis import log_forms, log_prefixes
+from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.errors import NotFound
 
 _END = 1 << 16
@@ -16,11 +17,18 @@ _END = 1 << 16
 _FILES = 1000
 """Logs that are read at most."""
 _OF_A_RANK = 2
+_WIDEST = 4000
 _KINDS = 8
 _LONGEST = 160
 _VARIES = re.compile(r"0x[0-9a-f]+|[\d.:,]*\d")
 _IDLE = re.compile(r"[\s=*~^-]*$|exitcode |error_file|traceback ?:|time  |host  ")
 """Rules and the details of torchrun's summary, which `ended` tells."""
+_SEVERE = re.compile(
+    r"(?:[\w./-]{1,80}: |\[[^\]]{1,40}\] |<)?\W{0,2}"
+    r"(?:(?:ERROR|FATAL|CRITICAL)\b[\]>: ]|(?:[Ff]atal|[Ee]rror|panic)\b(?:[\]>:]|\s+\d+:))"
+    r"|.{0,200}\blevel=(?:error|fatal|panic)\b"
+)
+"""A line that its program calls an error: the mark of a severity, not the word in a sentence."""
 
 
 class Ending(StrEnum):
@@ -62,6 +70,13 @@ def last_lines(logs: Sequence[tuple[str, Path, int | None]]) -> list[LastLine]:
             else:
                 kinds[kind] = LastLine(name, of_file if rank is None else rank, text[:_LONGEST])
     return list(kinds.values())[:_KINDS]
+
+
+def ends_in_error(path: Path, rules: RuleSet) -> bool:
+    """Whether the last line of a log is one that its program calls an error."""
+    lines = (log_prefixes.bare(line.rpartition("\r")[2]) for line in reversed(_end(path)))
+    last = next((line for line in lines if not _IDLE.match(line)), "")[:_WIDEST]
+    return _SEVERE.match(last) is not None and not rules.is_excused(last)
 
 
 def _of_ranks(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
