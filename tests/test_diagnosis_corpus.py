@@ -24,6 +24,7 @@ ONCE = {
     "service_unavailable": "network_offline",
     "storage_error": "file_not_found",
     "tracker_auth": "hf_auth",
+    "tracker_failed": "network_offline",
 }
 """Labels that the corpus does not know, and those that its cases have in their place."""
 here = pytest.mark.skipif(

@@ -168,6 +168,9 @@ def test_of_torchruns_attempts_the_last_is_read(tmp_path, capsys):
     assert diagnosed(capsys, tmp_path / "empty")[0] == 66
 
 
+BEGINS = "Traceback (most recent call last):"
+
+
 @pytest.mark.parametrize(
     ("last", "ending"),
     [
@@ -177,6 +180,8 @@ def test_of_torchruns_attempts_the_last_is_read(tmp_path, capsys):
         ("mean squared error: 0.31", "healthy"),
         ("Error in cpuinfo: prctl(PR_SVE_GET_VL) failed", "healthy"),
         ("step 9 error 0.02", "healthy"),
+        (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()', "unknown"),
+        (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()\nit went on', "healthy"),
     ],
 )
 def test_a_log_that_ends_with_a_line_its_program_calls_an_error_failed(

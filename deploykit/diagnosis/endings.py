@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deploykit.diagnosis import log_forms, log_prefixes
 from deploykit.diagnosis.cause_rules import RuleSet
+from deploykit.diagnosis.tracebacks import BEGIN, Tracebacks
 from deploykit.errors import NotFound
 
 _END = 1 << 16
@@ -73,10 +74,22 @@ def last_lines(logs: Sequence[tuple[str, Path, int | None]]) -> list[LastLine]:
 
 
 def ends_in_error(path: Path, rules: RuleSet) -> bool:
-    """Whether the last line of a log is one that its program calls an error."""
-    lines = (log_prefixes.bare(line.rpartition("\r")[2]) for line in reversed(_end(path)))
-    last = next((line for line in lines if not _IDLE.match(line)), "")[:_WIDEST]
+    """Whether a log ends within a traceback, or with a line that its program calls an error."""
+    raw = (line.rpartition("\r")[2] for line in _end(path))
+    lines = [line for line in raw if not _IDLE.match(log_prefixes.bare(line))]
+    if _ends_in_traceback(lines):
+        return True
+    last = log_prefixes.bare(lines[-1])[:_WIDEST] if lines else ""
     return _SEVERE.match(last) is not None and not rules.is_excused(last)
+
+
+def _ends_in_traceback(lines: Sequence[str]) -> bool:
+    """Whether the exception of the last traceback is missing."""
+    starts = [number for number, line in enumerate(lines) if BEGIN in line]
+    tracebacks = Tracebacks()
+    for line in lines[starts[-1] :] if starts else ():
+        tracebacks.read(line)
+    return tracebacks.unfinished
 
 
 def _of_ranks(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
