@@ -89,7 +89,9 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
     if texts and not recorded and not any(map(_has_text, texts)):
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
-    return _concluded(diagnosis, warnings, ends, diagnosis.causes(), failed=False)
+    causes = diagnosis.causes()
+    failed = not causes and any(endings.ends_in_error(path, rules) for path in texts)
+    return _concluded(diagnosis, warnings, ends, causes, failed=failed)
 
 
 def _expanded(name: str) -> list[Path | None]:

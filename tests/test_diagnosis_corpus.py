@@ -18,9 +18,13 @@ CORPUS = Path(os.environ.get("DEPLOYKIT_CORPUS", ""))
 ONCE = {
     "bad_arguments": "user_code_error",
     "cuda_library_init": "cuda_kernel_error",
+    "data_corrupt": "user_code_error",
+    "process_limit": "fd_limit",
     "sagemaker_stopped": "slurm_cancelled",
+    "service_unavailable": "network_offline",
     "storage_error": "file_not_found",
     "tracker_auth": "hf_auth",
+    "tracker_failed": "network_offline",
 }
 """Labels that the corpus does not know, and those that its cases have in their place."""
 here = pytest.mark.skipif(

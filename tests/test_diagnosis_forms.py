@@ -168,6 +168,29 @@ def test_of_torchruns_attempts_the_last_is_read(tmp_path, capsys):
     assert diagnosed(capsys, tmp_path / "empty")[0] == 66
 
 
+BEGINS = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize(
+    ("last", "ending"),
+    [
+        ("fitctl: error: shard 4 is out of order", "unknown"),
+        ("[2026-05-04 08:31:04] [ERROR] the pipeline gave up", "unknown"),
+        ("time=08:31:04 level=fatal msg=stopped", "unknown"),
+        ("mean squared error: 0.31", "healthy"),
+        ("Error in cpuinfo: prctl(PR_SVE_GET_VL) failed", "healthy"),
+        ("step 9 error 0.02", "healthy"),
+        (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()', "unknown"),
+        (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()\nit went on', "healthy"),
+    ],
+)
+def test_a_log_that_ends_with_a_line_its_program_calls_an_error_failed(
+    last, ending, tmp_path, capsys
+):
+    (tmp_path / "a.log").write_text(f"step 1 loss 0.5\n{last}\n\n")
+    assert diagnosed(capsys, tmp_path / "a.log")[1]["ending"] == ending
+
+
 def test_the_three_endings_without_a_cause(tmp_path, capsys):
     log = tmp_path / "a.log"
     log.write_text("step 1\n")

@@ -117,6 +117,10 @@ class RuleSet:
                 kept.append(text)
         return sorted(kept)
 
+    def is_excused(self, text: str) -> bool:
+        """Whether a line is harmless or mild."""
+        return any(part in ("harmless", "mild") for part, _ in self.index.find(text)[1])
+
     def patterns(self) -> Iterator[tuple[RuleKey, LinePattern]]:
         """Yield every pattern with the key of its rule."""
         for number, cause in enumerate(self.causes):

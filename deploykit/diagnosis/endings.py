@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from deploykit.diagnosis import log_forms, log_prefixes
+from deploykit.diagnosis.cause_rules import RuleSet
+from deploykit.diagnosis.tracebacks import BEGIN, Tracebacks
 from deploykit.errors import NotFound
 
 _END = 1 << 16
@@ -16,11 +18,18 @@ _END = 1 << 16
 _FILES = 1000
 """Logs that are read at most."""
 _OF_A_RANK = 2
+_WIDEST = 4000
 _KINDS = 8
 _LONGEST = 160
 _VARIES = re.compile(r"0x[0-9a-f]+|[\d.:,]*\d")
 _IDLE = re.compile(r"[\s=*~^-]*$|exitcode |error_file|traceback ?:|time  |host  ")
 """Rules and the details of torchrun's summary, which `ended` tells."""
+_SEVERE = re.compile(
+    r"(?:[\w./-]{1,80}: |\[[^\]]{1,40}\] |<)?\W{0,2}"
+    r"(?:(?:ERROR|FATAL|CRITICAL)\b[\]>: ]|(?:[Ff]atal|[Ee]rror|panic)\b(?:[\]>:]|\s+\d+:))"
+    r"|.{0,200}\blevel=(?:error|fatal|panic)\b"
+)
+"""A line that its program calls an error: the mark of a severity, not the word in a sentence."""
 
 
 class Ending(StrEnum):
@@ -62,6 +71,25 @@ def last_lines(logs: Sequence[tuple[str, Path, int | None]]) -> list[LastLine]:
             else:
                 kinds[kind] = LastLine(name, of_file if rank is None else rank, text[:_LONGEST])
     return list(kinds.values())[:_KINDS]
+
+
+def ends_in_error(path: Path, rules: RuleSet) -> bool:
+    """Whether a log ends within a traceback, or with a line that its program calls an error."""
+    raw = (line.rpartition("\r")[2] for line in _end(path))
+    lines = [line for line in raw if not _IDLE.match(log_prefixes.bare(line))]
+    if _ends_in_traceback(lines):
+        return True
+    last = log_prefixes.bare(lines[-1])[:_WIDEST] if lines else ""
+    return _SEVERE.match(last) is not None and not rules.is_excused(last)
+
+
+def _ends_in_traceback(lines: Sequence[str]) -> bool:
+    """Whether the exception of the last traceback is missing."""
+    starts = [number for number, line in enumerate(lines) if BEGIN in line]
+    tracebacks = Tracebacks()
+    for line in lines[starts[-1] :] if starts else ():
+        tracebacks.read(line)
+    return tracebacks.unfinished
 
 
 def _of_ranks(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deploykit.diagnosis import log_prefixes
 
-_BEGIN = "Traceback (most recent call last)"
+BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
 _EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(: .*)?$")
 _INDENT = 2
@@ -36,11 +36,11 @@ class Tracebacks:
     def read(self, text: str) -> bool:
         """Take the next line as it is; whether it is the last of a traceback: the exception."""
         frame = _FRAME.search(text) if 'File "' in text else None
-        if not frame and not self._open and _BEGIN not in text:
+        if not frame and not self._open and BEGIN not in text:
             return False
         rank = log_prefixes.rank(text)
-        if _BEGIN in text:
-            self._begin(rank, text.index(_BEGIN))
+        if BEGIN in text:
+            self._begin(rank, text.index(BEGIN))
         elif frame:
             if rank not in self._open:
                 self._begin(rank, max(0, frame.start() - _INDENT))
@@ -50,6 +50,11 @@ class Tracebacks:
         elif rank in self._open:
             return self._continues(self._of_rank[rank], rank, text)
         return False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether frames of a rank stand without the exception that follows them."""
+        return any(self._of_rank[rank].frame for rank in self._open)
 
     def _begin(self, rank: int | None, column: int) -> None:
         if rank in self._of_rank or len(self._of_rank) < _MOST:
