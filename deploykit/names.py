@@ -21,8 +21,9 @@ BUDGET = Pattern(
     "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
 )
 PROFILE = Pattern(
-    r"torch:([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|memory",
-    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; or memory",
+    r"(torch|nsys):([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|nsys|memory",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; nsys:FIRST:LAST or nsys; "
+    "or memory",
 )
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
 MLFLOW = Pattern(
