@@ -37,6 +37,7 @@ FOLDER_OR_S3 = Pattern(
     r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?|[^:\x00-\x1f\x7f]+",
     "a folder without a colon in its name, or an s3:// prefix",
 )
+TRACKIO = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", "a project such as digits or team-digits")
 PROJECT = Pattern(
     r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
     "a project such as digits or team/digits",
