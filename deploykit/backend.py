@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -266,9 +267,9 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
 def check_variables(job: JobSpec) -> Iterator[Problem]:
     """Problems of what becomes variables on the nodes, the same on every backend."""
     yield from _same_variable(job.data)
-    _, *steps = (job.profile or "").split(":")  # those of `torch:FIRST:LAST`
+    kind, *steps = (job.profile or "").split(":")  # those of `torch:FIRST:LAST`
     if steps and int(steps[1]) < int(steps[0]):
-        hint = f"for example torch:{steps[1]}:{steps[0]}"
+        hint = f"for example {kind}:{steps[1]}:{steps[0]}"
         yield Problem("profile", "ends before it begins", hint)
     for name, value in job.env.items():
         if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
@@ -286,7 +287,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
 
 
 def check_ranks(job: JobSpec) -> Iterator[Problem]:
-    """A warning about several ranks on one GPU, which NCCL refuses.
+    """Warnings about several ranks on one GPU, which NCCL refuses, and a profile that needs one.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
     """
@@ -295,6 +296,9 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         message = f"{ranks} ranks on each node would share its {gpus} GPU(s); NCCL refuses that"
         path = "resources.processes_per_node"
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
+    if (job.profile or "").startswith("nsys:") and not gpus:
+        message = "steps are shown to nsys through CUDA, and the job requests no GPU"
+        yield Problem("profile", message, "nsys, for the whole run", severity="warning")
 
 
 def check_metrics(job: JobSpec) -> Iterator[Problem]:
@@ -329,6 +333,14 @@ def check_module(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
         from deploykit import presence  # few jobs run a module
 
         yield from presence.check_module(job, python)
+
+
+def check_nsys(job: JobSpec) -> Iterator[Problem]:
+    """Whether Nsight Systems, if the job asks for it, is on the PATH of a job on this machine."""
+    wanted = (job.profile or "").startswith("nsys") and job.environment is None
+    if wanted and shutil.which("nsys", path=job.env.get("PATH")) is None:
+        hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
+        yield Problem("profile", "nsys is not on PATH", hint)
 
 
 def _installed() -> Iterator[Any]:

@@ -48,6 +48,7 @@ class TrackKeys(TypedDict, total=False):
 
     mlflow: str
     tensorboard: str | os.PathLike[str]
+    trackio: str
     wandb: str
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from deploykit import paths
 from deploykit.decode import Help
-from deploykit.names import FOLDER_OR_S3, MLFLOW, PATH, PROJECT
+from deploykit.names import FOLDER_OR_S3, MLFLOW, PATH, PROJECT, TRACKIO
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Track:
         ),
         FOLDER_OR_S3,
     ] = None
+    trackio: Annotated[
+        str | None,
+        Help(
+            "Project of Trackio on the machine that submits. Needs the package `trackio` beside "
+            "deploykit.",
+            example="digits",
+        ),
+        TRACKIO,
+    ] = None
     wandb: Annotated[
         str | None,
         Help(
@@ -88,5 +97,5 @@ class Track:
         return {name: where for name, where in every.items() if where is not None}
 
 
-TRACKERS = ("mlflow", "tensorboard", "wandb")
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """The keys of `Track`."""

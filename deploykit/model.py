@@ -191,8 +191,9 @@ class JobSpec:
     profile: Annotated[
         str | None,
         Help(
-            "Profile optimizer steps of all ranks; or, with `memory`, keep what is allocated on a "
-            "GPU that runs out of memory. Also `submit --profile`.",
+            "Profile optimizer steps of all ranks, with PyTorch's profiler or, `nsys`, with Nsight "
+            "Systems, which also records a whole run; or, with `memory`, keep what is allocated on "
+            "a GPU that runs out of memory. Also `submit --profile`.",
             example="torch:20:25",
         ),
         PROFILE,

@@ -21,8 +21,9 @@ BUDGET = Pattern(
     "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
 )
 PROFILE = Pattern(
-    r"torch:([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|memory",
-    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; or memory",
+    r"(torch|nsys):([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|nsys|memory",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; nsys:FIRST:LAST or nsys; "
+    "or memory",
 )
 MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
 MLFLOW = Pattern(
@@ -36,6 +37,7 @@ FOLDER_OR_S3 = Pattern(
     r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?|[^:\x00-\x1f\x7f]+",
     "a folder without a colon in its name, or an s3:// prefix",
 )
+TRACKIO = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", "a project such as digits or team-digits")
 PROJECT = Pattern(
     r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
     "a project such as digits or team/digits",

@@ -246,7 +246,10 @@ INTERNAL = {
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
     "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
-    "DEPLOYKIT_PROFILE": "`torch:FIRST:LAST`, the optimizer steps to profile, or `memory`, if any",
+    "DEPLOYKIT_PROFILE": "what to profile, if anything: `torch:FIRST:LAST`, `nsys`, "
+    "`nsys:FIRST:LAST` or `memory`",
+    "DEPLOYKIT_BELOW_NSYS": "of a rank below nsys: the process above; removed before the program "
+    "starts",
     "DEPLOYKIT_TRACE_FILE": "the file for the profile of a rank; removed before the program starts",
     "DEPLOYKIT_PYTHONPATH": "the `PYTHONPATH` of the program, which gets it back before it starts",
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "

@@ -130,6 +130,17 @@ def test_an_operator_does_not_count_those_that_it_calls(tmp_path):
     }
 
 
+def test_snapshots_of_memory_are_listed(tmp_path, capsys):
+    (tmp_path / "rank-10.memory.pickle").touch()
+    (tmp_path / "rank-9.memory.pickle").touch()
+    assert cli.main(["profile", "--from", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}: 2 memory snapshots of GPUs that ran out of memory",
+        f"open in https://pytorch.org/memory_viz: {tmp_path}/rank-9.memory.pickle",
+        f"open in https://pytorch.org/memory_viz: {tmp_path}/rank-10.memory.pickle",
+    ]
+
+
 NO_TRACES = {
     "empty": b"",
     "no gzip": b"no gzip",
@@ -157,7 +168,7 @@ def test_odd_events_are_left_out(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "value", ["torch:1:2", "torch:5:4", "nsys", "torch", "torch:2", "torch:2:3x"]
+    "value", ["torch:1:2", "torch:5:4", "nsys:5:4", "nsys:", "torch", "torch:2", "torch:2:3x"]
 )
 def test_a_wrong_profile_is_a_problem_of_the_job_file(project, capsys, value):
     assert cli.main(["check", "--backend", "local", "--set", f"profile={value}"]) == 65

@@ -60,3 +60,5 @@ dist.init_process_group("gloo")
 globals()[sys.argv[1]](float(sys.argv[2]))
 dist.all_reduce(torch.ones(1))
 print("step 2", flush=True)
+dist.barrier()  # a rank that ends early may abort the other one
+dist.destroy_process_group()

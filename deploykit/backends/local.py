@@ -81,7 +81,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_python(_python(options))
     yield from backend.check_module(job, Path(python) if python else None)
     yield from (Problem(*missing) for missing in backend.missing_data(job))
-    yield from backend.check_ranks(job)
+    yield from (*backend.check_ranks(job), *backend.check_nsys(job))
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:

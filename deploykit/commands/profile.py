@@ -1,16 +1,19 @@
 """Show the profile of a run: who computed and who waited, and the costliest operators.
 
-Its steps were profiled because the job asked for it: `deploykit submit --profile torch:20:25`.
+It was profiled because the job asked for it: `deploykit submit --profile torch:20:25`. Reports of
+Nsight Systems and snapshots of memory are listed, with how to open them.
 
 deploykit profile exp-1
-deploykit profile --from FOLDER     traces that were copied from elsewhere
+deploykit profile --from FOLDER     files that were copied from elsewhere
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from deploykit import registry
 from deploykit.commands import output
@@ -24,34 +27,67 @@ _NAME = 60
 """Columns of an operator's name: those of kernels are long."""
 
 
+class _File(NamedTuple):
+    """A file that another program reads."""
+
+    file: str
+    how: str
+    """The command that opens it, or where to drop it."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where the traces are."""
+    """Declare where the files are."""
     parser.add_argument(
         "--from",
         dest="folder",
         type=Path,
         metavar="FOLDER",
-        help="read the traces in this folder instead, copied from a login node or a bucket",
+        help="read the files in this folder instead, copied from a login node or a bucket",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print shares of each rank, the operators, and which file to open."""
+    """Print shares of each rank, the operators, and which files to open."""
     title, folder = _place(args)
-    files = traces.files(folder)
-    if not files:
+    files, others = traces.files(folder), [*_others(folder)]
+    if not files and not others:
         raise NotFound(
             f"there is no profile in {folder}",
             hint="ask for one with `deploykit submit --profile torch:20:25`; the log says why a "
-            "rank has none. Copy traces from a login node or a bucket, and name them with --from",
+            "rank has none. Copy files from a login node or a bucket, and name them with --from",
         )
     ranks = [traces.read(path) for path in files]
     slowest = traces.slowest(ranks)
     if args.json:
-        output.emit(_data(ranks, slowest))
+        output.emit(_data(ranks, slowest) | {"files": [one._asdict() for one in others]})
     else:
-        output.say(*_lines(title, ranks, slowest))
+        output.say(*(_lines(title, ranks, slowest) if ranks else ()))
+        output.say(*_other_lines(title, others))
     return 0
+
+
+def _others(folder: Path) -> Iterator[_File]:
+    """The files that other programs read."""
+    for path in traces.files(folder, traces.REPORTS):
+        yield _File(str(path), f"nsys-ui {shlex.quote(str(path))}")
+    for path in traces.files(folder, traces.SNAPSHOTS):
+        yield _File(str(path), f"open in https://pytorch.org/memory_viz: {path}")
+
+
+def _other_lines(title: str, others: Sequence[_File]) -> Iterator[str]:
+    reports = [one for one in others if one.how.startswith("nsys-ui")]
+    snapshots = others[len(reports) :]
+    if reports:
+        yield f"{title}: {_count(reports, 'report')} of Nsight Systems"
+        yield from (one.how for one in reports)
+        yield f"sums in the terminal: nsys stats {shlex.quote(reports[0].file)}"
+    if snapshots:
+        yield f"{title}: {_count(snapshots, 'memory snapshot')} of GPUs that ran out of memory"
+        yield from (one.how for one in snapshots)
+
+
+def _count(several: Sequence[object], noun: str) -> str:
+    return f"{len(several)} {noun}{'s' * (len(several) > 1)}"
 
 
 def _place(args: argparse.Namespace) -> tuple[str, Path]:
@@ -63,8 +99,8 @@ def _place(args: argparse.Namespace) -> tuple[str, Path]:
 
 def _lines(title: str, ranks: Sequence[RankProfile], slowest: RankProfile | None) -> Iterator[str]:
     where = "GPU" if ranks[0].on_gpu else "CPU"
-    count = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}"
-    yield f"{title}: {count}, {_time(ranks[0].seconds)} profiled, times of the {where}"
+    profiled = f"{_time(ranks[0].seconds)} profiled"
+    yield f"{title}: {_count(ranks, 'rank')}, {profiled}, times of the {where}"
     yield ""
     yield "rank  computing  communicating  of it waiting   idle"
     for one in ranks:

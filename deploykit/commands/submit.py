@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="torch:FIRST:LAST",
         help="profile these optimizer steps on all ranks; `deploykit profile` shows the result. "
-        "memory: keep what is allocated when a GPU runs out of memory",
+        "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: keep what is allocated when a GPU "
+        "runs out of memory",
     )
     parser.add_argument(
         "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"

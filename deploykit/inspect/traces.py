@@ -20,7 +20,11 @@ from deploykit.errors import BackendUnavailable
 
 FOLDER = "profile"
 """Folder of the traces in a run folder."""
-_PATTERN = "rank-*.trace.json.gz"
+TRACES = "rank-*.trace.json.gz"
+REPORTS = "rank-*.nsys-rep"
+"""Reports of Nsight Systems, which its own programs read."""
+SNAPSHOTS = "rank-*.memory.pickle"
+"""What was allocated on a GPU that ran out of memory."""
 _LARGEST = 1 << 28
 """Bytes of an unpacked trace that are read."""
 _LONGEST = 1e12
@@ -67,9 +71,9 @@ class RankProfile:
         return max(0.0, self.seconds - self.computing - self.waiting)
 
 
-def files(folder: Path) -> list[Path]:
-    """The traces in a folder, by rank."""
-    ranked = ((whole(path.name[5:].partition(".")[0]), path) for path in folder.glob(_PATTERN))
+def files(folder: Path, pattern: str = TRACES) -> list[Path]:
+    """The traces in a folder, or other files of profiles, by rank."""
+    ranked = ((_rank(path), path) for path in folder.glob(pattern))
     return [path for _, path in sorted((rank, path) for rank, path in ranked if rank is not None)]
 
 
@@ -85,7 +89,7 @@ def read(path: Path) -> RankProfile:
     both = _length(_union([*operators, *collectives]))
     ends = [time for _, one in spans for time in (one.start, one.end)]
     return RankProfile(
-        whole(path.name[5:].partition(".")[0]) or 0,
+        _rank(path) or 0,
         path,
         (max(ends) - min(ends)) / 1e6 if ends else 0.0,
         _length(computing) / 1e6,
@@ -94,6 +98,11 @@ def read(path: Path) -> RankProfile:
         on_gpu,
         _own_times(operators),
     )
+
+
+def _rank(path: Path) -> int | None:
+    """The number in ``rank-3.trace.json.gz``."""
+    return whole(path.name[5:].partition(".")[0])
 
 
 def slowest(ranks: Sequence[RankProfile]) -> RankProfile | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from deploykit.job_sections import TRACKERS, Track
 from deploykit.problem import Problem
 
-_PACKAGES = ("wandb",)
+_PACKAGES = ("trackio", "wandb")
 """Trackers that need the package of their name."""
 
 

@@ -59,6 +59,7 @@ class Tracker(Protocol):
 _MODULES = {
     "mlflow": "deploykit.trackers.mlflow",
     "tensorboard": "deploykit.trackers.tensorboard",
+    "trackio": "deploykit.trackers.trackio",
     "wandb": "deploykit.trackers.wandb",
 }
 AT_END = {"wandb"}

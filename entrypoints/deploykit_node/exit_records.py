@@ -7,10 +7,11 @@ of the first rank of all that failed: what ten thousand ranks write and read the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -196,6 +197,22 @@ def clear(env: Environ, node: int, *, ranks: bool = True) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 Path(entry.path).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(ranks: Path, name: str) -> Iterator[None]:
+    """Meanwhile something is written beside the ranks, for which the node waits when it stops."""
+    file = ranks / f"{name}.writing"
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def is_written(ranks: Path) -> bool:
+    """Whether something is being written beside the ranks of this node: `writing`."""
+    return any(ranks.glob("*.writing"))
 
 
 def living(ranks: Path) -> dict[int, int]:

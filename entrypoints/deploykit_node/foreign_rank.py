@@ -21,6 +21,7 @@ from deploykit_node import (
 )
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
+from deploykit_node.inspect import nsys
 from deploykit_node.network import addresses, interfaces, rendezvous
 
 
@@ -33,6 +34,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     words, this_rank = command.read(argv, env), rank.find(env)
     words.check_world(this_rank)
     user_settings = environment.prepare(env)
+    nsys.check(env, launcher=this_rank.launcher)
     _choose_interface(env, this_rank, user_settings)
     environment.set_nccl_env(env, _settings_to_keep(env, user_settings), this_rank.rank)
     _check_master(env, this_rank)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str], env: Environ) -> None:
     """Run the program below our own torchrun, whose node is prepared. Does not return."""
     words, this_rank = command.read(argv, env), find(env)
+    if profile.by_nsys(env):
+        from deploykit_node.inspect import nsys  # few jobs ask for it
+
+        nsys.around(words.program, env, this_rank)
     folder = env.pop("DEPLOYKIT_RANK_DIR")
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     exit_records.register(env, Path(folder), this_rank.rank)

@@ -242,6 +242,8 @@ class _Supervisor:
         if self._leaving and exit_records.all_ended(self._ranks):
             return True
         gathering = self._options.all_well
+        if exit_records.is_written(self._ranks):
+            return False
         if gathering is None or not exit_records.all_ended_well(self._ranks):
             return False
         gathering.arrive()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the environment of the MLflow server and of wandb for the tests: exactly pinned, with what .venv has
+# Make the environment of the MLflow server, trackio and wandb for the tests: exactly pinned, with what .venv has
 # borrowed from there. Nothing is resolved (--no-deps): whole, MLflow brings 400 MB more.
 #   environment.sh [FOLDER]     default: .venv-trackers beside .venv
 set -eu
@@ -19,5 +19,5 @@ site='import sysconfig; print(sysconfig.get_path("purelib"))'
 own=$("$made/bin/python" -c "$site")
 "$lender" -c "$site" > "$own/borrowed.pth"
 "$made/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$here/requirements.txt"
-"$made/bin/python" -c 'import mlflow.server, wandb'
+"$made/bin/python" -c 'import mlflow.server, trackio, wandb'
 cp "$here/requirements.txt" "$made/requirements.txt"

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from deploykit_node.inspect import faults
 
 FOLDER = "profile"
 """Folder of the traces in the run folder (SageMaker: in the output)."""
+REPORT = ".nsys-rep"
+"""Suffix of reports of Nsight Systems."""
+
+
+def file(env: Mapping[str, str], name: str) -> Path | None:
+    """Where a file of a profile goes; None without a folder for it."""
+    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
+    return Path(parent, FOLDER, name) if parent and "://" not in parent else None
+
+
+def by_nsys(env: Mapping[str, str]) -> bool:
+    """Whether the job asks for Nsight Systems."""
+    return env.get("DEPLOYKIT_PROFILE", "").partition(":")[0] == "nsys"
 
 
 def environment(env: dict[str, str], rank: int) -> dict[str, str]:
@@ -15,11 +29,9 @@ def environment(env: dict[str, str], rank: int) -> dict[str, str]:
 
     A trace of an earlier attempt is kept, and not taken again; a snapshot of memory is replaced.
     """
-    parent = env.get("DEPLOYKIT_RUN_DIR") or env.get("DEPLOYKIT_OUTPUT_DIR") or ""
-    if not env.get("DEPLOYKIT_PROFILE") or not parent or "://" in parent:
+    kind, _, steps = env.get("DEPLOYKIT_PROFILE", "").partition(":")
+    suffix = {"memory": ".memory.pickle", "torch": ".trace.json.gz", "nsys": REPORT}.get(kind)
+    path = file(env, f"rank-{rank}{suffix}") if suffix else None
+    if path is None or (kind == "nsys" and not steps) or (kind != "memory" and path.exists()):
         return env
-    if env["DEPLOYKIT_PROFILE"] == "memory":
-        file = Path(parent, FOLDER, f"rank-{rank}.memory.pickle")
-        return faults.hooked(env, "DEPLOYKIT_TRACE_FILE", file)
-    file = Path(parent, FOLDER, f"rank-{rank}.trace.json.gz")
-    return env if file.exists() else faults.hooked(env, "DEPLOYKIT_TRACE_FILE", file)
+    return faults.hooked(env, "DEPLOYKIT_TRACE_FILE", path)

@@ -26,13 +26,15 @@ _MOST = 100_000
 def begin(steps: str, path: str) -> None:
     """Profile the steps ``FIRST:LAST`` into the trace `path`, once the program imports torch.
 
-    For ``memory``, record what it allocates, and write that at an out-of-memory error.
+    For ``memory``, record what it allocates, and write that at an out-of-memory error. For
+    ``nsys:FIRST:LAST``, show the steps to Nsight Systems, below which the program runs.
     """
     if steps == "memory":
         sys.meta_path.insert(0, _AfterImport(_Memory(path).attach))
         return
-    first, last = map(int, steps.split(":"))
-    profile = _Profile(first, last, path)
+    of_nsys = steps.startswith("nsys:")
+    first, last = map(int, steps.removeprefix("nsys:").split(":"))
+    profile = (_Range if of_nsys else _Profile)(first, last, path)
     sys.meta_path.insert(0, _AfterImport(profile.attach))
     atexit.register(profile.finish)
 
@@ -85,7 +87,7 @@ class _Profile:
         steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         try:
             if self._profiler is None and steps == self._first - 1:
-                self._chosen, self._profiler = id(optimizer), _started()
+                self._chosen, self._profiler = id(optimizer), self._started()
             elif self._profiler is not None and id(optimizer) == self._chosen:
                 if steps < self._last:
                     self._profiler.step()
@@ -108,6 +110,16 @@ class _Profile:
         except Exception as error:  # noqa: BLE001 - the program has ended as it has
             _say(f"no profile: {error!r}")
 
+    def _started(self) -> Any:
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profiler = torch.profiler.profile(activities=activities)
+        profiler.start()
+        return profiler
+
     def _write(self, step: int) -> None:
         """Stop, and write the trace: complete under its name, or not at all."""
         profiler = self._profiler
@@ -117,6 +129,9 @@ class _Profile:
         scratch = f"{self._path.removesuffix('.gz')}.{os.getpid()}.gz"
         profiler.export_chrome_trace(scratch)
         os.replace(scratch, self._path)  # noqa: PTH105
+        self._tell(step)
+
+    def _tell(self, step: int) -> None:
         if os.environ.get("RANK") == "0":
             _say(f"profiled steps {self._first} to {step}: {self._path}")
 
@@ -124,6 +139,33 @@ class _Profile:
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._profiler = None
+
+
+class _Range(_Profile):
+    """Shows the wanted steps to Nsight Systems, which records between two calls of CUDA's.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.profiler.start.html
+    """
+
+    def _started(self) -> Any:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("steps are shown to nsys through CUDA, and there is no GPU")
+        torch.cuda.profiler.start()
+        return self
+
+    def step(self) -> None:
+        """A step has ended, which nsys need not know."""
+
+    def _write(self, step: int) -> None:
+        """End the range, once the GPU has done all of it; nsys writes its report."""
+        import torch
+
+        self._end()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        self._tell(step)
 
 
 class _Memory:
@@ -166,17 +208,6 @@ class _Memory:
             _say(f"GPU {device} is out of memory; what was allocated is in {self._path}")
         except Exception as error:  # noqa: BLE001 - the program gets its own error
             _say(f"no memory snapshot: {error!r}")
-
-
-def _started() -> Any:
-    import torch
-
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profiler = torch.profiler.profile(activities=activities)
-    profiler.start()
-    return profiler
 
 
 def _say(text: str) -> None:

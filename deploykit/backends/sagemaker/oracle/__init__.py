@@ -105,6 +105,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     BackendUnavailable if botocore is not installed and nothing else is wrong.
     """
     yield from backend.check_module(job)
+    yield from _check_profile(job, options)
     known = [problem for one in consequences(job, options) if (problem := one.problem())]
     yield from known
     errors = {problem.path for problem in known if problem.severity == "error"}
@@ -115,6 +116,13 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             raise
         return
     yield from (problem for problem in found if problem.path not in errors)
+
+
+def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Nsight Systems stands above a rank, which only deploykit's own torchrun allows."""
+    if (job.profile or "").startswith("nsys") and options.distribution != "none":
+        message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
+        yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
 
 
 def _completed(options: Options) -> Options:
