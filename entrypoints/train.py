@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from trainer import gradients, optimizers, process_group, tasks
+from trainer import comm_timing, gradients, optimizers, process_group, tasks
 from trainer.arguments import parse
 from trainer.checkpoint import CheckpointManager
 from trainer.data import Batch, BatchLoader
@@ -125,7 +125,9 @@ class Trainer:
         for epoch in count(self.step // self.epoch_steps):
             if self.step >= self.steps or self.out_of_patience():
                 break
-            if not self.train_epoch(epoch):
+            with comm_timing.timed_waits(self.strategy.timer):
+                completed = self.train_epoch(epoch)
+            if not completed:
                 self.progress_bar.close()
                 path = self.save()
                 self.checkpoints.wait()

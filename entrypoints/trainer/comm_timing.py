@@ -1,7 +1,7 @@
 """Communication time: how long a rank waits for others, beyond what is overlapped with compute.
 
-torch (2.13) has no hook for this, so the functions that wait in Python are wrapped once per
-process. DDP waits in C++ and is timed through autograd callbacks.
+torch (2.13) has no hook for this, so the functions that wait in Python are wrapped while training
+runs, and only then. DDP waits in C++ and is timed through autograd callbacks.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from trainer.timing import StepTimer
 SECTION = "communication"
 _engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP does
 _thread = threading.local()
-_timer: StepTimer | None = None
 
 
-def instrument(timer: StepTimer) -> None:
-    """Report every wait of this process for other ranks to `timer`, from now on."""
-    global _timer  # noqa: PLW0603 - torch is wrapped once per process
-    if _timer is None:
-        distributed.Work.wait = _timed(distributed.Work.wait)  # type: ignore[method-assign]
-        functional.wait_tensor = _timed(functional.wait_tensor)
-    _timer = timer
+@contextmanager
+def timed_waits(timer: StepTimer) -> Iterator[None]:
+    """Report every wait of this process for other ranks in the block to `timer`."""
+    waits = distributed.Work.wait, functional.wait_tensor
+    timed = [_timed(wait, timer) for wait in waits]
+    distributed.Work.wait, functional.wait_tensor = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        distributed.Work.wait, functional.wait_tensor = waits  # type: ignore[method-assign]
 
 
-def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(wait: Callable[..., Any], timer: StepTimer) -> Callable[..., Any]:
     @wraps(wait)
     def timed(*arguments: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or getattr(_thread, "excluded", False):
             return wait(*arguments, **options)
-        assert _timer is not None  # noqa: S101 - set before anything is wrapped
-        with _timer(SECTION):
+        with timer(SECTION):
             return wait(*arguments, **options)
 
     return timed

@@ -54,10 +54,30 @@ class Objective:
         of the difference between two strategies.
         """
         with self.autocast():
-            loss = local(self.task.loss(outputs, batch.targets))
-            count = batch.count
-            whole = loss.sum(dtype=torch.float64) if loss.dim() else loss.double() * count
-            if isinstance(count, int) and count:
-                return whole / batch.total
-            counts = torch.as_tensor(count, device=loss.device) > 0
-            return torch.where(counts, whole, 0.0) / batch.total  # a mean over nothing is NaN
+            return _mean(self.losses(outputs, batch), batch)
+
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
+        """The loss of each target on this rank, or their mean if the task computes that."""
+        with self.autocast():
+            return local(self.task.loss(outputs, batch.targets))
+
+    def backward(self, losses: Tensor, batch: Batch, factor: float) -> Tensor:
+        """Add the gradients of `loss` times `factor`, and return `loss`, detached.
+
+        Each of the losses has the same derivative, so autograd need not record how they are added.
+        """
+        if losses.dim() and isinstance(batch.count, int) and batch.count:
+            torch.autograd.backward(losses, torch.full_like(losses, factor / batch.total))
+            return _mean(losses.detach(), batch)
+        loss = _mean(losses, batch)
+        torch.autograd.backward(loss * factor)
+        return loss.detach()
+
+
+def _mean(losses: Tensor, batch: Batch) -> Tensor:
+    count = batch.count
+    whole = losses.sum(dtype=torch.float64) if losses.dim() else losses.double() * count
+    if isinstance(count, int) and count:
+        return whole / batch.total
+    counts = torch.as_tensor(count, device=losses.device) > 0
+    return torch.where(counts, whole, 0.0) / batch.total  # a mean over nothing is NaN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trainer import comm_timing
 from trainer.data import Batch, check_equal_sizes
 from trainer.deferred import FirstWeights
 from trainer.layout import Layout
@@ -30,7 +29,6 @@ class Setup:
         self.timer = StepTimer(layout.context.device)
         self.weights = FirstWeights(task, layout.options)
         self.objective = Objective(layout.options, task, layout.context.device)
-        comm_timing.instrument(self.timer)
 
     @property
     def options(self) -> TrainOptions:

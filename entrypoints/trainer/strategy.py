@@ -89,7 +89,7 @@ class Strategy:
     def _accumulate(self, batch: Batch, factor: float) -> Tensor:
         """Add up the gradients of the micro-batches."""
         assert self.replica is not None  # noqa: S101 - there is no pipeline
-        losses = []
+        parts = []
         options = self.setup.options
         micro_batches = data.split(batch, options.micro_batches, self.setup.task)
         for number, micro_batch in enumerate(micro_batches, 1):
@@ -97,12 +97,11 @@ class Strategy:
             self.replica.set_gradient_sync(sync=last or options.reduce_each)
             with self.timer("forward"):
                 outputs = self.objective.outputs(self.replica.module, micro_batch.inputs)
-                loss = self.objective.loss(outputs, micro_batch)
+                losses = self.objective.losses(outputs, micro_batch)
             with self.timer("backward"):
-                torch.autograd.backward(loss * factor)
-            losses.append(loss.detach())
+                parts.append(self.objective.backward(losses, micro_batch, factor))
         self.replica.finish_gradients()
-        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
     def seed_step(self, step: int) -> None:
         """Seed the random numbers of a step, such as those of dropout.

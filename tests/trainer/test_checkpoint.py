@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed import _functional_collectives as functional
 
 from tests.trainer import attacks
 from tests.trainer.kill_points import COMPLETE, POINTS
@@ -16,6 +18,7 @@ from tests.trainer.ranks import outputs, start, start_ranks
 from trainer import checkpoint, comm_timing, integrity, process_group
 from trainer.checkpoint import CheckpointManager
 from trainer.safe_pickle import InvalidFile
+from trainer.timing import StepTimer
 
 pytestmark = pytest.mark.torch
 
@@ -261,13 +264,20 @@ def test_waits_for_other_ranks_in_a_save_do_not_count_as_communication(manager, 
         counted.append(section)
         return contextlib.nullcontext()
 
-    wait = comm_timing._timed(lambda group: None)
-    monkeypatch.setattr(comm_timing, "_timer", timer)
+    wait = comm_timing._timed(lambda group: None, timer)
     monkeypatch.setattr(checkpoint.distributed, "barrier", wait)
     save(manager, 1)
     assert counted == []
     wait(group=None)
     assert counted == [comm_timing.SECTION]
+
+
+def test_waits_are_timed_in_the_block_alone():
+    before = distributed.Work.wait, functional.wait_tensor
+    with comm_timing.timed_waits(StepTimer(torch.device("cpu"))):
+        assert distributed.Work.wait is not before[0]
+        assert functional.wait_tensor is not before[1]
+    assert (distributed.Work.wait, functional.wait_tensor) == before
 
 
 FIND_LATEST = """
