@@ -85,8 +85,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
-            path, message = f"resources.{name}", "is not enforced on this machine"
-            yield Problem(path, message, severity="warning")
+            yield Problem(f"resources.{name}", "is not enforced on this machine", severity="warning")
 
 
 def _check_python(text: str) -> Iterator[Problem]:
@@ -305,10 +304,12 @@ def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noq
     """The GPUs of each job that can run at once; see `deploykit.capabilities.Slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
     visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    count = (machine.gpus(visible) or 0) if each else 0
-    names = visible.split(",") if visible else list(map(str, range(count)))
-    starts = range(0, count - each + 1, each) if count else ()
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + each])} for start in starts]
+    return [{"CUDA_VISIBLE_DEVICES": names} for names in machine.gpu_groups(each, visible)]
+
+
+def await_end(handles: Sequence[Handle], timeout: float) -> None:
+    """Wait for the end of a run's shell; see `deploykit.capabilities.Ends`."""
+    machine.await_end([Path(handle.folder, "claim") for handle in handles], timeout)
 
 
 def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract
@@ -352,8 +353,7 @@ def _stall(folder: Path) -> str:
 
 
 def _ended(folder: Path) -> Status:
-    records = exit_records.read(folder)
-    first = records[0] if records else None
+    first = next(iter(exit_records.read(folder)), None)
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
         return Status(State.FAILED, "timed out", reason, 124)
