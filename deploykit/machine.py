@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deploykit.decode import whole
 
 _ROOT = Path("/")
+
+
+def visible(env: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a program with these variables beside the ones of this process."""
+    return env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpus(visible: str | None = None) -> int | None:

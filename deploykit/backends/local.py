@@ -85,7 +85,8 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
-            yield Problem(f"resources.{name}", "is not enforced on this machine", severity="warning")
+            path, message = f"resources.{name}", "is not enforced on this machine"
+            yield Problem(path, message, severity="warning")
 
 
 def _check_python(text: str) -> Iterator[Problem]:
@@ -108,8 +109,7 @@ def _check_python(text: str) -> Iterator[Problem]:
 def _check_machine(job: JobSpec) -> Iterator[Problem]:
     """Whether this machine has what the emulated nodes together need."""
     nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
-    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    available = machine.gpus(visible) if gpus else 0
+    available = machine.gpus(machine.visible(job.env)) if gpus else 0
     if gpus and available == 0:
         message = "this machine has no GPU that the job can use: its ranks get none"
         hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
@@ -303,8 +303,8 @@ def when(plan: Plan) -> Iterator[Start]:
 def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
     """The GPUs of each job that can run at once; see `deploykit.capabilities.Slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
-    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [{"CUDA_VISIBLE_DEVICES": names} for names in machine.gpu_groups(each, visible)]
+    groups = machine.gpu_groups(each, machine.visible(job.env))
+    return [{"CUDA_VISIBLE_DEVICES": names} for names in groups]
 
 
 def await_end(handles: Sequence[Handle], timeout: float) -> None:
