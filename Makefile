@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-sweepers gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -166,6 +166,15 @@ bench-slurm: $(VENV)/.dev
 bench-stalls: $(VENV)/.dev
 	$(BIN)/python benchmarks/stalls/measure.py
 
+# Six minutes: a sweep beside Ray Tune and Hydra's Optuna sweeper. Wants a quiet machine.
+bench-sweepers: $(VENV)/.dev .venv-sweepers/.ready
+	$(BIN)/python benchmarks/sweepers/measure.py
+
+.venv-sweepers/.ready: benchmarks/sweepers/requirements.txt
+	$(PYTHON) -m venv .venv-sweepers
+	.venv-sweepers/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/sweepers/requirements.txt
+	touch $@
+
 .venv-torchx/.ready: benchmarks/torchx.txt
 	$(PYTHON) -m venv .venv-torchx
 	.venv-torchx/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/torchx.txt
@@ -178,4 +187,4 @@ constraints: $(VENV)/.dev
 
 clean:
 	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit \
-	    .venv-mutation .venv-docs .venv-trackers
+	    .venv-mutation .venv-docs .venv-trackers .venv-sweepers

@@ -1,6 +1,7 @@
 """Measure a long queue, a long array, long logs and a sweep on a real Slurm cluster here.
 
     python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | sweep]...
+    python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
 target is missed. Needs Debian's packages of Slurm (see README.md).
@@ -22,13 +23,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
 CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
-TRIALS = 1000
 REPEATS = 6
 
 
@@ -36,8 +38,10 @@ def main() -> int:
     """Measure what the command line names; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[[], *FIGURES], default=[])
-    chosen = parser.parse_args().what or list(FIGURES)
-    figures = {name: figure(name) for name in chosen}
+    parser.add_argument("--trials", type=int, default=1000, help="of the sweep (default 1000)")
+    options = parser.parse_args()
+    FIGURES["sweep"] = partial(sweep, trials=options.trials)
+    figures = {name: figure(name) for name in options.what or FIGURES}
     print(json.dumps(figures, indent=1))
     return 0 if all(figure["met"] for figure in figures.values()) else 1
 
@@ -177,25 +181,71 @@ def logs(folder: Path) -> dict[str, object]:
     }
 
 
-def sweep(folder: Path) -> dict[str, object]:
+def sweep(folder: Path, trials: int) -> dict[str, object]:
     """A random sweep, which is one job array, beside submitit's array of as many functions.
 
     Both until the last task has ended; a trial runs a script, and submitit's task a function.
     """
-    ours, cpu = sweep_seconds(folder, TRIALS)
-    theirs = submitit_seconds(folder, TRIALS)
+    ours = measured(lambda: run_sweep(folder, trials))
+    theirs = measured(lambda: run_submitit(folder, trials))
     return {
-        "trials": TRIALS,
-        "sweep_s": ours,
-        "sweep_cpu_s_of_control_plane": cpu,
-        "submitit_s": theirs,
-        "ratio": ours / theirs,
-        "met": ours <= 1.2 * theirs,
+        "trials": trials,
+        "sweep": ours,
+        "submitit": theirs,
+        "ratio": ours["seconds"] / theirs["seconds"],
+        "met": ours["seconds"] <= 1.2 * theirs["seconds"],
     }
 
 
-def sweep_seconds(folder: Path, trials: int) -> tuple[float, float]:
-    """Wall time of a sweep, and the CPU time of its controller, in seconds."""
+def measured(run: Callable[[], None]) -> dict[str, float]:
+    """Where the time goes until `run` returns, whose job array is the newest of the cluster."""
+    began, machine, own = time.time(), machine_cpu(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    run()
+    ended, machine_after = time.time(), machine_cpu()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    while subprocess.run(["squeue", "-h"], capture_output=True, check=True).stdout:
+        time.sleep(0.5)  # a task of submitit's ends after its result is there
+    tasks = newest_array()
+    starts, ends = [task["StartTime"] for task in tasks], [task["EndTime"] for task in tasks]
+    return {
+        "seconds": ended - began,
+        "until_first_task_s": min(starts) - began,  # Slurm's times are whole seconds
+        "tasks_s": max(ends) - min(starts),
+        "after_last_task_s": ended - max(ends),
+        "mean_of_a_task_s": statistics.mean(map(float.__sub__, ends, starts)),
+        "cpu_s_of_control_plane": cpu(after) - cpu(own),
+        "cpu_s_of_machine_per_task": (machine_after - machine) / len(tasks),
+    }
+
+
+def newest_array() -> list[dict[str, float]]:
+    """When each task of the newest job array began and ended, in seconds since 1970."""
+    text = subprocess.run(
+        ["scontrol", "--oneliner", "show", "job"], capture_output=True, text=True, check=True
+    ).stdout
+    tasks: dict[int, list[dict[str, float]]] = {}
+    for line in text.splitlines():
+        job = re.search(r"ArrayJobId=(\d+)", line)
+        times = re.findall(r"(StartTime|EndTime)=(\S+)", line)
+        if job:
+            seconds = {name: datetime.fromisoformat(value).timestamp() for name, value in times}
+            tasks.setdefault(int(job[1]), []).append(seconds)
+    return tasks[max(tasks)]
+
+
+def machine_cpu() -> float:
+    """Seconds that all processors of this machine have worked."""
+    user, nice, system, *_ = Path("/proc/stat").read_text().split()[1:]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu(used: resource.struct_rusage) -> float:
+    """Seconds."""
+    return used.ru_utime + used.ru_stime
+
+
+def run_sweep(folder: Path, trials: int) -> None:
+    """A sweep until it has ended."""
     (folder / "train.py").write_text("print('step 1/1 loss=0.5')\n")
     (folder / "job.yaml").write_text(
         "name: many\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\nbackend: slurm\n"
@@ -205,26 +255,21 @@ def sweep_seconds(folder: Path, trials: int) -> tuple[float, float]:
         f"trials: {trials}\nparallel: {trials}\n"
     )
     command = [sys.executable, "-m", "deploykit", "sweep", "start", "--json"]
-    started = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    seconds, used = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if json.loads(done.stdout)["counts"] != {"succeeded": trials}:
         sys.exit(f"not all {trials} trials have succeeded")
-    return seconds, used.ru_utime + used.ru_stime
 
 
-def submitit_seconds(folder: Path, trials: int) -> float:
-    """Wall time of submitit's array until each task has left its result, in seconds."""
+def run_submitit(folder: Path, trials: int) -> None:
+    """An array of submitit until each task has left its result."""
     import submitit
 
     peer = submitit.SlurmExecutor(folder=folder / "theirs")
     peer.update_parameters(time=5, array_parallelism=trials)
-    started = time.monotonic()
     jobs = peer.map_array(abs, range(trials))
     results = [folder / f"theirs/{job.job_id}_0_result.pkl" for job in jobs]
     while results := [one for one in results if not one.exists()]:
         time.sleep(0.1)
-    return time.monotonic() - started
 
 
 def interleaved(*calls: Callable[[], object]) -> list[float]:
@@ -244,7 +289,7 @@ FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
     "queue-with-accounting": queue,
     "array": array,
     "logs": logs,
-    "sweep": sweep,
+    "sweep": partial(sweep, trials=1000),
 }
 
 if __name__ == "__main__":

@@ -248,6 +248,17 @@ class Slots(Protocol):
 
 
 @runtime_checkable
+class Ends(Protocol):
+    """A backend that notices when a job ends, without asking for its status again and again."""
+
+    def await_end(self, handles: Sequence[Handle], timeout: float) -> None:
+        """Return once one of the running jobs seems to have ended, after `timeout` s at the latest.
+
+        It may return too early.
+        """
+
+
+@runtime_checkable
 class Shell(Protocol):
     """A backend on whose nodes a command can be run beside a rank."""
 

@@ -1,13 +1,21 @@
-"""What this machine has, read from its files: no program is started."""
+"""What this machine has, and the end of its processes: no program is started."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deploykit.decode import whole
 
 _ROOT = Path("/")
+
+
+def visible(env: Mapping[str, str]) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a program with these variables beside the ones of this process."""
+    return env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def gpus(visible: str | None = None) -> int | None:
@@ -30,6 +38,14 @@ def gpus(visible: str | None = None) -> int | None:
     return len(numbers) if not hidden else numbers.index(hidden[0])
 
 
+def gpu_groups(size: int, visible: str | None = None) -> list[str]:
+    """As many values of CUDA_VISIBLE_DEVICES, each of `size` GPUs, as have no GPU in common."""
+    count = (gpus(visible) or 0) if size else 0
+    names = visible.split(",") if visible else list(map(str, range(count)))
+    starts = range(0, count - size + 1, size) if count else ()
+    return [",".join(names[start : start + size]) for start in starts]
+
+
 def _nvidia() -> int:
     """Devices that the driver lists.
 
@@ -48,3 +64,19 @@ def _amd() -> int:
 def cpus() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def await_end(files: Iterable[Path], timeout: float) -> None:
+    """Return once a process whose id is in one of the files has ended, or after `timeout` s."""
+    poll = select.poll()
+    with contextlib.ExitStack() as stack:
+        for file in files:
+            try:
+                descriptor = os.pidfd_open(int(file.read_text()))
+            except ProcessLookupError:
+                return
+            except (AttributeError, OSError, ValueError):  # before Linux 5.3, or no such file
+                continue
+            stack.callback(os.close, descriptor)
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(timeout * 1000)

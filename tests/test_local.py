@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from deploykit import cli, lifecycle, paths
+from deploykit.backends import local
+from deploykit.model import Handle
 
 pytestmark = pytest.mark.torch
 
@@ -206,3 +208,14 @@ def test_the_home_folder_of_a_python_is_filled_in(project, capsys, monkeypatch, 
     argv = ["submit", "--backend", "local", "--dry-run", "--set", "local.python=~/my python"]
     assert cli.main(argv) == 0
     assert f"\nexec '{tmp_path}/my python' .deploykit/launch.py " in capsys.readouterr().out
+
+
+def test_the_end_of_a_run_wakes_who_waits_for_it(tmp_path):
+    """Also where it has ended before, or its folder is gone; the time-out of the test says so."""
+    handle = Handle("local", "here", "a", "a", str(tmp_path))
+    local.await_end([handle], 0)
+    with subprocess.Popen(["sleep", "0.2"]) as shell:
+        (tmp_path / "claim").write_text(f"{shell.pid}\n")
+        local.await_end([handle], 10_000)
+        assert shell.wait() == 0
+    local.await_end([handle], 10_000)

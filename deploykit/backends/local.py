@@ -109,8 +109,7 @@ def _check_python(text: str) -> Iterator[Problem]:
 def _check_machine(job: JobSpec) -> Iterator[Problem]:
     """Whether this machine has what the emulated nodes together need."""
     nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
-    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    available = machine.gpus(visible) if gpus else 0
+    available = machine.gpus(machine.visible(job.env)) if gpus else 0
     if gpus and available == 0:
         message = "this machine has no GPU that the job can use: its ranks get none"
         hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
@@ -304,11 +303,13 @@ def when(plan: Plan) -> Iterator[Start]:
 def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
     """The GPUs of each job that can run at once; see `deploykit.capabilities.Slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
-    visible = job.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    count = (machine.gpus(visible) or 0) if each else 0
-    names = visible.split(",") if visible else list(map(str, range(count)))
-    starts = range(0, count - each + 1, each) if count else ()
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(names[start : start + each])} for start in starts]
+    groups = machine.gpu_groups(each, machine.visible(job.env))
+    return [{"CUDA_VISIBLE_DEVICES": names} for names in groups]
+
+
+def await_end(handles: Sequence[Handle], timeout: float) -> None:
+    """Wait for the end of a run's shell; see `deploykit.capabilities.Ends`."""
+    machine.await_end([Path(handle.folder, "claim") for handle in handles], timeout)
 
 
 def check_function(options: Options) -> Iterator[Problem]:  # noqa: ARG001 - the contract
@@ -352,8 +353,7 @@ def _stall(folder: Path) -> str:
 
 
 def _ended(folder: Path) -> Status:
-    records = exit_records.read(folder)
-    first = records[0] if records else None
+    first = next(iter(exit_records.read(folder)), None)
     if (folder / "timed-out").exists():
         reason = "stopped at its time limit; raise resources.time_limit"
         return Status(State.FAILED, "timed out", reason, 124)

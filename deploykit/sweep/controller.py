@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 
 from deploykit import backend, capabilities, lifecycle, run_array, run_state
 from deploykit.errors import DeploykitError, Uncertain
-from deploykit.model import State
+from deploykit.model import Handle, State
 from deploykit.registry import Run
 from deploykit.sweep import outcomes, samplers, space, spending, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
@@ -58,6 +58,8 @@ class Controller:
     """Number of trials in all."""
     _array: int = 0
     """Most runs that are submitted as one job array; 0: each is submitted alone."""
+    _running: list[Handle] = field(default_factory=list)
+    """Jobs that had not ended at the last look."""
     _changed: bool = False
     _said: str = ""
 
@@ -74,10 +76,19 @@ class Controller:
             pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
             if self._array:  # no slot waits for this process
                 pause = max(pause, min(_IDLE * (time.process_time() - began), longest))
-            time.sleep(pause)
+            self._sleep(pause)
             began = time.process_time()
         if not self.live and (self._number >= self._last or not self.record.stopping):
             self.record.finish()
+
+    def _sleep(self, seconds: float) -> None:
+        """Until another look at the runs is worth it, `seconds` at the longest."""
+        engine = backend.find(self.base.backend)
+        if not isinstance(engine, capabilities.Ends):
+            time.sleep(seconds)
+            return
+        time.sleep(_POLL[0])
+        engine.await_end(self._running, seconds - _POLL[0])
 
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
@@ -106,7 +117,9 @@ class Controller:
     def _rows(self) -> dict[str, Run]:
         """The current rows of all runs that are waited for: one query to the backend."""
         ids = [live.run(repeat) for live in self.live for repeat in live.open]
-        return {row.run: row for row in run_state.refresh(list(trials.rows(ids).values()))}
+        rows = run_state.refresh(list(trials.rows(ids).values()))
+        self._running = [row.handle for row in rows if row.handle and not _is_over(row)]
+        return {row.run: row for row in rows}
 
     def _follow(self, live: Live, rows: dict[str, Run]) -> None:
         """Record what has become of a trial's runs, and the trial's end."""
