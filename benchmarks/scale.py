@@ -97,14 +97,29 @@ def registry(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
 
 
 def logs(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
-    """The logs of so many ranks, 10,000 lines each."""
-    home, run = folder / f"logs-{size}", folder / f"run-{size}"
+    """The logs of so many ranks, 10,800 lines each; of a rank, three lines have the same time."""
+    home, run, ours = _logs(folder / "together", tree, size, 0)
+    for words in ([], ["--rank", "5"], ["--tail", "100"]):
+        yield Figure(" ".join(["logs", *words]), size, cost([*ours, *words], tree, home))
+    yield Figure("  yardstick: sort -m", size, cost(_sort(run), tree, home))
+
+
+def logs_apart(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """The same where each line of a rank has a time of its own."""
+    home, run, ours = _logs(folder / "apart", tree, size, 300)
+    yield Figure("logs, times of their own", size, cost(ours, tree, home))
+    yield Figure("  yardstick: sort -m", size, cost(_sort(run), tree, home))
+
+
+def _logs(folder: Path, tree: Path, size: int, apart: int) -> tuple[Path, Path, list[str | Path]]:
+    """A state folder, the folder of a run with such logs, three lines a second, and `logs`."""
+    home, run = folder / "home", folder / "run"
     (run / "logs").mkdir(parents=True)
     for rank in range(size):
-        stamps = (f"01:{s // 60 % 60:02}:{s % 60:02}.{rank % 1000:03}Z" for s in range(3600))
         lines = (
-            f"2026-11-21T{stamp} [rank {rank}] step {n} | loss {1 / (n + 1):.4f} | tokens/s {n}\n"
-            for stamp in stamps
+            f"2026-11-21T01:{s // 60:02}:{s % 60:02}.{n * apart + rank % 300:03}Z [rank {rank}] "
+            f"step {n} | loss {1 / (n + 1):.4f} | tokens/s {n}\n"
+            for s in range(3600)
             for n in range(3)
         )
         (run / f"logs/node-{rank}.log").write_text("".join(lines))
@@ -116,12 +131,12 @@ def logs(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
         "registry.add(row), registry.confirm('r-1', 'r-1', Status(State.SUCCEEDED))"
     )
     cost([sys.executable, "-c", make, run], tree, home)
-    ours = [sys.executable, "-m", "deploykit", "logs", "r-1"]
-    for words in ([], ["--rank", "5"], ["--tail", "100"]):
-        yield Figure(" ".join(["logs", *words]), size, cost([*ours, *words], tree, home))
+    return home, run, [sys.executable, "-m", "deploykit", "logs", "r-1"]
+
+
+def _sort(run: Path) -> list[str | Path]:
     files = sorted((run / "logs").iterdir())
-    sort = ["sort", "-m", f"--batch-size={size + 10}", *files]
-    yield Figure("  yardstick: sort -m", size, cost(sort, tree, home))
+    return ["sort", "-m", f"--batch-size={len(files) + 10}", *files]
 
 
 def diagnose(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
@@ -177,6 +192,7 @@ def relay(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
 PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int, int, int]]] = {
     "registry": (registry, (1000, 10_000, 100_000)),
     "logs": (logs, (32, 128, 512)),
+    "logs-apart": (logs_apart, (32, 128, 512)),
     "diagnose": (diagnose, (500, 2000, 8000)),
     "matching": (matching, (10_000, 100_000, 1_000_000)),
     "long-line": (long_line, (30, 100, 300)),

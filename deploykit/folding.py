@@ -21,9 +21,12 @@ _AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
 _SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
 _FRAME = re.compile(r"frame #\d+: |Exception raised from \S+ at ")
 """C++ below a message of PyTorch (c10::Error)."""
-_BEGINS = re.compile(
-    r"Traceback \(most recent call last|torch/distributed/elastic/|frame #\d|Exception raised from "
+_BEGINS = (
+    "Traceback (most recent call last",
+    "torch/distributed/elastic/",
+    "Exception raised from ",
 )
+"""Parts of what is folded, and `_FRAME`. One after the other is faster than a pattern of all."""
 _RULE = re.compile(r"=+")
 _LAST_RULE = 2
 """Torchrun's summary is between two rules of equals signs."""
@@ -118,7 +121,8 @@ class Folding:
 
 def may_fold(text: str) -> bool:
     """Whether something to be folded may begin in a text of many lines."""
-    return _BEGINS.search(text) is not None
+    may_be_frame = "#" in text and "frame #" in text  # a single character is found much faster
+    return may_be_frame or any(part in text for part in _BEGINS)
 
 
 def _author(line: LogLine) -> Author:

@@ -1,22 +1,21 @@
 """Log files merged by time as they are read, in little memory: a block of each file at a time.
 
 A line that has no time follows the line before it, and no line overtakes one of its own file. Lines
-are kept as text until they are asked for as `LogLine`: most are only sorted and printed.
+are kept as text until they are asked for as `LogLine`: most are only sorted and printed. Times and
+texts are two lists, since a pair for each line would take as long as sorting them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
-from operator import itemgetter, le
+from functools import partial
 from pathlib import Path
-from typing import IO
 
 from deploykit.model import LogLine
 
@@ -30,10 +29,13 @@ _DAY = (
 _STAMP = rf"(?!0000){_DAY}T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{{3}}Z"
 """A time that exists."""
 _STAMPED = re.compile(rf"{_STAMP} \[(?:rank|node) \d{{1,9}}\]", re.ASCII)
+_PLAIN, _PLAIN_OR_NODE = (
+    re.compile(rf"\n({_STAMP}) (?=\[{kind} (?:0|[1-9]\d{{0,8}})\] )", re.ASCII)
+    for kind in ("rank", "(?:rank|node)")
+)
+"""Split lines whose text in a pipe is what follows their time, if the node is that of the file."""
 _WIDTH = len("2026-11-21T01:46:08.123Z")
-_KEY = itemgetter(slice(0, _WIDTH))
-"""Of an entry: texts of times sort as the times do."""
-_BEFORE_ALL = "\0" * _WIDTH
+_BEFORE_ALL = ""
 _AFTER_ALL = "9999-12-31T23:59:59.999Z"
 _HEAD = 60
 """Bytes at the start of a line that hold its time and rank."""
@@ -70,48 +72,45 @@ class Part:
     start: int
     stop: int
 
-    @cached_property
-    def plain(self) -> re.Pattern[str]:
-        """Matches lines whose text in a pipe is what follows their time."""
-        node = r"(?!)" if self.node is None or self.task is not None else rf"node {self.node}"
-        rank = r"(?!)" if self.task is not None else r"rank (?:0|[1-9]\d{0,8})"
-        return re.compile(rf"(?:{_STAMP} \[(?:{rank}|{node})\] [^\r\n]*\n)*+", re.ASCII)
-
 
 class Batch:
     """Lines of several files that come before all lines of the next batch.
 
-    An entry is a line with a time. Where the order is not that of the texts, it is a time, a
-    newline, and lines that belong there.
+    An entry is a time and the rest of a line; or a time, as text, and after a newline whole lines
+    that belong there.
     """
 
     def __init__(self) -> None:
-        self.entries: list[str] = []
+        self._times: list[str] = []
+        self._texts: list[str] = []
         self._counts: list[tuple[Part, int]] = []
         self._plain = True
 
-    def add(self, part: Part, entries: list[str], *, plain: bool) -> None:
-        """Add entries of one file, sorted; `plain` if all of them match `Part.plain`."""
-        self.entries += entries
-        self._counts.append((part, len(entries)))
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, part: Part, times: list[str], texts: list[str], *, plain: bool) -> None:
+        """Add entries of one file, sorted; `plain` if a pipe shows each without the time."""
+        self._times += times
+        self._texts += texts
+        self._counts.append((part, len(times)))
         self._plain = self._plain and plain
 
     def plain(self) -> str | None:
         """All lines as a pipe shows them; None where that takes more than leaving out the times."""
         if not self._plain:
             return None
-        texts = [entry[_WIDTH + 1 :] for entry in sorted(self.entries, key=_KEY)]
-        return "\n".join([*texts, ""])
+        time = partial(next, iter(self._times))  # given a text, `next` takes it for its default
+        return "\n".join([*sorted(self._texts, key=time), ""])
 
     def lines(self) -> Iterator[LogLine]:
         """All lines, in their order."""
         parts = [part for part, count in self._counts for _ in range(count)]
-        keys = list(map(_KEY, self.entries))
-        for at in sorted(range(len(keys)), key=keys.__getitem__):
-            entry, part = self.entries[at], parts[at]
-            texts = entry.split("\n")
-            for text in texts[entry[_WIDTH : _WIDTH + 1] == "\n" :]:
-                yield parse(text, part.node, part.task)
+        for at in sorted(range(len(parts)), key=self._times.__getitem__):
+            text, part = self._texts[at], parts[at]
+            whole = text[1:].split("\n") if text[:1] == "\n" else [f"{self._times[at]} {text}"]
+            for line in whole:
+                yield parse(line, part.node, part.task)
 
 
 def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
@@ -123,7 +122,7 @@ def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
         while sources:
             for source in sources:
                 source.fill()
-            sources = [source for source in sources if source.entries or not source.done]
+            sources = [source for source in sources if source.times or not source.done]
             if batch := _next_batch(sources):
                 yield batch
     finally:
@@ -131,20 +130,19 @@ def batches(parts: Sequence[Part], rank: int | None = None) -> Iterator[Batch]:
             source.close()
 
 
-def _next_batch(sources: Sequence[_Source]) -> Batch | None:
+def _next_batch(sources: Sequence[_Source]) -> Batch:
     """What comes before everything that was not read yet."""
-    ends = [(_KEY(one.entries[-1]), at) for at, one in enumerate(sources) if not one.done]
+    ends = [(one.times[-1], at) for at, one in enumerate(sources) if not one.done]
     horizon, last = min(ends, default=(None, 0))
     batch = Batch()
     for at, source in enumerate(sources):
-        taken = len(source.entries)
+        taken = len(source.times)
         if horizon is not None:
-            bisect = bisect_right if at <= last else bisect_left
-            taken = bisect(source.entries, horizon, key=_KEY)
+            taken = (bisect_right if at <= last else bisect_left)(source.times, horizon)
         if taken:
-            batch.add(source.part, source.entries[:taken], plain=source.plain)
-            del source.entries[:taken]
-    return batch if batch.entries else None
+            batch.add(source.part, source.times[:taken], source.texts[:taken], plain=source.plain)
+            del source.times[:taken], source.texts[:taken]
+    return batch
 
 
 def line_start(path: Path, at: int, size: int) -> int:
@@ -203,15 +201,17 @@ class _Source:
 
     def __init__(self, part: Part, size: int, rank: int | None, *, stays_open: bool) -> None:
         self.part, self._size, self._at = part, size, part.start
-        self.entries: list[str] = []
+        self.times: list[str] = []
+        self.texts: list[str] = []
+        """Of the entries of a `Batch`."""
         self.plain = True
-        """Whether all entries match `Part.plain`."""
+        """Whether a pipe shows each entry without the time."""
         self._filled = 0
         """Entries after the last block was read."""
         self._rest = b""
         self._last = _BEFORE_ALL
         self._stays_open = stays_open
-        self._file: IO[bytes] | None = None
+        self._file: int | None = None
         self._number = "" if rank is None else f"{rank}]"
         self._mark = None if rank is None else re.compile(rf"(?m)^\S{{24}} \[rank 0*{rank}\].*\n?")
         self.done = False
@@ -222,7 +222,7 @@ class _Source:
 
         All files are filled up to about the same time, so that a batch takes many lines of each.
         """
-        while len(self.entries) * 2 <= self._filled and not self.done:
+        while len(self.times) * 2 <= self._filled and not self.done:
             data = self._rest + self._read()
             self.done = self._at >= self.part.stop
             end = len(data) if self.done else data.rfind(b"\n") + 1
@@ -235,22 +235,21 @@ class _Source:
     def _read(self) -> bytes:
         size = min(max(self._size, len(self._rest)), self.part.stop - self._at)
         try:
-            file = self._file or self.part.path.open("rb", buffering=0)
+            if self._file is None:
+                self._file = os.open(self.part.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # removed since it was listed
             self._at = self.part.stop
             return b""
-        if self._stays_open:
-            self._file = file
-        with nullcontext() if self._stays_open else closing(file):
-            file.seek(self._at)
-            data = file.read(size)
+        data = os.pread(self._file, size, self._at)
+        if not self._stays_open:
+            self.close()
         self._at = self._at + len(data) if data else self.part.stop
         return data
 
     def close(self) -> None:
         """Close the file, if it is open."""
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
 
     def _take(self, block: str) -> None:
@@ -259,24 +258,37 @@ class _Source:
             block = "".join(self._mark.findall(block)) if self._number in block else ""
         if not block:
             return
-        is_whole = block.endswith("\n")
-        lines = block[:-1].split("\n") if is_whole else block.split("\n")
-        plain = is_whole and self.part.plain.fullmatch(block) is not None
-        keys = [self._last, *map(_KEY, lines)]
-        if not (plain and all(map(le, keys, keys[1:]))):
-            plain = False
-            lines = list(self._joined(lines))
-        self.plain = plain and (self.plain or not self.entries)
-        self.entries += lines
-        self._last, self._filled = _KEY(lines[-1]), len(self.entries)
+        times, texts = self._split(block)
+        plain = bool(times) and self._last <= times[0] and times == sorted(times)
+        if not plain:
+            entries = list(self._joined(block.removesuffix("\n").split("\n")))
+            times, texts = [time for time, _ in entries], [text for _, text in entries]
+        self.plain = plain and (self.plain or not self.times)
+        self.times += times
+        self.texts += texts
+        self._last, self._filled = times[-1], len(self.times)
 
-    def _joined(self, lines: Sequence[str]) -> Iterator[str]:
+    def _split(self, block: str) -> tuple[list[str], list[str]]:
+        """Times and texts of lines that a pipe shows without their time; else none."""
+        if self.part.task is not None or "\r" in block or not block.endswith("\n"):
+            return [], []
+        wanted = 2 * block.count("\n") + 1
+        pieces = _PLAIN.split(f"\n{block[:-1]}")
+        if len(pieces) < wanted and self._is_only_node(block):
+            pieces = _PLAIN_OR_NODE.split(f"\n{block[:-1]}")
+        return (pieces[1::2], pieces[2::2]) if len(pieces) == wanted else ([], [])
+
+    def _is_only_node(self, block: str) -> bool:
+        """Whether no launcher but that of the file's own node has written lines of a block."""
+        return block.count("Z [node ") == block.count(f"Z [node {self.part.node}] ")
+
+    def _joined(self, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Entries in order: each line that has no time, or an earlier one, after the one before."""
         last, group = self._last, list[str]()
         for line in lines:
             if _STAMPED.match(line) and line[:_WIDTH] >= last:
                 if group:
-                    yield "\n".join([last, *group])
+                    yield last, "\n".join(["", *group])
                 last, group = line[:_WIDTH], []
             group.append(line)
-        yield "\n".join([last, *group])
+        yield last, "\n".join(["", *group])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import threading
 import time
@@ -164,6 +165,60 @@ def test_texts_for_a_pipe_are_the_lines(many):
         "[rank 3] after all that",
         f"[rank 3] {'x' * 200}",
     ]
+
+
+def any_lines(rng, node):
+    """Lines of a log, most of them plain, many at the same time, a few of any kind."""
+    at = 0
+    odd = [
+        *("no time", "", "\r", "caf\udce9", "[rank 2] no time either"),
+        "2026-02-30T01:00:00.000Z [rank 1] no such day",
+        *(f"2026-11-21T01:00:00.000Z {mark}" for mark in ("[rank 1]", "[gpu 1] ", "[rank x] ")),
+        *(f"2026-11-21T01:00:00.{n:03}Z [node {n}] of a launcher" for n in (0, 1, 7)),
+    ]
+    how_odd = rng.choice([0, 0.01, 0.2])
+    for number in range(rng.randrange(400)):
+        at += rng.choice([0, 0, 1, 1, 5, 1000]) if rng.random() < 0.99 else -3
+        rank = rng.choice([0, node, 10])
+        if rng.random() < how_odd:
+            yield f"{rng.choice(odd)}\n"
+        elif rng.random() < how_odd / 4:
+            yield stamped(max(0, at), f"0{rank}", "\rbar")
+        else:
+            yield stamped(max(0, at), rank, rng.choice(["", " x", f"step {number}"]))
+
+
+def in_order(logs):
+    """What a merge must give: (time, file, line), a line never before one of its own file."""
+    entries = []
+    for number, (node, lines) in enumerate(logs):
+        last = ""
+        for line in "".join(lines).removesuffix("\n").split("\n"):
+            parsed = log_merge.parse(line, node)
+            if parsed.time is not None:
+                last = max(last, line[:24])
+            entries.append((last, number, parsed))
+    return [f"{line.origin}{line.text}" for _, _, line in sorted(entries, key=lambda it: it[:2])]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_logs_are_merged_in_blocks_of_any_size(tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    monkeypatch.setattr(log_merge, "_SMALLEST", rng.choice([16, 300, 1 << 12]))
+    monkeypatch.setattr(log_merge, "_BUDGET", 0)
+    monkeypatch.setattr(log_merge, "_OPEN", rng.choice([0, 2]))
+    logs = [(node, list(any_lines(rng, node))) for node in range(rng.randrange(1, 6))]
+    logs = [(node, lines) for node, lines in logs if lines]
+    for node, lines in logs:
+        lines[-1] = rng.choice([lines[-1], lines[-1].rstrip("\n") or "\n"])
+        text = "".join(lines).encode(errors="surrogateescape")
+        (tmp_path / f"node-{node}.log").write_bytes(text)
+    expected, found = in_order(logs), []
+    assert shown(logs_of(tmp_path)) == expected
+    for batch in logs_of(tmp_path).batches():
+        text = batch.plain()
+        found += shown(batch.lines()) if text is None else text.removesuffix("\n").split("\n")
+    assert found == expected
 
 
 @pytest.mark.parametrize("count", [1, 5, 100, 5000, 10**6])
