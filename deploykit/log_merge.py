@@ -29,11 +29,10 @@ _DAY = (
 _STAMP = rf"(?!0000){_DAY}T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{{3}}Z"
 """A time that exists."""
 _STAMPED = re.compile(rf"{_STAMP} \[(?:rank|node) \d{{1,9}}\]", re.ASCII)
-_PLAIN, _PLAIN_OR_NODE = (
-    re.compile(rf"\n({_STAMP}) (?=\[{kind} (?:0|[1-9]\d{{0,8}})\] )", re.ASCII)
-    for kind in ("rank", "(?:rank|node)")
-)
-"""Split lines whose text in a pipe is what follows their time, if the node is that of the file."""
+_NUMBER = r"(?:0|[1-9]\d{0,8})"
+_PLAIN = re.compile(rf"\n({_STAMP}) (?=\[rank {_NUMBER}\] )", re.ASCII)
+_PLAIN_OR_NODE = re.compile(rf"\n({_STAMP}) (?=\[(?:rank|node) {_NUMBER}\] )", re.ASCII)
+"""Both split lines whose text in a pipe is what follows their time, if the node is that of the file."""
 _WIDTH = len("2026-11-21T01:46:08.123Z")
 _BEFORE_ALL = ""
 _AFTER_ALL = "9999-12-31T23:59:59.999Z"
