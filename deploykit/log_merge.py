@@ -32,7 +32,7 @@ _STAMPED = re.compile(rf"{_STAMP} \[(?:rank|node) \d{{1,9}}\]", re.ASCII)
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
 _PLAIN = re.compile(rf"\n({_STAMP}) (?=\[rank {_NUMBER}\] )", re.ASCII)
 _PLAIN_OR_NODE = re.compile(rf"\n({_STAMP}) (?=\[(?:rank|node) {_NUMBER}\] )", re.ASCII)
-"""Both split lines whose text in a pipe is what follows their time, on a node that the file is of."""
+"""Split lines whose text in a pipe is what follows their time, if the node is that of the file."""
 _WIDTH = len("2026-11-21T01:46:08.123Z")
 _BEFORE_ALL = ""
 _AFTER_ALL = "9999-12-31T23:59:59.999Z"
