@@ -21,6 +21,8 @@ from trainer.task import IGNORE_INDEX, Task, inputs_and_targets, is_integer, sam
 
 SEED_STEP = 1_000_003
 """A prime: with it, a seed and a number give different sums for all small seeds and numbers."""
+_POOL = 50
+"""Batches whose samples are sorted by length together: more pad less, and are less random."""
 
 
 class Batch(NamedTuple):
@@ -113,6 +115,9 @@ class BatchLoader:
             return self._streamed(first, workers, passes=count())
         generator = torch.Generator().manual_seed(seed * SEED_STEP + number)
         order = torch.randperm(len(self._dataset), generator=generator)
+        if self._task.lengths is not None:
+            lengths = torch.as_tensor(self._task.lengths)
+            order = by_length(order, lengths, self._batch_size, generator)
         return self._batches(order, first, workers)
 
     def in_order(self) -> Iterator[Batch]:
@@ -186,6 +191,20 @@ class BatchLoader:
     @property
     def _slice(self) -> slice:
         return slice(self._shard.index, None, self._shard.num_shards)
+
+
+def by_length(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """The indices of `order` (samples,) in another one, whose batches have similar `lengths`.
+
+    The batches are in random order, but for a last one of fewer than `size` samples.
+    """
+    pools = order.split(_POOL * size)
+    near = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
+    whole = len(near) // size
+    rows = near[: whole * size].view(whole, size)
+    return torch.cat(
+        [rows[torch.randperm(whole, generator=generator)].flatten(), near[whole * size :]]
+    )
 
 
 def _counts(task: Task, dataset: Any) -> Tensor | None:

@@ -86,6 +86,9 @@ class Task:
     for each sample."""
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a list of samples. None: torch's `default_collate`."""
+    lengths: Sequence[int] | None = None
+    """The length of each sample of `training`: batches are made of samples of similar lengths, so
+    that `collate` pads less. None: of any samples."""
     split: Callable[[Any], tuple[Any, Any]] = inputs_and_targets
     """The inputs and the targets of a batch."""
     unit: str = "samples"

@@ -66,7 +66,24 @@ def _call(options: TrainOptions) -> Task:
         raise ConfigError(
             f"--task {options.task} returned {type(task).__name__}: return a trainer.task.Task"
         )
+    _check_lengths(task, options.task)
     return task
+
+
+def _check_lengths(task: Task, name: str) -> None:
+    """Raise ConfigError unless the task has a length for each sample, or none at all."""
+    if task.lengths is None:
+        return
+    if task.streams:
+        raise ConfigError(
+            f"--task {name}: `lengths` require training data with an index, and this is a stream: "
+            "put samples of similar length next to each other in the stream"
+        )
+    samples = len(task.training)  # type: ignore[arg-type] - it is no stream
+    if len(task.lengths) != samples:
+        raise ConfigError(
+            f"--task {name}: `lengths` has {len(task.lengths)} numbers for {samples} samples"
+        )
 
 
 def problem(options: TrainOptions) -> str:

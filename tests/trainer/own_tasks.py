@@ -99,6 +99,21 @@ def language(options):
     return Task(Language, Tokens(), Tokens(), collate=pad, unit="tokens", **more)
 
 
+def sorted_language(_options):
+    """Batches of sequences of similar length."""
+    tokens = Tokens()
+    lengths = [len(tokens[index]) for index in range(len(tokens))]
+    return Task(Language, tokens, Tokens(), collate=pad, unit="tokens", lengths=lengths)
+
+
+def short_of_lengths(_options):
+    return Task(Language, Tokens(), collate=pad, lengths=[1, 2])
+
+
+def stream_with_lengths(_options):
+    return Task(Net, Numbers(70), loss=functional.mse_loss, lengths=[1] * 70)
+
+
 def mean_over_tokens(outputs, labels):
     return functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
 

@@ -98,6 +98,13 @@ def test_micro_batches_recomputation_and_workers_change_nothing(four, alone, tmp
     assert losses(tmp_path) == pytest.approx(alone("regression"), rel=ROUNDING)
 
 
+def test_batches_of_similar_length_are_the_same_on_every_layout(four, alone, tmp_path):
+    four.train(tmp_path, *words("sorted_language", "--strategy", "zero3"))
+    expected = alone("sorted_language")
+    assert losses(tmp_path) == pytest.approx(expected, rel=ROUNDING)
+    assert expected != pytest.approx(alone("language"), rel=ROUNDING)
+
+
 @pytest.mark.parametrize("workers", ["0", "3"])
 def test_a_stream_goes_on_where_it_was(four, alone, tmp_path, workers):
     """A pass has 5 batches: the run stops in the second one, and resumes in the third."""
@@ -186,6 +193,8 @@ def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
         ("tests.nowhere:task", "there is no module tests.nowhere in"),
         (f"{TASKS}:nothing", "returned Linear: return a trainer.task.Task"),
         (f"{TASKS}:stream", "training data without a length requires --steps"),
+        (f"{TASKS}:short_of_lengths", "`lengths` has 2 numbers for 51 samples"),
+        (f"{TASKS}:stream_with_lengths", "and this is a stream"),
     ],
 )
 def test_a_task_that_cannot_be_used_is_one_line(tmp_path, task, message):

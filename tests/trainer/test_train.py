@@ -25,7 +25,7 @@ from tests.trainer.ranks import (
 from tests.trainer.test_metrics import scalars
 from trainer import tasks
 from trainer.arguments import parse
-from trainer.data import BatchLoader, DataShard
+from trainer.data import BatchLoader, DataShard, by_length
 from trainer.layout import Layout
 from trainer.objective import Objective
 from trainer.process_group import DistributedContext
@@ -221,6 +221,26 @@ def test_an_epoch_can_be_resumed_at_any_batch():
 def test_the_order_follows_from_seed_and_epoch():
     assert samples_by_batch(1, epoch=1) != samples_by_batch(1, epoch=0)
     assert samples_by_batch(1, epoch=1) != samples_by_batch(1, epoch=1, seed=1)
+
+
+def test_batches_of_similar_length_hold_every_sample_once():
+    lengths = torch.randint(1, 200, (1077,), generator=torch.Generator().manual_seed(0))
+    orders = []
+    for seed in (0, 0, 1):
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(1077, generator=generator)
+        orders.append(by_length(order, lengths, 64, generator))
+        assert orders[-1].sort().values.equal(torch.arange(1077))
+        assert padding(orders[-1], lengths) < padding(order, lengths) / 10
+    assert orders[0].equal(orders[1])
+    assert not orders[0].equal(orders[2])
+    means = torch.stack([lengths[row].float().mean() for row in orders[0].split(64)[:-1]])
+    assert not means.equal(means.sort().values)  # short samples do not come first
+
+
+def padding(order, lengths):
+    """The numbers that only fill up the batches of 64."""
+    return sum(int((lengths[row].max() - lengths[row]).sum()) for row in order.split(64))
 
 
 def batch_loader(dataset, *arguments):
