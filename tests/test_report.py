@@ -156,6 +156,8 @@ def test_a_run_that_was_preempted_thrice(live, here, capsys):
         assert f"restart {number}: preemption" in found.text
     marks = [one for one in found.all("path") if one.get("class") == "mark"]
     assert len(marks) == 3
+    labels = [float(one["x"]) for one in found.all("text") if one.get("class") == "mid small"]
+    assert max(labels) <= 420 - 20  # the last one is not cut off
 
 
 def test_several_runs_lie_over_each_other(start, here, capsys):
