@@ -1,6 +1,6 @@
-"""Measure a long queue, a long array, long logs and a sweep on a real Slurm cluster here.
+"""Measure a long queue, a long array, long logs, stacks and a sweep on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | sweep]...
+    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | dump | sweep]...
     python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
@@ -32,6 +32,8 @@ CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
 REPEATS = 6
+DUMP = 2.0
+"""Seconds for the stacks of all ranks."""
 
 
 def main() -> int:
@@ -181,6 +183,44 @@ def logs(folder: Path) -> dict[str, object]:
     }
 
 
+STANDING = """
+import time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 5:
+    time.sleep(600)
+dist.barrier()
+"""
+ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
+
+
+def dump(folder: Path) -> dict[str, object]:
+    """The whole command `dump`, of 8 ranks on two nodes, of which one keeps the others waiting."""
+    (folder / "train.py").write_text(STANDING)
+    (folder / "job.yaml").write_text(
+        "name: dump\nentrypoint: {script: train.py}\n"
+        "resources: {time_limit: 20m, nodes: 2, processes_per_node: 4}\n"
+    )
+    command = [sys.executable, "-m", "deploykit"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([*command, "submit", "--backend", "slurm", "--run", "dump"], check=True, **quiet)
+    times: list[float] = []
+    while len(times) < REPEATS:
+        started = time.perf_counter()
+        done = subprocess.run([*command, "dump", "--json"], capture_output=True, check=False)
+        found = json.loads(done.stdout) if done.returncode == 0 else {"groups": []}
+        if [group["ranks"] for group in found["groups"]] == ODD and not found["kept"]:
+            times.append(time.perf_counter() - started)
+        else:
+            time.sleep(1)
+    subprocess.run([*command, "cancel", "dump"], check=False, **quiet)
+    return {
+        "dump_of_8_ranks_s": statistics.median(times),
+        "longest_s": max(times),
+        "met": max(times) <= DUMP,
+    }
+
+
 def sweep(folder: Path, trials: int) -> dict[str, object]:
     """A random sweep, which is one job array, beside submitit's array of as many functions.
 
@@ -289,6 +329,7 @@ FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
     "queue-with-accounting": queue,
     "array": array,
     "logs": logs,
+    "dump": dump,
     "sweep": partial(sweep, trials=1000),
 }
 

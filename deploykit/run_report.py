@@ -13,7 +13,7 @@ from deploykit import backend, exit_records, run_diagnosis, run_facts
 from deploykit.diagnosis.ranking import Cause
 from deploykit.errors import DeploykitError
 from deploykit.inspect import report as stack_lines
-from deploykit.inspect import stacks
+from deploykit.inspect import stacks, usage
 from deploykit.model import State
 from deploykit.registry import Run, now
 from deploykit.run_facts import RunFacts
@@ -68,6 +68,8 @@ class RunReport:
     causes: tuple[Cause, ...]
     stacks: list[str]
     """Where the ranks stood when they were last looked at."""
+    software: list[tuple[str, str]]
+    """Versions on node 0, and its GPUs."""
     files: list[Path]
     """Those in the run folder that exist."""
     problems: list[str]
@@ -87,6 +89,7 @@ def of(row: Run) -> RunReport:
         [line.text for line in facts.remarks if line.rank is not None][-5:],
         causes,
         _stacks(folder),
+        usage.software(folder),
         list(_files(folder)),
         [*facts.problems, *problems],
     )

@@ -1,55 +1,64 @@
-"""Draw the page of `watch` from a real run, on a terminal of 80x24: `python docs/live_page.py`."""
+"""Draw the page of `watch` from a real run, in tmux at two sizes: `python docs/live_page.py`."""
 
 # ruff: noqa: INP001
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
+import shlex
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
+import time
 from pathlib import Path
 
 from svg import Picture
 
 HERE = Path(__file__).resolve().parent
-COLUMNS, ROWS = 80, 24
+PAGES = {"watch.svg": (80, 24, ["digits-1"]), "watch-wide.svg": (200, 50, [])}
+"""Columns and rows of the terminal, and the runs, by the picture; no run is all unfinished ones."""
 JOB = """\
 name: digits
-entrypoint: {script: train.py, args: [--max-steps, 600]}
-resources: {processes_per_node: 2, time_limit: 10m}
+entrypoint: {script: train.py, args: []}
+resources: {processes_per_node: 1, time_limit: 10m}
 """
+RUNS = {"digits-1": (2, 0.1), "digits-2": (1, 0.3), "digits-3": (1, 1), "digits-4": (1, 10)}
+"""Their ranks and learning rates, the last one too high."""
 SCRIPT = """\
+import sys
 import time
 from random import random
+lr = float(sys.argv[1])
 for step in range(1, 601):
-    print(f"step {step}/600 loss {3 / step**0.4 + random() / 5:.4f}", flush=True)
-    time.sleep(0.05)
+    loss = 3 / step**0.4 / (1 + lr) + random() / 5
+    if lr > 1 and step == 80:
+        raise FloatingPointError(f"the loss is nan at step {step}")
+    speed = 640 + 40 * random()
+    print(f"step {step}/600 loss {loss:.4f} images_per_second={speed:.0f}", flush=True)
+    time.sleep(0.05 / (1 + lr / 4))
 """
-HOME = "\x1b[H"
-"""Begins each drawing of the page (ECMA-48, 8.3.21)."""
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def main() -> None:
-    """Watch a run until its curve has grown, and write docs/pictures/watch.svg."""
+    """Watch a run until its curve has grown, and write the pictures."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DEPLOYKIT_HOME"] = f"{folder}/state"
         Path(folder, "job.yaml").write_text(JOB)
         Path(folder, "train.py").write_text(SCRIPT)
-        deploykit("submit", "--backend", "local", "--run", "digits-1", folder=folder)
+        for run, (ranks, rate) in RUNS.items():
+            words = ["--backend", "local", "--run", run, "--processes-per-node", str(ranks)]
+            deploykit("submit", *words, "--", str(rate), folder=folder)
         try:
-            lines = page(folder)
+            pages = {name: page(folder, *PAGES[name]) for name in PAGES}
         finally:
-            deploykit("cancel", "digits-1", folder=folder)
-            deploykit("wait", "digits-1", folder=folder)
-    (HERE / "pictures/watch.svg").write_text(str(picture(lines)), encoding="utf-8")
+            for run in RUNS:
+                deploykit("cancel", run, folder=folder)
+                deploykit("wait", run, folder=folder)
+    for name, lines in pages.items():
+        text = str(picture(lines, *PAGES[name][:2]))
+        (HERE / "pictures" / name).write_text(text, encoding="utf-8")
 
 
 def deploykit(*words: str, folder: str) -> None:
@@ -58,54 +67,48 @@ def deploykit(*words: str, folder: str) -> None:
     subprocess.run(argv, cwd=folder, check=False, stdout=null)  # noqa: S603 - the words above
 
 
-def page(folder: str) -> list[str]:
-    """The lines on the screen once the run is far enough."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    argv = [sys.executable, "-m", "deploykit", "watch", "digits-1"]
-    env = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(  # noqa: S603 - the words above
-        argv, cwd=folder, env=env, stdin=its, stdout=its, stderr=its, start_new_session=True
-    ):
-        os.close(its)
-        seen, lines = "", [""]
-        while not is_far(lines):
-            seen = (seen + os.read(ours, 1 << 16).decode(errors="ignore"))[-50_000:]
-            lines = last_page(seen)
-        os.write(ours, b"q")
-        while drained(ours):
-            pass
-    os.close(ours)
-    return [line.replace(socket.gethostname(), "laptop") for line in lines]
-
-
-def drained(end: int) -> bool:
-    """Read on, until the program has closed the terminal."""
+def page(folder: str, columns: int, rows: int, runs: list[str]) -> list[str]:
+    """The lines on the screen once the runs are far enough."""
+    watch = shlex.join([sys.executable, "-m", "deploykit", "watch", *runs])
+    size, server = ["-x", str(columns), "-y", str(rows)], str(rows)
     try:
-        return bool(os.read(end, 1 << 16))
-    except OSError:
-        return False
+        tmux(server, "new-session", "-d", *size, "-c", folder, watch, ";", "set", "status", "off")
+        tmux(server, "resize-window", *size)
+        while not is_far(lines := screen(server), one=bool(runs)):
+            time.sleep(0.1)
+    finally:
+        tmux(server, "kill-server")
+    names = {socket.gethostname(): "laptop", f"{folder}/state": "~/.local/state/deploykit"}
+    return [re.sub("|".join(names), lambda found: names[found[0]], line) for line in lines]
 
 
-def last_page(seen: str) -> list[str]:
-    """The last page that was drawn completely."""
-    pages = seen.split(HOME)
-    text = CONTROL.sub("", pages[-2]) if len(pages) > 2 else ""  # noqa: PLR2004 - with an end
-    return [line.rstrip() for line in text.replace("\r", "").split("\n")]
+def screen(server: str) -> list[str]:
+    """The lines on the screen."""
+    return [line.rstrip() for line in tmux(server, "capture-pane", "-p")[:-1].split("\n")]
 
 
-def is_far(lines: list[str]) -> bool:
-    """Whether the page has a curve, a time left, and what both ranks use."""
+def tmux(server: str, *words: str) -> str:
+    """What tmux prints; the server is one of our own, without the user's settings."""
+    argv = ["tmux", "-L", f"deploykit-{os.getpid()}-{server}", "-f", "/dev/null", *words]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)  # noqa: S603 - as above
+    return done.stdout
+
+
+def is_far(lines: list[str], *, one: bool) -> bool:
+    """Whether the page has a curve, a time left, and what both ranks use, or an error."""
     text = "\n".join(lines)
-    return all(part in text for part in ("left", "rank 1", "CPU")) and text.count("▁") > 3  # noqa: PLR2004
+    wanted = ("left", "rank 1", "CPU") if one else ("left", "failed", "FloatingPointError")
+    return all(part in text for part in wanted) and text.count("▁") > 3  # noqa: PLR2004
 
 
-def picture(lines: list[str]) -> Picture:
+def picture(lines: list[str], columns: int, rows: int) -> Picture:
     """The page as a terminal's window."""
     while lines and not lines[-1]:
         lines = lines[:-1]
-    drawn = Picture((680, 34 + 18 * len(lines)), "The live page of watch, for one run on two ranks")
-    drawn.rect((1, 1), (678, 32 + 18 * len(lines)), "plain")
+    title = f"The live page of watch on a terminal of {columns}x{rows}"
+    width, height = 32 + 8 * columns, 34 + 18 * len(lines)
+    drawn = Picture((width, height), title)
+    drawn.rect((1, 1), (width - 2, height - 2), "plain")
     for number, line in enumerate(lines):
         drawn.text((16, 26 + 18 * number), line, "code")
     return drawn

@@ -335,6 +335,7 @@ EXIT_RECORD_FILES = {
     "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a trace",
+    "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
     "usage-N.json": "CPU, memory and GPU of each rank of node N while it runs, for `watch`",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
@@ -342,6 +343,9 @@ EXIT_RECORD_FILES = {
 EXIT_RECORD_FIELDS = {
     "attempt": "restarts of the job before this attempt",
     "began": "seconds since 1970",
+    "driver": "version of the GPUs' driver; empty without GPUs",
+    "gpus": "names of the GPUs that the ranks of node 0 see",
+    "versions": "by name: Python, the kernel, PyTorch and others that are installed",
     "dump": "name of the folder in `stacks/`, or empty",
     "longest": "seconds of the longest pause before",
     "nodes": "nodes of the job",

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from deploykit import backend, cli, registry
+from deploykit.inspect import usage
 from deploykit.model import State, Status
 from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.chart import Chart, Curve
@@ -122,6 +123,23 @@ def test_a_run_that_succeeded(live, here, capsys):
     assert "logs/node-0.log" in found.text
 
 
+def test_versions_and_gpus_of_the_run(live, here, capsys):
+    trained(live, [2, 1])
+    (live.folder / "exit_records").mkdir()
+    data = {"versions": {"Python": "3.11.7", "torch": EVIL}, "gpus": ["H100"] * 8, "driver": "550"}
+    (live.folder / "exit_records/software.json").write_text(json.dumps(data))
+    report(capsys, "live-run")
+    assert "Python 3.11.7" in (text := checked("report-live-run.html").text)
+    assert "GPUs 8 x H100 driver 550" in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"versions": [], "gpus": 3}'])
+def test_a_record_of_software_that_is_none(tmp_path, text):
+    (tmp_path / "exit_records").mkdir()
+    (tmp_path / "exit_records/software.json").write_text(text)
+    assert usage.software(tmp_path) == []
+
+
 def test_a_run_that_failed_says_why_and_what_to_do(live, here, capsys):
     trained(live, [2, 1])
     live.log("Traceback (most recent call last):", '  File "train.py", line 3, in <module>')
@@ -156,6 +174,8 @@ def test_a_run_that_was_preempted_thrice(live, here, capsys):
         assert f"restart {number}: preemption" in found.text
     marks = [one for one in found.all("path") if one.get("class") == "mark"]
     assert len(marks) == 3
+    labels = [float(one["x"]) for one in found.all("text") if one.get("class") == "mid small"]
+    assert max(labels) <= 420 - 20  # the last one is not cut off
 
 
 def test_several_runs_lie_over_each_other(start, here, capsys):

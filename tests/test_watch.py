@@ -41,6 +41,14 @@ def test_one_run_in_a_pipe(live, capsys):
     assert "error" not in shown
 
 
+def test_samples_a_second_are_shown_where_the_script_tells_them(live, capsys):
+    live.log("step 1/9 loss 2 eval_samples_per_second=7 images_per_second=512.25")
+    assert "  speed   512.2 images_per_second (log (text))\n" in once(capsys)
+    assert cli.main(["watch", "--once", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["progress"]["throughput"] == {"name": "images_per_second", "value": 512.25}
+
+
 def test_a_run_that_failed_shows_the_end_of_its_first_error(live, capsys):
     trained(live)
     live.log(*ERROR, "and more")

@@ -70,6 +70,11 @@ def data(one: Progress) -> dict[str, Any]:
         "epochs": one.epochs,
         "loss": number(one.loss),
         "steps_per_second": one.rate,
+        "throughput": one.throughput
+        and {
+            "name": one.throughput[0],
+            "value": number(one.throughput[1]),
+        },
         "seconds_left": one.left if one.left is None else round(one.left, 1),
         "sources": dict(one.sources),
     }

@@ -246,10 +246,11 @@ def _metrics(facts: RunFacts) -> Markup:
 
 
 def _environment(one: RunReport) -> Markup:
-    """What the job chose to run in, and the variables that it set; secrets are references."""
+    """Versions, GPUs, what the job chose to run in, its variables; secrets are references."""
     chosen = one.job.get("environment")
     variables = one.job.get("env")
-    pairs = [(key, str(value)) for key, value in _items(chosen) if value]
+    pairs = [*one.software]
+    pairs += [(key, str(value)) for key, value in _items(chosen) if value]
     pairs += [(f"${key}", str(value)) for key, value in _items(variables)]
     for name in backend.names():
         pairs += [(f"{name}.{key}", str(it)) for key, it in _items(one.job.get(name)) if it]

@@ -33,6 +33,7 @@ def _one(view: View) -> Iterator[str]:
         ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
         ("at", _position(view)),
         ("loss", _loss(view)),
+        ("speed", _throughput(view)),
         ("restart", _restarts(view)),
         *(("" if number else "uses", line) for number, line in enumerate(_usage(view))),
         ("slowest", view.slowest),
@@ -76,6 +77,13 @@ def _loss(view: View) -> str:
         return ""
     curve = progress_text.sparkline(view.progress.curve, _CURVE)
     return f"{view.progress.loss:.4g} {curve} ({view.progress.sources.get('loss', '')})"
+
+
+def _throughput(view: View) -> str:
+    if view.progress.throughput is None:
+        return ""
+    name, value = view.progress.throughput
+    return f"{value:.4g} {name} ({view.progress.sources.get('throughput', '')})"
 
 
 def _restarts(view: View) -> str:

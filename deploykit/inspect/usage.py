@@ -1,7 +1,8 @@
-"""What the ranks of a running run use, as the launchers of its nodes have recorded."""
+"""What the ranks of a run use, and with which software, as the launchers have recorded."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from deploykit.decode import from_json, read_file, whole
 
 _LARGEST = 1 << 18
 _MOST = 10**18
+_MOST_NAMES, _LONGEST = 64, 200
+"""Of versions and GPUs, and characters of each."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,22 @@ def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:
                 rank = whole(name)
                 if rank is not None and node is not None and isinstance(one, dict):
                     yield _usage(rank, node, one)
+
+
+def software(folder: Path) -> list[tuple[str, str]]:
+    """Versions on node 0 by name, and its GPUs; nothing where they were not recorded."""
+    try:
+        data = from_json(read_file(folder / "exit_records/software.json", _LARGEST))
+    except (OSError, ValueError):
+        return []
+    match data:
+        case {"versions": dict(versions), "gpus": list(gpus), "driver": str(driver)}:
+            count = Counter(str(name)[:_LONGEST] for name in gpus[:_MOST_NAMES])
+            named = ", ".join(f"{number} x {name}" for name, number in count.items())
+            pairs = [(str(name), str(one)) for name, one in [*versions.items()][:_MOST_NAMES]]
+            pairs += [("GPUs", named), ("driver", driver)] if named else []
+            return [(name[:_LONGEST], value[:_LONGEST]) for name, value in pairs]
+    return []
 
 
 def _usage(rank: int, node: int, one: dict[str, Any]) -> RankUsage:

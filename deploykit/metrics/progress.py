@@ -21,6 +21,9 @@ _NOT_TRAINING = re.compile(
     r"(?i)(?:.*[\W_])?(?:val|valid|validation|eval|evaluation|test)(?:[\W_].*)?"
 )
 _LOSS = re.compile(r"(?i)(?:.*[\W_])?loss")
+_THROUGHPUT = re.compile(
+    r"(?i).*(?:example|image|sample|sequence|token)s?[\W_]*(?:per[\W_]*s(?:ec(?:ond)?)?|/s(?:ec)?)"
+)
 _EVERY = {"step_seconds": -1, "step_time": -1, "steps_per_second": 1, "it_per_second": 1}
 """Metrics that are the time of a step, or steps in a second."""
 
@@ -42,6 +45,8 @@ class Progress:
     """By field: where it was read."""
     curve: tuple[float, ...] = ()
     """The values of the loss so far, evenly thinned."""
+    throughput: tuple[str, float] | None = None
+    """A metric of samples or tokens a second: its name and last value."""
 
     def __bool__(self) -> bool:
         return any(one is not None for one in (self.step, self.epoch, self.loss))
@@ -72,7 +77,8 @@ def of(collection: Collection, log: LogReader, known: Length) -> Progress:
     if best is None:
         value = None if loss is None else loss.last.value
         sources |= {} if loss is None else {"loss": loss.source}
-        return Progress(loss=value, sources=sources, curve=curve)
+        speed = _throughput(collection, sources)
+        return Progress(loss=value, sources=sources, curve=curve, throughput=speed)
     total, epochs = _lengths(best, log, known, collection, sources)
     rate = _rate(best, collection, sources)
     left = _left(best, total, epochs, rate)
@@ -94,6 +100,7 @@ def of(collection: Collection, log: LogReader, known: Length) -> Progress:
         left,
         sources,
         curve,
+        _throughput(collection, sources),
     )
 
 
@@ -208,6 +215,15 @@ def _left(
     if total is not None and rate:
         return max(0.0, (total - best.step) / rate)
     return best.left
+
+
+def _throughput(collection: Collection, sources: dict[str, str]) -> tuple[str, float] | None:
+    """The metric of the training that is samples or tokens a second; of several, the first."""
+    for one in collection.series.values():
+        if _THROUGHPUT.fullmatch(one.name) and not _NOT_TRAINING.fullmatch(one.name):
+            sources["throughput"] = one.source
+            return one.name, one.last.value
+    return None
 
 
 def _training_loss(series: Iterable[Series]) -> Series | None:

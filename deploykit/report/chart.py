@@ -15,6 +15,8 @@ from deploykit.report.markup import Markup, text
 _WIDTH, _HEIGHT = 420, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 34
 """Margins around the plotted area."""
+_LETTER = 5
+"""Width of a letter of the small font, about."""
 _TICKS = 5
 _DECADES = 1000
 """From this ratio of the greatest to the least value on, the scale is logarithmic."""
@@ -173,7 +175,8 @@ def _marked(marks: Sequence[tuple[float, str]], across: _Scale) -> Iterator[str]
             at = across(x)
             title = f"<title>{text(label)}</title>"
             yield f'<path class="mark" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}">{title}</path>'
-            yield f'<text class="mid small" x="{at:.1f}" y="{_TOP - 3}">{text(label)}</text>'
+            middle = min(at, _WIDTH - _LETTER / 2 * len(label))
+            yield f'<text class="mid small" x="{middle:.1f}" y="{_TOP - 3}">{text(label)}</text>'
 
 
 def _line(curve: Curve, at: int, across: _Scale, up: _Scale) -> str:

@@ -132,6 +132,14 @@ class UsageRecord(TypedDict):
     ranks: dict[str, RankUsage]
 
 
+class SoftwareRecord(TypedDict):
+    """``software.json``: versions on node 0, names of the GPUs that its ranks see, the driver's."""
+
+    versions: dict[str, str]
+    gpus: list[str]
+    driver: str
+
+
 class FilesRecord(TypedDict):
     """The files of a folder: number and total size, and path and size of the largest."""
 
@@ -163,6 +171,7 @@ SCHEMA: dict[str, type] = {
     "stall-N.json": StallRecord,
     "unhealthy-N.json": UnhealthyRecord,
     "usage-N.json": UsageRecord,
+    "software.json": SoftwareRecord,
     "written.json": WrittenRecord,
 }
 """Every kind of record, by the name of its file."""

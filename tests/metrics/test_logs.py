@@ -114,6 +114,20 @@ def test_the_time_left_at_half_time_of_a_steady_run(name):
     assert timedelta(seconds=found.left) == pytest.approx(actual, abs=actual * 0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("deepspeed", "RunningAvgSamplesPerSec"),
+        ("transformers", "train_samples_per_second"),
+        ("keras", None),
+    ],
+)
+def test_samples_a_second(name, metric):
+    found, collection = read(lines(name))
+    values = {one.name: one.last.value for one in collection.series.values()}
+    assert found.throughput == ((metric, values[metric]) if metric else None)
+
+
 def test_every_number_of_a_log_has_its_name_and_step():
     _, collection = read(lines("keras"))
     assert {name for _, name in collection.series} == {

@@ -56,7 +56,7 @@ def written(env, tmp_path):
     usage.Recorder(env, Cluster("alone", 0, ("n0",)), tmp_path).look()
     names = ("node-0", "failed-2.0", "rank-3", "restart-1", "attempt", "billed-2", "heartbeat-0")
     node_records.record_unhealthy(env, {"n1": "GPU 3 is lost"}, failed_check=True)
-    names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "written")
+    names += ("process-3", "stall-0", "unhealthy-2", "usage-0", "software", "written")
     contents = [json.loads((tmp_path / records.FOLDER / f"{n}.json").read_text()) for n in names]
     return dict(zip(records.SCHEMA, contents, strict=True))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
+import platform
 import shutil
 import subprocess
 
@@ -28,6 +31,14 @@ int nvmlDeviceGetHandleByUUID(const char *name, void **handle) {
 }
 int nvmlDeviceGetUtilizationRates(void *handle, unsigned *rates) {
     rates[0] = 40 + *(int *)handle;
+    return 0;
+}
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+    strncpy(name, *(int *)handle ? "GPU two" : "GPU one", size);
+    return 0;
+}
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    strncpy(text, "550.54.15", size);
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
@@ -67,6 +78,10 @@ def test_cpu_and_memory_of_a_rank_are_recorded_until_it_ends(node, monkeypatch):
     assert read.read(one.run, 1) == []  # of another attempt
     recorder.close()
     assert read.read(one.run, 0) == []
+    told = json.loads((one.run / "exit_records/software.json").read_text())
+    assert told["versions"]["Python"] == platform.python_version()
+    assert told["versions"]["torch"] == importlib.metadata.version("torch")
+    assert (told["gpus"], told["driver"]) == ([], "")
 
 
 def test_a_rank_that_sleeps_uses_no_cpu(node, monkeypatch):
@@ -111,7 +126,11 @@ def test_gpus_are_those_that_the_ranks_see(tmp_path, visible, percents):
     found = [devices.read(position) for position in range(len(percents))]
     assert [gpu and gpu.percent for gpu in found] == percents
     assert all(gpu is None or (gpu.used, gpu.size) == (3 << 30, 80 << 30) for gpu in found)
+    called = {40: "GPU one", 41: "GPU two", None: None}
+    assert devices.names() == [called[percent] for percent in percents if percent]
+    assert devices.driver() == ("550.54.15" if devices.names() else "")
 
 
 def test_without_nvml_there_are_no_gpus():
-    assert nvml.Devices({}, "libno-such-library.so").read(0) is None
+    devices = nvml.Devices({}, "libno-such-library.so")
+    assert (devices.read(0), devices.names(), devices.driver()) == (None, [], "")

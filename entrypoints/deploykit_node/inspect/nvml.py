@@ -13,6 +13,8 @@ from deploykit_node.cluster import Environ
 
 _LIBRARY = "libnvidia-ml.so.1"
 _OK = 0
+_NAME = 96
+"""Bytes of a name (NVML_DEVICE_NAME_V2_BUFFER_SIZE); that of a version is shorter."""
 
 
 class _Utilization(ctypes.Structure):
@@ -55,6 +57,22 @@ class Devices:
             self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
         )
         return Gpu(rates.gpu, memory.used, memory.total) if codes == (_OK, _OK) else None
+
+    def names(self) -> list[str]:
+        """What each GPU is called, such as ``NVIDIA H100 80GB HBM3``."""
+        name = ctypes.create_string_buffer(_NAME)
+        return [
+            name.value.decode(errors="replace")
+            for handle in self._handles
+            if self._library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME)) == _OK
+        ]
+
+    def driver(self) -> str:
+        """The version of the driver; empty without GPUs."""
+        text = ctypes.create_string_buffer(_NAME)
+        if self._handles:
+            self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_NAME))
+        return text.value.decode(errors="replace")
 
 
 def _visible(library: ctypes.CDLL, visible: str | None) -> list[ctypes.c_void_p]:

@@ -33,6 +33,7 @@ class Recorder:
         self._cpu: dict[int, tuple[float, dict[int, float]]] = {}
         """By rank: when it was looked at, and the CPU seconds of its processes until then."""
         self._devices = nvml.Devices(env)
+        self._software = self._file.with_name("software.json") if here.number == 0 else None
 
     def look(self) -> None:
         """Write a record if it is time. What cannot be read or written is left out."""
@@ -40,11 +41,20 @@ class Recorder:
             self._due = time.monotonic() + self._every
             with contextlib.suppress(OSError, ValueError):
                 records.write(self._file, self._record())
+                self._tell_software()
 
     def close(self) -> None:
         """Delete the record: the ranks have ended."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
+
+    def _tell_software(self) -> None:
+        """Write once what this node runs; by now the ranks have started, and do not wait for it."""
+        if self._software is not None:
+            from deploykit_node.inspect import software
+
+            file, self._software = self._software, None
+            records.write(file, software.of(self._devices))
 
     def _record(self) -> UsageRecord:
         relays = exit_records.living(self._folder)
