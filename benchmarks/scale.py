@@ -1,12 +1,13 @@
-"""How the registry, `logs`, `diagnose` and the relay grow, beside a yardstick for each.
+"""How the registry, `logs`, `diagnose`, bundles and the relay grow, beside a yardstick for each.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --small --tree ../an-older-checkout
 
-Writes a registry of 1,000 to 100,000 runs, logs of 32 to 512 ranks and of 500 to 8,000 files, and
-runs commands of the checkout `--tree` on them. Wall and CPU seconds and the peak memory are those
-of the whole command, with what it starts. The exponent is the slope of CPU seconds over sizes on
-logarithmic axes: 0 is constant, 1 is linear. Nothing is required: it prints a table.
+Writes a registry of 1,000 to 100,000 runs, logs of 32 to 512 ranks and of 500 to 8,000 files,
+sources of 100 to 10,000, and runs commands of the checkout `--tree` on them. Wall and CPU seconds
+and the peak memory are those of the whole command, with what it starts. The exponent is the slope
+of CPU seconds over sizes on logarithmic axes: 0 is constant, 1 is linear. Nothing is required: it
+prints a table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
+import shlex
 import sqlite3
 import statistics
 import subprocess
@@ -36,6 +39,10 @@ _SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.a
 _RELAY = (
     "import os, sys; sys.path.insert(0, sys.argv[1]); from deploykit_node import rank, relay\n"
     "sys.exit(relay.run(sys.argv[2:], dict(os.environ), '[rank 0]').returncode)"
+)
+_BUNDLE = (
+    "import sys; from pathlib import Path; from deploykit import bundle\n"
+    "if sys.argv[1:]: bundle.store(bundle.scan(Path(sys.argv[1]), 10**9))"
 )
 _LOST = "CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
@@ -178,6 +185,24 @@ def long_line(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
     yield Figure("  yardstick: grep -F -c", size, cost(grep, tree, folder / "home"))
 
 
+def bundle(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """So many files of 2 kB in a repository, packed; then nothing but Python and its imports."""
+    source, home, rng = folder / f"source-{size}", folder / f"home-{size}", random.Random(1)
+    for number in range(size):
+        file = source / f"part-{number // 1000}" / f"module-{number // 100 % 10}" / f"{number}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        words = rng.choices(range(5000), k=240)
+        file.write_text("".join(f"name_{n}{' ' if n % 9 else chr(10)}" for n in words))
+    name, who = shlex.quote(str(source)), "-c user.name=a -c user.email=a@b.c"
+    init = f"cd {name} && git init -q && git add . && git {who} commit -q -m a"
+    cost(["sh", "-c", init], tree, home)
+    pack = [sys.executable, "-c", _BUNDLE]
+    yield Figure("bundle, files", size, cost([*pack, source], tree, home))
+    yield Figure("  of that Python and imports", size, cost(pack, tree, home))
+    git = f"git -C {name} archive HEAD | gzip -1"
+    yield Figure("  yardstick: archive | gzip", size, cost(["sh", "-c", git], tree, home))
+
+
 def relay(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
     """So many lines that a program prints, through the relay of a rank into a file."""
     program = folder / f"prints-{size}.py"
@@ -196,6 +221,7 @@ PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int,
     "diagnose": (diagnose, (500, 2000, 8000)),
     "matching": (matching, (10_000, 100_000, 1_000_000)),
     "long-line": (long_line, (30, 100, 300)),
+    "bundle": (bundle, (100, 1000, 10_000)),
     "relay": (relay, (30_000, 300_000, 3_000_000)),
 }
 

@@ -95,14 +95,14 @@ def _state(source: Path, entries: list[Entry], rules: IgnoreRules) -> str:
     The time of change (ctime) cannot be set by programs. Empty where a file has changed so lately
     that another change might leave the same times.
     """
-    begun, digest, latest = time.time(), hashlib.sha256(), 0
+    begun, digest, latest, top = time.time(), hashlib.sha256(), 0, os.fspath(source)
     for entry in entries:
         digest.update(repr((entry[:4], rules.wanted(entry.path))).encode())
         if entry.content is not None:
             digest.update(entry.content)
             continue
         try:
-            info = os.lstat(source / entry.path)
+            info = os.lstat(f"{top}/{entry.path}")
         except OSError:
             return ""  # read as it is now, with its error
         times = (info.st_mtime_ns, info.st_ctime_ns)

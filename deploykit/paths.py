@@ -252,6 +252,10 @@ class OpenFolder:
 
         Raises NotRegular, or another OSError, also where a folder on the way is a link.
         """
+        return io.FileIO(self.descriptor(path))
+
+    def descriptor(self, path: str) -> int:
+        """The same as a descriptor, which the caller closes: faster for many small files."""
         folder, _, name = path.rpartition("/")
         try:
             descriptor = os.open(name, _FILE, dir_fd=self._enter(folder))
@@ -259,7 +263,8 @@ class OpenFolder:
             if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link; a socket or device
                 raise NotRegular(error.errno, "is not a regular file", path) from error
             raise
-        return _regular(descriptor, path)
+        _require_regular(descriptor, path)
+        return descriptor
 
     def target(self, path: str) -> str:
         """What the link `path` points to, as it is written. Raises OSError where it is none."""
@@ -337,9 +342,15 @@ def _require_unchangeable(path: Path, info: os.stat_result) -> None:
 
 
 def _regular(descriptor: int, path: str) -> io.FileIO:
+    _require_regular(descriptor, path)
+    return io.FileIO(descriptor)
+
+
+def _require_regular(descriptor: int, path: str) -> None:
+    """Close what is not a regular file, and raise."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return io.FileIO(descriptor)
+        return
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

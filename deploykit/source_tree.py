@@ -62,7 +62,7 @@ class _Names:
     def __contains__(self, name: str) -> bool:
         if name in self._whole or name.startswith(self._heads) or name.endswith(self._tails):
             return True
-        return any(
+        return bool(self._ends) and any(
             name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail)
             for head, tail in self._ends
         )
@@ -164,6 +164,7 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
     A Python environment is left out, with a warning.
     """
     top, state = os.path.realpath(source), str(paths.state())
+    state_name = os.path.basename(state)  # noqa: PTH119 - as text
     folders = [""]
     while folders:
         folder = folders.pop()
@@ -180,8 +181,10 @@ def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[
         for item in items:
             path = f"{folder}{item.name}"
             is_folder = item.is_dir(follow_symlinks=False)
+            if rules.ignored(path, is_folder=is_folder):
+                continue
             # the state folder may be inside a source folder
-            if rules.ignored(path, is_folder=is_folder) or os.path.abspath(item.path) == state:  # noqa: PTH100 - keeps links
+            if item.name == state_name and os.path.abspath(item.path) == state:  # noqa: PTH100 - keeps links
                 continue
             if is_folder:
                 folders.append(f"{path}/")
@@ -224,12 +227,17 @@ def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
     """
     left = entry.size
     try:
-        with top.open(entry.path) as file:
-            while piece := file.read(min(left + 1, _PIECE)):
+        descriptor = top.descriptor(entry.path)
+        try:
+            while piece := os.read(descriptor, asked := min(left + 1, _PIECE)):
                 left -= len(piece)
                 if left < 0:
                     break
                 yield piece
+                if left == 0 and len(piece) < asked:  # nothing more was there
+                    break
+        finally:
+            os.close(descriptor)
     except PermissionError as error:
         raise JobFileError("the source folder", [_unreadable(entry.path, error)]) from error
     except OSError as error:

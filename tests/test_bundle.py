@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit import backend, bundle, paths, revision
+from deploykit import backend, bundle, paths, revision, source_tree
 from deploykit.errors import JobFileError, TryAgain
 from deploykit.model import Entry
 
@@ -182,6 +182,20 @@ def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
     with pytest.raises(TryAgain, match="changed while it was being bundled"):
         bundle.store(scanned)
     assert list(paths.bundles().iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_the_pieces_of_a_file_are_all_of_it_and_no_more(tmp_path, size):
+    content = os.urandom(size)
+    file = tmp_path / "a"
+    file.write_bytes(content)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with source_tree.opened(tmp_path) as top:
+        assert b"".join(source_tree.pieces(top, Entry("a", size=size))) == content
+        for listed in {size + 1, max(0, size - 1)} - {size}:
+            with pytest.raises(TryAgain):
+                list(source_tree.pieces(top, Entry("a", size=listed)))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
