@@ -1,6 +1,6 @@
-"""Measure a long queue, a long array, long logs, stacks and a sweep on a real Slurm cluster here.
+"""Measure queues, an array, logs, stacks, a sweep and start-up on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | dump | sweep]...
+    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | dump | sweep | start]
     python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
@@ -34,6 +34,8 @@ RANKS, LINES = 8, 50_000
 REPEATS = 6
 DUMP = 2.0
 """Seconds for the stacks of all ranks."""
+MORE = 0.5
+"""Seconds that a job may start later than below `srun torchrun`."""
 
 
 def main() -> int:
@@ -312,6 +314,59 @@ def run_submitit(folder: Path, trials: int) -> None:
         time.sleep(0.1)
 
 
+BARE = """#!/bin/sh
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=5 --output=log
+touch began
+srun {bin}/torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" \\
+    --rdzv-endpoint="$(hostname):{port}" train.py {folder}
+"""
+
+
+def start(folder: Path) -> dict[str, object]:
+    """From the first line of a job's script to that of the program on all of 2 nodes' 4 ranks.
+
+    Beside `srun torchrun`, which starts the same program, one after the other.
+    """
+    program = "import os, pathlib, sys\npathlib.Path(sys.argv[1], os.environ['RANK']).touch()\n"
+    (folder / "train.py").write_text(program)
+    (folder / "job.yaml").write_text(
+        "name: start\nentrypoint: {script: train.py}\n"
+        "resources: {time_limit: 5m, nodes: 2, processes_per_node: 2}\n"
+    )
+    pairs = [(_start_ours(folder, n), _start_bare(folder, n)) for n in range(REPEATS)]
+    ours, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
+    more = statistics.median(own - other for own, other in pairs)
+    return {"ours_s": ours, "srun_torchrun_s": bare, "more_s": more, "met": more <= MORE}
+
+
+def _start_ours(folder: Path, number: int) -> float:
+    from deploykit import paths
+
+    ranks, run = folder / f"ours-{number}", f"start-{number}"
+    ranks.mkdir()
+    command = [sys.executable, "-m", "deploykit", "submit", "--backend", "slurm", "--wait"]
+    words = [*command, "--run", run, "job.yaml", "--", str(ranks)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return _until_all(ranks, paths.run_folder(run) / "claim")
+
+
+def _start_bare(folder: Path, number: int) -> float:
+    ranks = folder / f"bare-{number}"
+    ranks.mkdir()
+    bin_, port = Path(sys.executable).parent, 20_000 + os.getpid() % 10_000 + number
+    script = BARE.format(bin=bin_, port=port, folder=ranks)
+    subprocess.run(["sbatch", "--wait"], input=script, text=True, check=True, stdout=sys.stderr)
+    return _until_all(ranks, folder / "began")
+
+
+def _until_all(ranks: Path, began: Path) -> float:
+    """Seconds from the time of a file to those of all ranks' files."""
+    times = [file.stat().st_mtime for file in ranks.iterdir()]
+    if len(times) != 4:  # noqa: PLR2004 - two nodes with two ranks each
+        sys.exit(f"{len(times)} of 4 ranks have started")
+    return max(times) - began.lstat().st_mtime
+
+
 def interleaved(*calls: Callable[[], object]) -> list[float]:
     """Median wall times in seconds. The calls alternate, and each is first equally often."""
     times: list[list[float]] = [[] for _ in calls]
@@ -331,6 +386,7 @@ FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
     "logs": logs,
     "dump": dump,
     "sweep": partial(sweep, trials=1000),
+    "start": start,
 }
 
 if __name__ == "__main__":
