@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-sweepers gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-sweepers gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -165,6 +165,10 @@ bench-slurm: $(VENV)/.dev
 # Ten minutes: 30 runs that stall and 30 that do not, against the stall rule.
 bench-stalls: $(VENV)/.dev
 	$(BIN)/python benchmarks/stalls/measure.py
+
+# Five minutes: the steps of a sweep with ASHA, beside those of the grid.
+bench-asha: $(VENV)/.dev
+	$(BIN)/python benchmarks/asha.py
 
 # Six minutes: a sweep beside Ray Tune and Hydra's Optuna sweeper. Wants a quiet machine.
 bench-sweepers: $(VENV)/.dev .venv-sweepers/.ready

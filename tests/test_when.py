@@ -8,7 +8,7 @@ import pytest
 
 from deploykit import cli, jobfile, jobfile_edit
 from deploykit.errors import UsageError
-from tests.aws_server import SECTION
+from tests.aws_server import SECTION, as_json
 
 
 def run(capsys, *argv, code=0):
@@ -40,6 +40,47 @@ def test_the_quota_is_what_aws_tells(aws, project, capsys):
     assert f"{quota} is 2, and the job needs 3" in shown
     pages[1]["Quotas"] = []
     assert f"{quota} is not listed" in run(capsys, *argv).out
+
+
+@pytest.mark.aws
+def test_training_plans_on_offer_are_shown_and_not_picked(aws, project, capsys):
+    with (project / "job.yaml").open("a") as file:
+        file.write(SECTION)
+    aws.answers["ListServiceQuotas"] = lambda _: {"Quotas": []}
+    asked = []
+
+    def offers(body):
+        asked.append(body)
+        part = {"InstanceType": body["InstanceType"], "InstanceCount": 2}
+        part |= {"AvailabilityZone": "us-east-1b", "StartTime": 4102444800.0}
+        fee = {"DurationHours": 24, "UpfrontFee": "2360.10", "CurrencyCode": "USD"}
+        one = {"TrainingPlanOfferingId": "tpo-1", "TargetResources": ["training-job"]}
+        return {"TrainingPlanOfferings": [{**one, **fee, "ReservedCapacityOfferings": [part]}]}
+
+    aws.answers["SearchTrainingPlanOfferings"] = offers
+    argv = ["--backend", "sagemaker", "--nodes", "2", "--json", "--pick"]
+    argv += ["--set", "resources.gpus_per_node=8"]
+    p5 = ["--set", "sagemaker.instance_type=ml.p5.48xlarge", "--set", "resources.time_limit=90m"]
+    _, offer = json.loads(run(capsys, *argv, *p5).out)["starts"]
+    assert asked[0] == {
+        "InstanceType": "ml.p5.48xlarge",
+        "InstanceCount": 2,
+        "DurationHours": 2,
+        "TargetResources": ["training-job"],
+    }
+    assert offer["where"] == "training plan in us-east-1b"
+    assert offer["start"] == "2100-01-01T00:00:00Z"
+    assert "for 24 h at 2360.10 USD, paid in advance" in offer["reason"]
+    assert (offer["possible"], offer["cost"]["worst"]) == (False, None)
+    assert len(json.loads(run(capsys, *argv[:5]).out)["starts"]) == 1  # ml.g5 is not sold so
+    denied = {"__type": "AccessDeniedException", "Message": "you may not"}
+    aws.respond = lambda one, forward: (
+        as_json(400, denied) if one.action == "SearchTrainingPlanOfferings" else forward()
+    )
+    del aws.answers["SearchTrainingPlanOfferings"]
+    _, refused = json.loads(run(capsys, *argv, *p5).out)["starts"]
+    assert (refused["possible"], refused["where"]) == (False, "training plans in us-east-1")
+    assert "you may not" in refused["reason"]
 
 
 BLOCK = "name: x\nslurm:\n  # ours\n  price: 1 USD/node-hour  # really\nenv: {A: b}\n"

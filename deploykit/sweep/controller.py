@@ -30,6 +30,8 @@ from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
 """Shortest and longest interval between two looks at the runs, in seconds."""
+_PRUNING = 0.5
+"""The longest interval where a look costs little, and a pruner may end a run that goes on."""
 _IDLE = 10
 """How many times as long as it computes a controller sleeps, at least: it shares its machine."""
 CAPPED = "capped"
@@ -70,7 +72,7 @@ class Controller:
         """
         self.study.set_user_attr(CAPPED, False)
         self._recover()
-        pause, longest = _POLL
+        pause, longest = _POLL[0], self._longest
         began = time.process_time()
         while self.step():
             pause = _POLL[0] if self._changed else min(pause * 1.2, longest)
@@ -80,6 +82,12 @@ class Controller:
             began = time.process_time()
         if not self.live and (self._number >= self._last or not self.record.stopping):
             self.record.finish()
+
+    @property
+    def _longest(self) -> float:
+        """The longest interval between two looks at the runs, in seconds."""
+        cheap = isinstance(backend.find(self.base.backend), capabilities.Ends)
+        return _PRUNING if cheap and self._prunes else _POLL[1]
 
     def _sleep(self, seconds: float) -> None:
         """Until another look at the runs is worth it, `seconds` at the longest."""

@@ -6,10 +6,11 @@ controller that was started again chooses as the first one would have.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import (
@@ -140,7 +141,17 @@ class Pointwise(BaseSampler):
 
 def _grid(sweep: Sweep, number: int) -> Point:
     points = space.points(sweep.parameters)
+    if sweep.pruner != "none":  # it keeps each trial that is better than all before it
+        number = _order(len(points), sweep.seed)[number]
     return lambda name, _: points[number][name]
+
+
+@functools.lru_cache(1)
+def _order(size: int, seed: int) -> Sequence[int]:
+    """The numbers below `size` in random order."""
+    numbers = list(range(size))
+    random.Random(seed).shuffle(numbers)  # noqa: S311 - no secret
+    return numbers
 
 
 def _random(sweep: Sweep, number: int) -> Point:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -314,11 +316,13 @@ while lr > 0.1: step += 1; report(step); time.sleep(0.02)
     ("pruner", "good"), [("asha", 1), ("hyperband", 12), ("median", 5)], ids=str
 )
 def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good):
+    """With a seed for which the two bad ones come last."""
     values = [*(0.03 + number / 1000 for number in range(good)), 0.5, 0.6]
     write(
         parameters=json.dumps({"lr": {"choice": values}, "do": {"choice": [REPORTS]}}),
         sampler="grid",
         trials=good + 2,
+        seed=next(seed for seed in count() if shuffled(good + 2, seed)[good:] == [good, good + 1]),
         pruner=pruner,
         max_steps=9,
     )
@@ -327,8 +331,24 @@ def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good)
     assert [one["state"] for one in bad] == ["pruned", "pruned"]
     assert [one["runs"][0]["state"] for one in bad] == ["cancelled", "cancelled"]
     assert bad[0]["reason"].startswith("stopped early at step ")
-    assert found["best"]["trial"] == 0
+    assert found["best"]["parameters"]["lr"] == "0.03"
     assert set(plain.started(paths.state()).values()) == {1}
+
+
+def shuffled(size, seed):
+    """The order of a grid's points with a pruner."""
+    numbers = list(range(size))
+    random.Random(seed).shuffle(numbers)
+    return numbers
+
+
+def test_with_a_pruner_the_order_of_a_grid_says_nothing(write, sweep):
+    """The whole grid, in an order that only the seed decides."""
+    values = [0.01, 0.02, 0.03, 0.04]
+    parameters = json.dumps({"lr": {"choice": values}})
+    write(parameters=parameters, sampler="grid", trials=4, pruner="median", seed=3)
+    found = [float(one["parameters"]["lr"]) for one in sweep("start", "--json")["trials"]]
+    assert found == [values[number] for number in shuffled(4, 3)] != sorted(found)
 
 
 ALONE = """

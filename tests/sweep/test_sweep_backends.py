@@ -47,7 +47,7 @@ def test_on_slurm(cluster, write, sweep, job):
     job("slurm", "slurm: {price: 36 USD/node-hour, restarts: {preemption: 0, time_limit: 0}}\n")
     endless = "while lr > 0.1: step += 1; print(f'step {step} loss={lr}', flush=1); time.sleep(1)"
     parameters = {"lr": {"choice": [0.031, 0.9, 0.03]}, "do": {"choice": [endless]}}
-    keys = {"sampler": "grid", "pruner": "asha", "max_cost": "100 USD"}
+    keys = {"sampler": "grid", "seed": 5, "pruner": "asha", "max_cost": "100 USD"}  # in this order
     write(parameters=json.dumps(parameters), **keys)
     found = sweep("start", "--json")
     states = [one["state"] for one in found["trials"]]

@@ -90,10 +90,11 @@ def examine(
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """What the quota allows: see `quota.starts`."""
-    from deploykit.backends.sagemaker import quota
+    """What the quota allows, and which training plans are on offer."""
+    from deploykit.backends.sagemaker import plan_offers, quota
 
     yield from quota.starts(plan)
+    yield from plan_offers.starts(plan)
 
 
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
