@@ -10,6 +10,7 @@ from tests.fixes.printed import commands, shell, starting
 
 MACHINE = {
     "df -h /dev/shm": ("shm_too_small", "insufficient shared memory", {}, "/dev/shm"),
+    "ulimit -u": ("process_limit", "RuntimeError: can't start new thread", {}, "\n"),
     "ulimit -l": ("memlock_limit", "ibv_reg_mr: Cannot allocate memory", {}, "\n"),
     "df -h": ("checkpoint_corrupt", "PytorchStreamReader failed reading zip", {}, " /\n"),
     "ls -l ": ("checkpoint_corrupt", "PytorchStreamReader failed", {"FILE": "job.yaml"}, " 4 "),

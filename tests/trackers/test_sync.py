@@ -261,7 +261,7 @@ TRACK = {
     "{mlflow: 'https://me:secret@host'}": "track.mlflow: expected an address such as",
     "{mlflow: 'arn:aws:iam::123456789012:role/r'}": "track.mlflow: expected an address such as",
     "{tensorboard: 'gs://bucket'}": "track.tensorboard: expected a folder without a colon",
-    "{}": "track: names no tracker (one of mlflow, tensorboard, wandb, or remove it)",
+    "{}": "track: names no tracker (one of mlflow, tensorboard, trackio, wandb, or remove it)",
     "{mflow: 'http://host'}": "track.mflow: unknown key (did you mean 'mlflow'?)",
 }
 
