@@ -125,7 +125,10 @@ class RankUsage(TypedDict):
 
 
 class UsageRecord(TypedDict):
-    """``usage-N.json``: what the ranks of node N use, by rank; deleted when they have ended."""
+    """``usage-N.json``: what the ranks of node N use, by rank; deleted when they have ended.
+
+    ``history-N.jsonl`` has one in each line, with the greatest values since the line before.
+    """
 
     time: str
     attempt: int
