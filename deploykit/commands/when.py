@@ -1,7 +1,8 @@
 """Show when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
 
 On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
-come in with a higher priority change them. SageMaker tells no time: its quota is shown.
+come in with a higher priority change them. SageMaker tells no time: its quotas are shown, and what
+spot instances have cost in the last days.
 
 deploykit when job.yaml
 deploykit when --pick                 write the earliest one into the job file
@@ -103,6 +104,9 @@ def _pick(job: Path, start: Start) -> None:
     """Write what chooses a start into the job file. Raises UsageError where that fails."""
     if not start.settings:
         output.note(f"{start.where}: nothing to change, the job starts there already")
+        return
+    if start.at is None:
+        output.note(f"{start.where}: no start time is known, so nothing is changed")
         return
     if not job.exists() or job.suffix == ".py":
         hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())
