@@ -178,8 +178,8 @@ class _Sharded(Replica):
     def reshard(self) -> None:
         """Free the layers that an evaluation of stage 2 has left gathered."""
         for module in self.model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+            if reshard := getattr(module, "reshard", None):
+                reshard()
 
 
 def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:

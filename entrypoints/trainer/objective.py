@@ -80,8 +80,9 @@ class Objective:
 
         Each of the losses has the same derivative, so autograd need not record how they are added.
         """
-        if losses.dim() and isinstance(batch.count, int) and batch.count:
-            torch.autograd.backward(losses, torch.full_like(losses, factor / batch.total))
+        count, total = batch.count, batch.total
+        if losses.dim() and isinstance(count, int) and isinstance(total, int) and count:
+            torch.autograd.backward(losses, torch.full_like(losses, factor / total))
             return _mean(losses.detach(), batch)
         loss = _mean(losses, batch)
         torch.autograd.backward(loss * factor)
