@@ -336,6 +336,8 @@ def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good)
     assert bad[0]["reason"].startswith("stopped early at step ")
     assert found["best"]["parameters"]["lr"] == "0.03"
     assert set(plain.started(paths.state()).values()) == {1}
+    sweep("report", "-o", "report.html")  # shows the curves of eight trials, the best first
+    assert (", stopped" in Path("report.html").read_text()) is (found["counts"]["succeeded"] < 8)
 
 
 def shuffled(size, seed):
