@@ -65,7 +65,8 @@ def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
     assert eval((paths.run_folder("again") / "args").read_text()) == ["--lr", "0.030"]
     assert sweep("list") == "g\tfinished\t3/3\tplain\n"
     assert len(sweep("status").splitlines()) == 3 + 3
-    assert sweep("best", "--json")["parameters"] == {"lr": "0.030"}
+    best = sweep("best", "--json")
+    assert (best["parameters"], best["run"]) == ({"lr": "0.030"}, "g-1")
     assert "already exists" in run_error(capsys, "best", "g", "--write", "best.yaml")
 
 
@@ -290,7 +291,7 @@ def test_wrong_command_lines(toy, sweep, words, code, said):
 
 
 def test_ids(toy, sweep):
-    grid = ["start", "--grid", "lr=1", "--metric", "loss", "--sweep"]
+    grid = ["--grid", "lr=1", "--metric", "loss", "--sweep"]
     sweep(*grid, "a-1")
     sweep(*grid, "a-1", code=64)
     assert "the sweep a-1 exists already" in sweep.notes
