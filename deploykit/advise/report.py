@@ -334,12 +334,12 @@ def _changes(training: Training) -> Iterator[str]:
 
 def not_yet(missing: list[str], runs: Advice) -> str:
     """What the reference trainer cannot do of the recommendation, and what it can instead."""
-    instead = "nothing that it can do fits"
+    instead = "none of its strategies fits"
     if runs.best is not None:
         degrees = _degrees(runs.best)
         best = runs.best.strategy + (f" ({degrees})" if degrees else "")
         seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
-        instead = f"the best that it can do, and what --write writes: {best}, {seconds}, {size}"
+        instead = f"its best strategy, which --write writes: {best}, {seconds}, {size}"
     return f"The reference trainer cannot do {' and '.join(missing)} yet; {instead}."
 
 
@@ -355,8 +355,8 @@ def notes(advice: Advice) -> Iterator[str]:
         )
     if model.sample is None and not (model.width and model.layers):
         yield (
-            "The model is no transformer that is known here: its activations are not included; "
-            "give the shape of a sample, as in --input 3x224x224."
+            "The model is not a known transformer, so its activations are not included: give the "
+            "shape of a sample, as in --input 3x224x224."
         )
     if cluster.gpu.name not in gpus.known():
         yield f"{cluster.gpu.label} is unknown: the speed of an A100 is assumed."

@@ -1,6 +1,6 @@
-"""Open a shell beside a rank of a running run: on its node, in its folder, with its environment.
+"""Open a shell next to a rank of a running run: on its node, in its folder and environment.
 
-It ends with `exit`; the run goes on. With --json, print the command that opens it instead.
+`exit` ends the shell; the run continues. With --json, print the command that would open it.
 
 deploykit shell                 rank 0 of the newest run
 deploykit shell exp-1 --rank 3
@@ -21,7 +21,11 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --rank."""
     parser.add_argument(
-        "--rank", type=arguments.rank, default=0, metavar="N", help="beside this rank (default: 0)"
+        "--rank",
+        type=arguments.rank,
+        default=0,
+        metavar="N",
+        help="rank to open it next to (default: 0)",
     )
 
 

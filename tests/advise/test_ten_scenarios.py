@@ -144,7 +144,7 @@ def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
         return
     said = report.not_yet(missing, runs)
     assert all(words in said for words in missing)
-    assert "nothing that it can do fits" in said or runs.best.strategy in said
+    assert "none of its strategies fits" in said or runs.best.strategy in said
     assert runs.best is None or job_file.can_run(runs.best.config)
 
 
