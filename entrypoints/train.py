@@ -238,7 +238,8 @@ class Trainer:
         functions = self.task.metric_functions
         sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
         with self.strategy.evaluating():
-            for batch in self.loader(dataset).in_order():
+            for whole in self.loader(dataset).in_order():
+                batch = self.strategy.part(whole)
                 outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:
                     found = [function(outputs, batch.targets) for function in functions.values()]

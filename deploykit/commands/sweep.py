@@ -1,7 +1,7 @@
 """Search for the best hyperparameters of a job: each trial is a run with other arguments.
 
-deploykit sweep start sweep.yaml             start, and follow until all trials have ended
-deploykit sweep start --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
+deploykit sweep sweep.yaml                   start, and follow until all trials have ended
+deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
 deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
 deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
@@ -43,6 +43,7 @@ _ONLY = {
     ("watch",): ("once", "interval"),
 }
 """Options that only some of the actions take."""
+_FILES = {".yaml", ".yml", ".toml"}
 _INTERVAL, _SHORTEST = 2.0, 0.5
 """Seconds between two looks of `watch`: by default, and at least."""
 _AGAIN = 0.2
@@ -51,7 +52,12 @@ _AGAIN = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action, what it acts on, and its options."""
-    parser.add_argument("action", metavar="ACTION", help=", ".join(_ACTIONS))
+    parser.add_argument(
+        "action",
+        nargs="?",
+        metavar="ACTION",
+        help=f"{', '.join(_ACTIONS)}; a file or --grid alone is a start",
+    )
     parser.add_argument(
         "name",
         nargs="?",
@@ -104,14 +110,25 @@ def _add_for_start(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what `action` says."""
-    if args.action not in _ACTIONS and Path(args.action).suffix in {".yaml", ".yml", ".toml"}:
-        args.action, args.name = "start", args.action
-    if args.action not in _ACTIONS:
-        hint = did_you_mean(args.action, _ACTIONS) or f"actions: {', '.join(_ACTIONS)}"
-        raise UsageError(f"unknown action {args.action!r}", hint=hint)
+    args.action, args.name = _chosen(args)
     _refuse_others(args)
     journal.require()
     return _RUN[args.action](args)
+
+
+def _chosen(args: argparse.Namespace) -> tuple[str, str | None]:
+    """The action and what it acts on; `start` for a sweep file or a grid. Raises UsageError."""
+    action: str | None = args.action
+    if action in _ACTIONS:
+        return action, args.name
+    if action is None and args.grid:
+        return "start", None
+    if action is None:
+        raise UsageError("an action is required", hint=", ".join(_ACTIONS))
+    if Path(action).suffix in _FILES and args.name is None:
+        return "start", action
+    hint = did_you_mean(action, _ACTIONS) or f"actions: {', '.join(_ACTIONS)}"
+    raise UsageError(f"unknown action {action!r}", hint=hint)
 
 
 def _refuse_others(args: argparse.Namespace) -> None:
@@ -278,7 +295,8 @@ def _best(args: argparse.Namespace) -> int:
     if args.write:
         _write(record, best.values, args.write)
     if args.json:
-        output.emit({"sweep": record.id, **best.data()})
+        run = best.runs[-1].run if best.runs else None
+        output.emit({"sweep": record.id, "run": run, **best.data()})
         return 0
     output.say(
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"

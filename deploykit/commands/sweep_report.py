@@ -161,7 +161,8 @@ def _trials(one: SweepSummary, most: int) -> Iterator[Markup]:
     shown = [*ranked, *(trial for trial in one.trials if trial.number not in numbers)][:most]
     names = list(one.record.sweep.parameters)
     headings = ["trial", one.record.sweep.objective.metric, *names, *_FACTS]
-    yield markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    rows = markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    yield markup.element("div", rows, "trials")
     if len(shown) < len(one.trials):
         text = f"{len(shown)} of {len(one.trials)}; `deploykit sweep status --json` has all."
         yield markup.paragraph(text, "remark")

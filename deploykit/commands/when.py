@@ -1,7 +1,8 @@
 """Estimate when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
 
 On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
-arrive with a higher priority change them. SageMaker gives no times, so its quota is shown.
+arrive with a higher priority change them. SageMaker gives no times: its quotas are shown, and
+the prices of spot instances in the last days.
 
 deploykit when job.yaml
 deploykit when --pick                 write the earliest choice into the job file
@@ -103,6 +104,9 @@ def _pick(job: Path, start: Start) -> None:
     """Write what chooses a start into the job file. Raises UsageError where that fails."""
     if not start.settings:
         output.note(f"{start.where}: no change needed, the job already starts there")
+        return
+    if start.at is None:
+        output.note(f"{start.where}: no start time is known, so nothing is changed")
         return
     if not job.exists() or job.suffix == ".py":
         hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())

@@ -132,11 +132,8 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        with (
-            outputs.around(env, here.number),
-            _observed(env, here, ranks) as observers,
-            _starter(words, env, meeting) as start,
-        ):
+        observers = _observers(env, here, ranks)
+        with outputs.around(env, here.number), _starter(words, env, meeting) as start:
             options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(start, env, ranks, options)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
@@ -145,19 +142,14 @@ def _run_group(
         shutil.rmtree(ranks, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _observed(
+def _observers(
     env: Environ, here: cluster.Cluster, ranks: Path
-) -> Iterator[tuple[stall.Watch, usage.Recorder] | None]:
+) -> tuple[stall.Watch, usage.Recorder] | None:
     """The stall rule and the record of what the ranks use, where the run has a folder."""
     if records.folder(env) is None or sys.platform != "linux":
-        yield None
-        return
-    recorder = usage.Recorder(env, here, ranks)
-    try:
-        yield stall.Watch(env, here, ranks, partial(log.say, here.number)), recorder
-    finally:
-        recorder.close()
+        return None
+    watch = stall.Watch(env, here, ranks, partial(log.say, here.number))
+    return watch, usage.Recorder(env, here, ranks)
 
 
 def _supervision(

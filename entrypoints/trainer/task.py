@@ -91,6 +91,11 @@ class Task:
     that `collate` pads less. None: of any samples."""
     split: Callable[[Any], tuple[Any, Any]] = inputs_and_targets
     """The inputs and the targets of a batch."""
+    slice_sequence: Callable[[Any, slice], Any] | None = None
+    """Some positions of the inputs and targets of a batch, a pair; for ``--context-parallel``.
+    None: tensors (batch, sequence, ...) are sliced, those of one dimension are kept. The number of
+    positions is the second size of the targets, and targets are shifted already: position n has
+    the target of its own output."""
     unit: str = "samples"
     """What one target is: an image has one, a text window has one per byte."""
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None

@@ -265,7 +265,10 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        ([], 64, "an action is required"),
         (["strat"], 64, "did you mean 'start'?"),
+        (["nope.yaml"], 66, "cannot read the job file nope.yaml"),
+        (["--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start"], 66, "cannot read the job file sweep.yaml"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
