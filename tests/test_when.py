@@ -37,7 +37,7 @@ def test_the_quota_is_what_aws_tells(aws, project, capsys):
     argv = ["--backend", "sagemaker"]
     shown = run(capsys, *argv).out
     assert shown.startswith("ml.g5.xlarge in us-east-1\t-\t-\t0.16 USD\t")
-    assert f"{quota} is 2; AWS does not tell when instances are free" in shown
+    assert f"{quota} is 2; AWS does not say when instances will be free" in shown
     assert f"the quota '{SPOT_QUOTA} usage' is 0, and the job needs 1" in shown
     shown = run(capsys, *argv, "--nodes", "3", code=81).out
     assert f"{quota} is 2, and the job needs 3" in shown

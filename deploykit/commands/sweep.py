@@ -1,14 +1,14 @@
-"""Search for the best arguments of a job: each trial is a run, and a sampler chooses its values.
+"""Search for the best hyperparameters of a job: each trial is a run with other arguments.
 
 deploykit sweep sweep.yaml                   start, and follow until all trials have ended
 deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
-deploykit sweep status [SWEEP]               its trials; `list` shows all sweeps
+deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
-deploykit sweep resume [SWEEP]               go on: after `stop`, Ctrl-C, or a crash
+deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
 deploykit sweep best [SWEEP] --write best.yaml
 deploykit sweep report [SWEEP]               one HTML file; `watch` shows a sweep live
 
-Ctrl-C ends the controller and no run. The same run is never started twice.
+Ctrl-C stops the controller but no run. No trial is ever started twice.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="FILE|SWEEP",
-        help="start: the sweep file (default: sweep.yaml); else the sweep (default: the newest)",
+        help="start: the sweep file (default: sweep.yaml); others: the sweep (default: the newest)",
     )
     _add_for_start(parser)
     parser.add_argument(
-        "--detach", action="store_true", help="start, resume: control it in the background"
+        "--detach", action="store_true", help="start, resume: run the controller in the background"
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="best: write a job file with its values"
@@ -75,31 +75,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"), type=Path, metavar="FILE", help="report: default report-SWEEP.html"
     )
     parser.add_argument("--force", action="store_true", help="report: replace the file")
-    parser.add_argument("--once", action="store_true", help="watch: print what is known, and end")
     parser.add_argument(
-        "--interval", type=arguments.seconds, metavar="TIME", help="watch: between two looks"
+        "--once", action="store_true", help="watch: print the current state once, and exit"
+    )
+    parser.add_argument(
+        "--interval", type=arguments.seconds, metavar="TIME", help="watch: time between updates"
     )
 
 
 def _add_for_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--grid", action="append", metavar="NAME=V,V", help="start: values to try; may be repeated"
+        "--grid", action="append", metavar="NAME=V,V", help="start: values to try (repeatable)"
     )
     parser.add_argument(
         "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
     )
     parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
-    parser.add_argument("--maximize", action="store_true", help="start: maximize it instead")
     parser.add_argument(
-        "--trials", type=arguments.count, metavar="N", help="start: number of trials"
+        "--maximize", action="store_true", help="start: maximize the metric instead"
     )
     parser.add_argument(
-        "--parallel", type=arguments.count, metavar="N", help="start: runs at the same time"
+        "--trials", type=arguments.count, metavar="N", help="start: total number of trials"
+    )
+    parser.add_argument(
+        "--parallel", type=arguments.count, metavar="N", help="start: number of runs at a time"
     )
     parser.add_argument(
         "--set", action="append", metavar="KEY=VALUE", help="start: override a key of the job"
     )
-    parser.add_argument("--sweep", metavar="ID", help="start: id; run ids begin with it")
+    parser.add_argument(
+        "--sweep", metavar="ID", help="start: id of the sweep; run ids begin with it"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -233,7 +233,7 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
     assert (found["state"], found["total"]) == ("capped", 20)
-    assert "no trial is started: it could exceed max_cost, 130.00 USD" in sweep.notes
+    assert "no more trials start: the next could exceed max_cost, 130.00 USD" in sweep.notes
 
 
 @pytest.mark.parametrize(

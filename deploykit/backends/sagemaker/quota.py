@@ -11,7 +11,7 @@ from deploykit.backends.sagemaker.options import Options
 from deploykit.capabilities import Start
 from deploykit.model import Plan
 
-_UNKNOWN = "AWS does not tell when instances are free"
+_UNKNOWN = "AWS does not say when instances will be free"
 
 
 def starts(plan: Plan) -> Iterator[Start]:
