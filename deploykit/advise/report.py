@@ -333,15 +333,13 @@ def _changes(training: Training) -> Iterator[str]:
 
 
 def not_yet(missing: list[str], runs: Advice) -> str:
-    """What no option of the reference trainer does of the recommendation, and what they can do."""
-    instead = "nothing that its options can do fits"
+    """What the reference trainer has no option for, and what it can do instead."""
+    instead = "none of its strategies fits"
     if runs.best is not None:
         degrees = _degrees(runs.best)
         best = runs.best.strategy + (f" ({degrees})" if degrees else "")
         seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
-        instead = (
-            f"the best that its options can do, and what --write writes: {best}, {seconds}, {size}"
-        )
+        instead = f"its best strategy, which --write writes: {best}, {seconds}, {size}"
     files = " and ".join(f"examples/models/{job_file.EXAMPLES[name]}" for name in missing)
     what = " and ".join(missing)
     return f"In the reference trainer, {what} is part of a task: see {files}; {instead}."
@@ -359,8 +357,8 @@ def notes(advice: Advice) -> Iterator[str]:
         )
     if model.sample is None and not (model.width and model.layers):
         yield (
-            "The model is no transformer that is known here: its activations are not included; "
-            "give the shape of a sample, as in --input 3x224x224."
+            "The model is not a known transformer, so its activations are not included: give the "
+            "shape of a sample, as in --input 3x224x224."
         )
     if cluster.gpu.name not in gpus.known():
         yield f"{cluster.gpu.label} is unknown: the speed of an A100 is assumed."

@@ -37,7 +37,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.inspect import nsys, stall, usage
+from deploykit_node.inspect import debugger, nsys, stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -102,6 +102,7 @@ def _run_torchrun(
     _check_torch()
     environment.prepare(env)
     nsys.check(env)
+    debugger.check(env)
     if words.elastic:
         from deploykit_node import generations  # few jobs are
 
@@ -132,11 +133,8 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        with (
-            outputs.around(env, here.number),
-            _observed(env, here, ranks) as observers,
-            _starter(words, env, meeting) as start,
-        ):
+        observers = _observers(env, here, ranks)
+        with outputs.around(env, here.number), _starter(words, env, meeting) as start:
             options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(start, env, ranks, options)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
@@ -145,19 +143,14 @@ def _run_group(
         shutil.rmtree(ranks, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _observed(
+def _observers(
     env: Environ, here: cluster.Cluster, ranks: Path
-) -> Iterator[tuple[stall.Watch, usage.Recorder] | None]:
+) -> tuple[stall.Watch, usage.Recorder] | None:
     """The stall rule and the record of what the ranks use, where the run has a folder."""
     if records.folder(env) is None or sys.platform != "linux":
-        yield None
-        return
-    recorder = usage.Recorder(env, here, ranks)
-    try:
-        yield stall.Watch(env, here, ranks, partial(log.say, here.number)), recorder
-    finally:
-        recorder.close()
+        return None
+    watch = stall.Watch(env, here, ranks, partial(log.say, here.number))
+    return watch, usage.Recorder(env, here, ranks)
 
 
 def _supervision(

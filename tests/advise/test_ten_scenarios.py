@@ -147,7 +147,7 @@ def test_what_the_trainer_cannot_do_yet_is_said_and_not_written(name):
     said = report.not_yet(missing, runs)
     assert all(words in said for words in missing)
     assert all((EXAMPLES / job_file.EXAMPLES[each]).is_file() for each in missing)
-    assert "nothing that its options can do fits" in said or runs.best.strategy in said
+    assert "none of its strategies fits" in said or runs.best.strategy in said
     assert runs.best is None or job_file.can_run(runs.best.config)
 
 
