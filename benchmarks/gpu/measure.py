@@ -102,6 +102,7 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
         ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
         ("compressed gradients", ("--compress=fp16",)),
+        ("sequences in parts", (f"--context-parallel={ranks}",)),
     )
     first: Result | None = None
     rows, failed = [], []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -132,12 +132,19 @@ def _print(
     row: Run, lines: Iterable[LogLine | str], args: argparse.Namespace, foldings: Sequence[Folding]
 ) -> None:
     """Print the lines, then the cause where the run failed."""
-    output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
+    output.log(lines, colors=args.color, below=_bar_of(row) if args.follow else None)
     output.folded(row, foldings[-1])
     if args.follow:
         (row,) = run_state.refresh([row])
     if cause := run_diagnosis.brief(row):
         output.note(f"cause: {cause}")
+
+
+def _bar_of(row: Run) -> Callable[[str], str]:
+    """The progress bar of a run: that of its folder, else the one that is in its log."""
+    from deploykit.commands import progress_text  # only to follow
+
+    return lambda bar: progress_text.bar(row.folder) or bar
 
 
 def _none_message(args: argparse.Namespace) -> str:

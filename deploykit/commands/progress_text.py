@@ -28,6 +28,12 @@ def line_or_bar(one: Progress, folder: str) -> str:
     return line(one) or logfiles.bar(Path(folder)).strip()
 
 
+def bar(folder: str) -> str:
+    """The bar of rank 0 after its rank, as a log line has it; empty where there is none."""
+    state = logfiles.bar(Path(folder)).strip("\n")
+    return f"[rank 0] {state}" if state else ""
+
+
 def position(one: Progress) -> list[str]:
     """``step 120/500`` and ``epoch 2/5``, as far as they are known."""
     pairs = (("step", one.step, one.total), ("epoch", one.epoch, one.epochs))

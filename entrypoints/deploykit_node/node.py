@@ -37,7 +37,7 @@ from deploykit_node.cluster import BadEnvironment
 from deploykit_node.command import Command
 from deploykit_node.environment import Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
-from deploykit_node.inspect import nsys, stall, usage
+from deploykit_node.inspect import debugger, nsys, stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
 
@@ -102,6 +102,7 @@ def _run_torchrun(
     _check_torch()
     environment.prepare(env)
     nsys.check(env)
+    debugger.check(env)
     if words.elastic:
         from deploykit_node import generations  # few jobs are
 

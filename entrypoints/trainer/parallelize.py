@@ -18,6 +18,10 @@ from trainer.setup import Setup
 def parallelize(setup: Setup) -> Replica:
     """Build the model, with the same weights on every rank, and prepare it."""
     model = setup.weights.build()
+    if setup.context_parallel is not None:
+        from trainer import sequences
+
+        sequences.prepare(model, setup)
     prepare_layers(model, setup)
     return distribute(model, layers.names(model, setup.task.layers), setup)
 
@@ -26,6 +30,8 @@ def prepare_layers(model: nn.Module, setup: Setup) -> None:
     """Apply activation checkpointing and torch.compile to each layer, in place."""
     options, names = setup.options, layers.names(model, setup.task.layers)
     if options.checkpoint_activations:
+        if setup.context_parallel is not None:
+            setup.context_parallel.cover(model, names)
         from trainer.recompute import recompute
 
         recompute(model, names, options.checkpoint_activations)
@@ -42,7 +48,7 @@ def distribute(part: nn.Module, names: list[str], setup: Setup) -> Replica:
     if setup.options.sync_batchnorm:
         from trainer import batch_norm
 
-        batch_norm.synchronize(part, setup.layout.data_shard)
+        batch_norm.synchronize(part, setup.layout.token_shard)
     device, weights = setup.context.device, setup.weights
     if not setup.preset.sharded or setup.options.offload:
         weights.fill(part, device)

@@ -25,8 +25,11 @@ Batch normalization divides by the deviation of a batch, and amplifies rounding.
 SHARDED = ("4 zero3", "4 hsdp --shard-ranks 2", "4 pp-fsdp --micro-batches 2")
 SPLIT = ("4 fsdp-tp --tensor-parallel 2", "4 pp-tp --micro-batches 2")
 TRAINED = {
-    "Llama": ("4 zero3 --reduce-each --micro-batches 2", *SHARDED, *SPLIT, "4 tp --loss-parallel"),
-    "GPT-2": ("4 ddp", *SHARDED),
+    "Llama": (
+        *("4 zero3 --reduce-each --micro-batches 2", *SHARDED, *SPLIT, "4 tp --loss-parallel"),
+        "4 fsdp-tp --tensor-parallel 2 --context-parallel 2",
+    ),
+    "GPT-2": ("4 ddp", *SHARDED, "4 zero1 --context-parallel 4"),
     "ResNet-18": ("4 ddp", "4 hsdp --shard-ranks 2", "4 pp-dp --micro-batches 2"),
     "BERT": ("4 tp", *SHARDED, *SPLIT),
     "recommender": ("4 zero1", *SHARDED, *SPLIT),

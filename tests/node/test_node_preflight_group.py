@@ -1,4 +1,4 @@
-"""The process group of the preflight test: bandwidth, and what helps where NCCL sticks."""
+"""The process group of the preflight test: bandwidth, and what helps where NCCL hangs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def together(tests):
             "works with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1: the fault",
         ),
         ("exits", "NCCL_NET", "works with NCCL_IB_DISABLE=1 NCCL_NET=Socket: the fault is in"),
-        ("exits", "gloo", "NCCL sticks and Gloo works"),
+        ("exits", "gloo", "plain sockets alone, and Gloo works"),
         ("exits", "never", "It fails with Gloo too, so NCCL is not the cause"),
         pytest.param(
             "hangs", "NCCL_IB_DISABLE", "works with NCCL_IB_DISABLE=1", marks=pytest.mark.slow

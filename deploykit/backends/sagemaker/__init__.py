@@ -90,7 +90,7 @@ def examine(
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """What the quota allows, and which training plans are on offer."""
+    """What the quotas allow, what spot instances cost, and which training plans are on offer."""
     from deploykit.backends.sagemaker import plan_offers, quota
 
     yield from quota.starts(plan)
