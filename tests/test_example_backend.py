@@ -59,7 +59,9 @@ def test_its_whole_life(project, capsys):
     assert (
         run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
     )
-    assert run(capsys, "dump", "one")[1].err.startswith("error: one has ended (succeeded), and no stacks")
+    assert run(capsys, "dump", "one")[1].err.startswith(
+        "error: one has ended (succeeded), and no stacks"
+    )
     said = "error: no rank of one is running (state: succeeded)"
     assert run(capsys, "exec", "one", "--", "true")[1].err.startswith(said)
     assert run(capsys, "cancel", "one")[0] == 0
