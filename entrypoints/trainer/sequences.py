@@ -40,9 +40,8 @@ def part(batch: Batch, task: Task, context: ContextParallel) -> Batch:
         )
     if context.window and length > context.window:
         raise ConfigError(
-            f"--context-parallel does not know the window of {context.window} positions that "
-            f"attention of this model has in sequences of {length}: use shorter ones, or another "
-            "strategy"
+            f"--context-parallel does not support sliding-window attention, here {context.window} "
+            f"of {length} positions: use shorter sequences, or another strategy"
         )
     size = length // context.size
     context.causal_mask(size)
