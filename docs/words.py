@@ -325,7 +325,9 @@ EXIT_RECORDS = """\
 The launchers leave JSON files of one line in `exit_records/`. `deploykit status` and `wait` read
 them, so they know how a run ended even if the scheduler has no accounting. A restart deletes the
 records of nodes and ranks. `decision-N` is not a record: the node that creates it decides what
-follows attempt N. The folders `gathering-*` count the nodes that have come to a point of the end.
+follows attempt N. `history-N.jsonl` has what `usage-N.json` had over time, for `deploykit report`;
+`debugger.json` has the port at which a rank waits for a debugger. The folders `gathering-*` count
+the nodes that have come to a point of the end.
 """
 
 EXIT_RECORD_FILES = {

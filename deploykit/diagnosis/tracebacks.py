@@ -9,7 +9,7 @@ from deploykit.diagnosis import log_prefixes
 
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
-_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(: .*)?$")
+_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(:( .*)?)?$")
 _INDENT = 2
 """Blanks before a frame."""
 _CODE = 200

@@ -156,9 +156,9 @@ class ContextParallel:
         rows, keys = mask.shape[-2:] if mask.dim() > 1 else (0, 0)
         if keys not in (1, whole) or rows not in (1, length, whole):
             raise ConfigError(
-                f"--context-parallel: a mask of shape {tuple(mask.shape)} in attention has not the "
-                f"{whole} keys of the whole sequence, but those of a part. Use is_causal=True, "
-                "which needs no mask for padding at the end, or a mask for all keys"
+                f"--context-parallel: the attention mask of shape {tuple(mask.shape)} does not "
+                f"cover the {whole} keys of the whole sequence. Use is_causal=True, which needs "
+                "no mask for padding at the end, or a mask for all keys"
             )
         if rows == whole:
             return mask[..., self.index * length : (self.index + 1) * length, :]

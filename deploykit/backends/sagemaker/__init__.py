@@ -49,7 +49,10 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     region = environment_region()
     if not region:
-        yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
+        yield (
+            "no region",
+            "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
+        )
     try:
         aws.identify(region)
     except DeploykitError as error:

@@ -19,10 +19,14 @@ def begin(path: str) -> None:
 
     debugpy.configure(subProcess=False)  # workers of a data loader do not wait
     _, port = debugpy.listen(("127.0.0.1", 0))
-    with open(f"{path}.new", "w", encoding="utf-8") as file:  # noqa: PTH123 - as in the hook
+    with open(f"{path}.new", "w", encoding="utf-8", opener=_private) as file:
         json.dump({"port": port}, file)
     os.replace(f"{path}.new", path)  # noqa: PTH105
     run = os.environ.get("DEPLOYKIT_RUN", "RUN")
     print(f"waiting for a debugger: `deploykit shell {run} --debugger`", flush=True)
     debugpy.wait_for_client()
     print("the debugger is connected", flush=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
