@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from deploykit.backends.slurm import queue_position, states
+from deploykit.backends.slurm.queue_position import PendingJob, Queue
 from deploykit.model import State, Status
 from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
@@ -194,7 +197,26 @@ nonsense
 def test_the_position_in_the_queue(line, sentence):
     (row,) = states.parse_squeue(line)
     assert queue_position.has_position(row)
-    assert queue_position.describe(row, list(queue_position.parse_pending(QUEUE))) == sentence
+    assert queue_position.describe(row, Queue(queue_position.parse_pending(QUEUE))) == sentence
+
+
+def test_thousands_of_jobs_are_counted_as_one_by_one():
+    chance = random.Random(1)
+    pending = [
+        PendingJob(str(n), frozenset(chance.sample("abc", chance.randint(1, 2))), n * 7 % 5)
+        for n in range(200)
+    ]
+    queue = Queue(pending)
+    for job in pending:
+        row = states.Row(job.id, "n", "PENDING", partition=",".join(job.partitions))
+        row = row._replace(priority=job.priority)
+        before = (
+            other
+            for other in pending
+            if not other.partitions.isdisjoint(job.partitions)
+            and (-other.priority, int(other.id)) < (-job.priority, int(job.id))
+        )
+        assert queue.ahead(row) == sum(1 for _ in before)
 
 
 def test_a_held_job_has_no_position_in_the_queue():
