@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import email
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,9 +20,7 @@ from deploykit.diagnosis.ranking import Diagnosis
 
 PACKAGES = {
     "asyncio": Path(asyncio.__file__).parent,
-    "email": Path(email.__file__).parent,
     "multiprocessing": Path(multiprocessing.__file__).parent,
-    "numpy": Path(np.__file__).parent / "lib",
     "torch.distributed": Path(torch.__file__).parent / "distributed/checkpoint",
     "torch.nn": Path(torch.__file__).parent / "nn/modules",
     "torch.utils": Path(torch.__file__).parent / "utils/data",
