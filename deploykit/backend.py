@@ -46,6 +46,9 @@ JOB = "job.json"
 NODE_PLANE = ("launch.py", "deploykit_node")
 """The file and the package of ``entrypoints/`` that travel in every bundle."""
 
+DEBUGGER = "DEPLOYKIT_DEBUGGER"
+"""In `env`: the number of the rank that waits for an editor's debugger."""
+
 PREFLIGHT = 30
 """Seconds that the network test before the trainer may take."""
 
@@ -60,7 +63,7 @@ _RESERVED = (
 )
 _SETTABLE = (
     *("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS"),
-    "DEPLOYKIT_STALL_SECONDS",
+    *("DEPLOYKIT_STALL_SECONDS", DEBUGGER),
 )
 
 
@@ -260,7 +263,7 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
     """Whether the fewest nodes are at most the most."""
     least, most = job.resources.min_nodes, job.resources.nodes
     if least is not None and least > most:
-        message = f"the fewest nodes, {least}, are more than the most, {most}"
+        message = f"the minimum, {least} nodes, exceeds the maximum, {most}"
         yield Problem("resources.min_nodes", message, f"nodes: {most}:{least}")
 
 
@@ -271,6 +274,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
     if steps and int(steps[1]) < int(steps[0]):
         hint = f"for example {kind}:{steps[1]}:{steps[0]}"
         yield Problem("profile", "ends before it begins", hint)
+    yield from _check_debugger(job)
     for name, value in job.env.items():
         if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
             yield Problem(
@@ -286,6 +290,14 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
             )
 
 
+def _check_debugger(job: JobSpec) -> Iterator[Problem]:
+    """Whether the rank that waits for a debugger is one of the job."""
+    rank, count = job.env.get(DEBUGGER), job.resources.nodes * job.resources.processes
+    if rank is not None and rank not in map(str, range(count)):
+        message = f"{rank!r} is no rank of this job"
+        yield Problem(f"env.{DEBUGGER}", message, f"its ranks are 0 to {count - 1}")
+
+
 def check_ranks(job: JobSpec) -> Iterator[Problem]:
     """Warnings about several ranks on one GPU, which NCCL refuses, and a profile that needs one.
 
@@ -297,8 +309,8 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         path = "resources.processes_per_node"
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
     if (job.profile or "").startswith("nsys:") and not gpus:
-        message = "steps are shown to nsys through CUDA, and the job requests no GPU"
-        yield Problem("profile", message, "nsys, for the whole run", severity="warning")
+        message = "nsys sees steps through CUDA only, and the job requests no GPU"
+        yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
 
 
 def check_metrics(job: JobSpec) -> Iterator[Problem]:

@@ -95,7 +95,7 @@ def applied(plan: Plan) -> tuple[Plan, list[Problem]]:
     return engine.plan(plan.job, options, run=plan.run, bundle=plan.bundle), [
         Problem(
             f"{plan.backend}.exclude",
-            f"{node.node} is left out: {node.reason}",
+            f"{node.node} is excluded: {node.reason}",
             f"once it is repaired: deploykit nodes --clear {node.node}",
             severity="warning",
         )

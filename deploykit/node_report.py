@@ -32,7 +32,7 @@ _LOOK = {
 
 def lines(node: left_out.Node) -> Iterator[str]:
     """The page, a line at a time. Logs that are gone are left out."""
-    state = f"left out until {_day(node.until)}" if node.is_left_out else "still used: failed once"
+    state = f"excluded until {_day(node.until)}" if node.is_left_out else "still used: failed once"
     yield f"{node.node} of {node.target}: {state}"
     yield ""
     yield f"Reason: {node.reason}"

@@ -177,7 +177,7 @@ def _read_run(
         diagnosis.read(str(path), found)
     if not files and State(row.state) is not State.BLOCKED:
         if row.handle is None:
-            raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+            raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
         lines = backend.find(row.backend).logs(row.handle, follow=False)
         diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
     diagnosis.first = known.first_rank
@@ -264,7 +264,7 @@ def data(cause: Cause) -> dict[str, Any]:
 
 _NONE = {
     Ending.HEALTHY: "healthy: these logs show no failure",
-    Ending.UNREAD: "unread: no failure in what could be read, but not everything could be",
+    Ending.UNREAD: "unread: some logs could not be read, and the others show no failure",
     Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
 }
 

@@ -196,7 +196,7 @@ def remove(path: Path) -> None:
         what = error.strerror if isinstance(error, OSError) else "folders are nested too deeply"
         raise CannotWrite(
             f"{path} cannot be removed: {what}",
-            hint="nothing in it may belong to another user, or be in use; then try again",
+            hint="make sure that nothing in it is in use or belongs to others, then try again",
         ) from error
     finally:
         os.close(holder)

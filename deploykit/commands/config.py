@@ -1,8 +1,8 @@
 """Show your defaults, and where each value comes from for the job in this folder.
 
-The command line wins over the job file, that over the environment, that over the config file:
-$XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml. It is a file to
-edit; --init writes one in which every setting is commented out.
+A value is taken from the command line first, then from the job file, the environment, and the
+config file: $XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml.
+Edit that file yourself; --init writes one in which every setting is commented out.
 
 deploykit config --init                    write it, to fill in
 deploykit config --backend slurm           what a submit with this option would use

@@ -1,8 +1,8 @@
-"""Show what a job may cost at its backend: in the low, the likely and the worst case.
+"""Estimate what a job costs on its backend, in the low, the likely and the worst case.
 
-deploykit cost exp.yaml --explain               each sum
+deploykit cost exp.yaml --explain               with each sum explained
 deploykit cost --set resources.nodes=4 --json   for programs
-deploykit cost --refresh                        ask for new prices first
+deploykit cost --refresh                        fetch current prices first
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SHARED = ("job", "backend")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --explain, --refresh and --max-cost."""
-    parser.add_argument("--explain", action="store_true", help="show how each sum is made")
+    parser.add_argument("--explain", action="store_true", help="show how each sum is calculated")
     parser.add_argument(
-        "--refresh", action="store_true", help="ask the provider for its prices, and keep them"
+        "--refresh", action="store_true", help="fetch current prices from the provider first"
     )
     parser.add_argument(
-        "--max-cost", metavar="MONEY", help="say whether the job may cost more, such as '50 USD'"
+        "--max-cost", metavar="MONEY", help="compare the worst case with this cap, such as '50 USD'"
     )
 
 

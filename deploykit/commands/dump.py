@@ -1,10 +1,10 @@
-"""Show where each rank of a running run stands: its Python stack, with equal ones merged.
+"""Print the Python stack of every rank of a running run, with identical stacks merged.
 
-Ranks at the same place are one entry, and the odd one out comes first. The run is not disturbed.
-The stacks are kept in its folder; of a run that has ended, the last kept ones are shown.
+The odd one out comes first. The run is not disturbed. The stacks are saved in the run folder;
+for a run that has ended, the last saved ones are shown.
 
 deploykit dump                  the newest run
-deploykit dump exp-1 --native   with the calls of C and C++
+deploykit dump exp-1 --native   with C and C++ frames
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to show of each rank."""
     parser.add_argument(
-        "--native", action="store_true", help="show calls of C and C++ too (needs py-spy)"
+        "--native", action="store_true", help="also show C and C++ frames (needs py-spy)"
     )
     parser.add_argument("--threads", action="store_true", help="show all threads of each rank")
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             [_cells(row, cost=args.cost) for row in rows],
         )
     elif every := registry.count():
-        output.note(f"none of {every} runs matches")
+        output.note(f"none of the {every} runs match")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
     if args.cost and not args.json:

@@ -15,17 +15,27 @@ from deploykit.metrics.progress import Progress
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def line(one: Progress) -> str:
-    """How far a run is, in one line; empty where nothing is known."""
+def line(one: Progress, *, ended: bool = False) -> str:
+    """How far a run is, or was at its end, in one line; empty where nothing is known."""
     parts = [*position(one)]
     parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
-    parts += [f"{output.span(one.left)} left"] if one.left is not None and not _is_done(one) else []
+    parts += (
+        [f"{output.span(one.left)} left"]
+        if one.left is not None and not (ended or _is_done(one))
+        else []
+    )
     return ", ".join(parts)
 
 
 def line_or_bar(one: Progress, folder: str) -> str:
     """The same; where nothing is known, the bar of rank 0 as it is."""
     return line(one) or logfiles.bar(Path(folder)).strip()
+
+
+def bar(folder: str) -> str:
+    """The bar of rank 0 after its rank, as a log line has it; empty where there is none."""
+    state = logfiles.bar(Path(folder)).strip("\n")
+    return f"[rank 0] {state}" if state else ""
 
 
 def position(one: Progress) -> list[str]:

@@ -1,9 +1,9 @@
-"""Remove old runs, and files that no run needs. What has not ended stays, also a sweep's runs.
+"""Remove old runs, and files that no run needs. Unfinished runs and sweeps are kept.
 
-Without options: leftovers of interrupted submits, bundles that no run uses, and files in sources of
-ended runs that are also in their bundles. The options select runs to remove as well.
+Without options, no run is removed: only leftovers of interrupted submits, unused bundles, and
+source files of ended runs that their bundles also have. Options select runs to remove as well.
 
-deploykit prune --older 30d --keep-last 10 --dry-run  what would go
+deploykit prune --older 30d --keep-last 10 --dry-run  what would be removed
 deploykit prune --state failed --yes                  in a script
 """
 

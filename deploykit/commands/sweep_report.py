@@ -111,10 +111,10 @@ def _charts(found: SweepReport) -> Markup:
 def _importance(found: SweepReport) -> Iterator[Markup]:
     if found.importance:
         yield coordinates.bars(list(found.importance.items()), "importance of each parameter")
-        text = "How much each parameter decides whether a trial is among the best (PED-ANOVA)."
+        text = "How strongly each parameter affects whether a trial is among the best (PED-ANOVA)."
         yield markup.paragraph(text, "remark")
     elif len(found.summary.record.sweep.parameters) > 1:
-        text = f"Not known: it takes {report.LEAST} trials that succeeded, with different values."
+        text = f"Not available: it requires {report.LEAST} successful trials with different values."
         yield markup.paragraph(text, "remark")
 
 
@@ -122,7 +122,7 @@ def _coordinates(found: SweepReport) -> Iterator[Markup]:
     drawn = coordinates.draw(found.axes, found.lines, "parameters and objective of each trial")
     if drawn:
         yield drawn
-        text = "Each line is a trial that succeeded: the best is thick, the best quarter blue."
+        text = "Each line is a successful trial: the best is thick, the best quarter blue."
         yield markup.paragraph(text, "remark")
 
 
@@ -139,7 +139,7 @@ def _repeats(one: SweepSummary) -> Iterator[Markup]:
     headings = ["trial", "runs", "mean", "sd", "95% from", "to", "beside the best"]
     yield markup.table(headings, rows[:_MOST])
     if rows:
-        text = "Student's t. Where intervals overlap, the difference to the best may be chance."
+        text = "Student's t. Where intervals overlap, the difference from the best may be chance."
         yield markup.paragraph(text, "remark")
 
 
@@ -161,7 +161,8 @@ def _trials(one: SweepSummary, most: int) -> Iterator[Markup]:
     shown = [*ranked, *(trial for trial in one.trials if trial.number not in numbers)][:most]
     names = list(one.record.sweep.parameters)
     headings = ["trial", one.record.sweep.objective.metric, *names, *_FACTS]
-    yield markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    rows = markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    yield markup.element("div", rows, "trials")
     if len(shown) < len(one.trials):
         text = f"{len(shown)} of {len(one.trials)}; `deploykit sweep status --json` has all."
         yield markup.paragraph(text, "remark")

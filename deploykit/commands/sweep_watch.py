@@ -25,7 +25,7 @@ _CURVE = 12
 _NEWEST = 8
 """Trials that have ended which are shown."""
 _HEADINGS = ("trial", "run", "state", "at", "left", "loss", "", "parameters")
-_FOOTER = "Ctrl-C ends the page; the sweep goes on"
+_FOOTER = "Ctrl-C closes this page; the sweep continues"
 
 
 @dataclass(frozen=True)

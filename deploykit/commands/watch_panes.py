@@ -119,7 +119,7 @@ class CancelPane:
     def lines(self, view: View, height: int) -> list[str]:
         """The question, or what became of it."""
         question = f"Cancel {self._row.run}? Its ranks get SIGTERM and time to save. (y/n)"
-        return ["", *(self._error or [question]), "", f"It is {view.row.state}."][:height]
+        return ["", *(self._error or [question]), "", f"Its state is {view.row.state}."][:height]
 
     def press(self, key: str) -> bool:
         """Stop the run at ``y``; an error stays until the next key."""

@@ -55,6 +55,11 @@ class Tracebacks:
         return False
 
     @property
+    def are_open(self) -> bool:
+        """Whether the next line may be one of a traceback."""
+        return bool(self._open)
+
+    @property
     def unfinished(self) -> bool:
         """Whether frames of a rank stand without the exception that follows them."""
         return any(self._of_rank[rank].frame for rank in self._open)

@@ -12,7 +12,7 @@ from deploykit.inspect.stacks import Frame, Process, RankStacks
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
-    "D": "waiting for the kernel, as for a file system that does not answer",
+    "D": "waiting in the kernel, for example for a file system that does not respond",
     "Z": "ended",
     "X": "ended",
 }

@@ -72,13 +72,15 @@ def _decoded(base: str, body: bytes) -> Any:
     try:
         return from_json(body or b"{}")
     except ValueError as problem:
-        raise BackendUnavailable(f"{base} answered with something that is not JSON") from problem
+        raise BackendUnavailable(f"{base} did not answer with JSON") from problem
 
 
 def _meaning(base: str, refusal: error.HTTPError) -> DeploykitError:
     """The error for an answer that is none of 2xx."""
     if "Location" in refusal.headers:
-        return BackendUnavailable(f"{base} redirects to {refusal.headers['Location']}; name that")
+        return BackendUnavailable(
+            f"{base} redirects to {refusal.headers['Location']}; use that address"
+        )
     try:
         data = from_json(refusal.read(_LARGEST))
     except (OSError, ValueError):

@@ -76,7 +76,7 @@ class MLflow:
             return self._begin()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BackendUnavailable(
-                f"{self._base} does not answer as MLflow does", hint="check the address"
+                f"{self._base} does not seem to be an MLflow server", hint="check the address"
             ) from error
 
     def _begin(self) -> Mapping[str, int]:
@@ -176,7 +176,7 @@ class MLflow:
             except Refused as refusal:
                 if refusal.code != "RESOURCE_ALREADY_EXISTS":
                     raise
-        raise BackendUnavailable(f"{self._base} has no experiment {name}, and makes none")
+        raise BackendUnavailable(f"{self._base} has no experiment {name}, and did not create it")
 
     def _ask(self, path: str, **data: Any) -> Any:
         return self._client.post(f"{_API}/{path}", data)

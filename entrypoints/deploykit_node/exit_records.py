@@ -37,8 +37,11 @@ _RANK_FIELDS = {
     "finished": str,
 }
 """Fields that this module relies on when it reads a record, and their types."""
-_OF_AN_ATTEMPT = ("rank-", "process-", "failed-", "gathering-")
-"""Beginnings of the names that node 0 deletes before another attempt."""
+_OF_AN_ATTEMPT = ("rank-", "failed-", "gathering-")
+"""Beginnings of the names that node 0 deletes before another attempt.
+
+``process-`` is none: the ranks of the next attempt write theirs over them.
+"""
 
 
 class NodeExit(NamedTuple):

@@ -12,6 +12,7 @@ import subprocess
 import pytest
 
 from deploykit.inspect import usage as read
+from deploykit_node import exit_records
 from deploykit_node.inspect import nvml, usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
 
@@ -76,7 +77,7 @@ def test_cpu_and_memory_of_a_rank_are_recorded_until_it_ends(node, monkeypatch):
     assert (rank.rank, rank.node, rank.gpu) == (0, 0, None)
     assert rank.memory > 1 << 20
     assert read.read(one.run, 1) == []  # of another attempt
-    recorder.close()
+    exit_records.record_node(one.env, 0, exit_records.NodeExit(0, ""))
     assert read.read(one.run, 0) == []
     told = json.loads((one.run / "exit_records/software.json").read_text())
     assert told["versions"]["Python"] == platform.python_version()
@@ -95,6 +96,22 @@ def test_a_rank_that_sleeps_uses_no_cpu(node, monkeypatch):
         return rank.cpu == 0.0
 
     assert wait_for(rests)
+
+
+def test_the_history_keeps_what_was_greatest_and_grows_ever_more_slowly(tmp_path, monkeypatch):
+    clock = iter(range(0, 10**6, 5))
+    monkeypatch.setattr(usage.time, "monotonic", lambda: float(next(clock)))
+    history = usage._History(tmp_path / "exit_records/history-2.jsonl")
+    (tmp_path / "exit_records").mkdir()
+    nothing = {"gpu": None, "gpu_memory": None, "gpu_size": None}
+    for look in range(4000):
+        one = {"cpu": None if look == 0 else 50.0 + look % 2, "rss": 1000 + (look % 7), **nothing}
+        moment = f"2026-11-24T{look // 3600:02}:{look // 60 % 60:02}:{look % 60:02}.000Z"
+        history.add({"time": moment, "attempt": 1, "ranks": {"8": one}})
+    found = read.history(tmp_path)
+    assert len(found) == 396
+    assert (found[0].usage.rank, found[0].usage.node, found[0].usage.cpu) == (8, 2, None)
+    assert {(one.usage.cpu, one.usage.memory) for one in found[-20:]} == {(51.0, 1006)}
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,10 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     region = environment_region()
     if not region:
-        yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
+        yield (
+            "no region",
+            "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
+        )
     try:
         aws.identify(region)
     except DeploykitError as error:
@@ -90,7 +93,7 @@ def examine(
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """What the quota allows, and which training plans are on offer."""
+    """What the quotas allow, what spot instances cost, and which training plans are on offer."""
     from deploykit.backends.sagemaker import plan_offers, quota
 
     yield from quota.starts(plan)

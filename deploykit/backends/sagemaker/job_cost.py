@@ -118,4 +118,5 @@ def _notes(options: Options) -> Iterator[str]:
     yield "low and likely: one attempt that uses its whole time limit"
     if options.spot:
         yield f"spot: low is with AWS's largest saving, {_SPOT:.0%}; likely and worst are on-demand"
+    yield "endpoint hours: none, since deploykit creates no endpoints"
     yield "not counted: S3, CloudWatch, data transfer, uploads after the time limit, taxes"

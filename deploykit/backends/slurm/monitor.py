@@ -253,8 +253,10 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
 
 def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
     """Seconds that a job that has ended was allocated, in all its attempts; None where unknown."""
-    if not status.state.final or status.started is None or status.finished is None:
+    if not status.state.final or status.finished is None:
         return None
+    if status.started is None:
+        return 0.0 if status.state is State.CANCELLED else None  # a job that never started
     if not restarted:
         return max(0.0, (status.finished - status.started).total_seconds())
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from deploykit_node import cluster, exit_records, records
 from deploykit_node.cluster import Environ
@@ -22,6 +23,7 @@ _MOST_CHILDREN = 16
 _USER, _STARTED = 11, 19
 """Positions in a line of /proc/PID/stat, counted from the state."""
 _UNKNOWN = 0
+_RANK = re.compile(rb"RANK=(\d{1,9})")
 
 
 class Stat(NamedTuple):
@@ -60,23 +62,42 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
             records.write(folder / f"process-{rank.rank}.json", record)
 
 
-def unregister(env: Environ, rank: cluster.Rank) -> None:
-    """Delete the record of a process that has ended."""
-    folder = records.folder(env)
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            (folder / f"process-{rank.rank}.json").unlink(missing_ok=True)
-
-
 def here(env: Environ) -> dict[int, ProcessRecord]:
-    """The processes of this node's ranks that are running, by rank."""
+    """The processes of this node's ranks that are running, by rank.
+
+    Nobody deletes the records of the others: thousands of ranks end at the same time.
+    """
     folder, host = records.folder(env), cluster.host_name(env)
-    recorded = records.read_all(folder, "process-*.json", _FIELDS) if folder else ()
+    recorded = _recorded(folder, _of_this_machine(env["DEPLOYKIT_RUN_DIR"])) if folder else ()
     return {
         rank: cast(ProcessRecord, record)
         for rank, record in sorted(recorded)
         if record["host"] == host and is_running(record["pid"], record["started"])
     }
+
+
+def _recorded(folder: Path, ranks: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of these ranks; of all, where none is known: of a thousand nodes too many."""
+    if not ranks:
+        yield from records.read_all(folder, "process-*.json", _FIELDS)
+    for rank in ranks:
+        record = records.valid(folder / f"process-{rank}.json", _FIELDS)
+        if record is not None:
+            yield rank, record
+
+
+def _of_this_machine(run: str) -> set[int]:
+    """The ranks of a run with a process on this machine, by its environment.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_environ.5.html
+    """
+    mark, ranks = f"DEPLOYKIT_RUN_DIR={run}".encode(), set[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            variables = path.read_bytes().split(b"\0")
+            numbers = filter(None, map(_RANK.fullmatch, variables))
+            ranks.update(int(number[1]) for number in numbers if mark in variables)
+    return ranks
 
 
 def is_running(pid: int, started: int) -> bool:

@@ -36,7 +36,7 @@ _LINES = {
         r"(?:EXT4|XFS|BTRFS)\S* .*error|blk_update_request: .*error|I/O error, dev", re.IGNORECASE
     ),
     "a PCIe device has reported an error": re.compile(r"AER: .*(?:Uncorrect|Fatal)"),
-    "the kernel has ended a process for want of memory": re.compile(r"Out of memory: Killed"),
+    "the kernel has killed a process: out of memory": re.compile(r"Out of memory: Killed"),
     "a network link went down": re.compile(r"link is down|Link is Down|NIC Link is Down"),
 }
 
