@@ -46,6 +46,9 @@ JOB = "job.json"
 NODE_PLANE = ("launch.py", "deploykit_node")
 """The file and the package of ``entrypoints/`` that travel in every bundle."""
 
+DEBUGGER = "DEPLOYKIT_DEBUGGER"
+"""In `env`: the number of the rank that waits for an editor's debugger."""
+
 PREFLIGHT = 30
 """Seconds that the network test before the trainer may take."""
 
@@ -60,7 +63,7 @@ _RESERVED = (
 )
 _SETTABLE = (
     *("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS"),
-    "DEPLOYKIT_STALL_SECONDS",
+    *("DEPLOYKIT_STALL_SECONDS", DEBUGGER),
 )
 
 
@@ -271,6 +274,7 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
     if steps and int(steps[1]) < int(steps[0]):
         hint = f"for example {kind}:{steps[1]}:{steps[0]}"
         yield Problem("profile", "ends before it begins", hint)
+    yield from _check_debugger(job)
     for name, value in job.env.items():
         if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
             yield Problem(
@@ -284,6 +288,14 @@ def check_variables(job: JobSpec) -> Iterator[Problem]:
                 f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
                 "for example secret:env:HF_TOKEN",
             )
+
+
+def _check_debugger(job: JobSpec) -> Iterator[Problem]:
+    """Whether the rank that waits for a debugger is one of the job."""
+    rank, count = job.env.get(DEBUGGER), job.resources.nodes * job.resources.processes
+    if rank is not None and rank not in map(str, range(count)):
+        message = f"{rank!r} is no rank of this job"
+        yield Problem(f"env.{DEBUGGER}", message, f"its ranks are 0 to {count - 1}")
 
 
 def check_ranks(job: JobSpec) -> Iterator[Problem]:

@@ -23,7 +23,6 @@ from deploykit.secret_scan import Scanner, Secret, found_in
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
-    import tarfile
     from gzip import GzipFile
     from hashlib import _Hash
 
@@ -206,20 +205,9 @@ def unpack(archive: Path, target: Path) -> None:
 
     Links and the owner's permissions are kept.
     """
-    import tarfile  # not needed for a dry run
+    from deploykit import unpacking  # not needed for a dry run
 
-    paths.private_folder(target)
-    with tarfile.open(archive, "r:gz") as tar:
-        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; the hash was checked in any case
-            tar.extraction_filter = staticmethod(tarfile.data_filter)
-        tar.extractall(target, members=_for_owner(tar, target))  # noqa: S202 - as just said
-
-
-def _for_owner(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
-    for member in tar:
-        paths.make_folder(Path(target, member.name).parent)
-        member.mode &= 0o700
-        yield member
+    unpacking.unpack(archive, target)
 
 
 def _rules(source: Path) -> IgnoreRules:

@@ -9,46 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, exit_records, run_diagnosis, run_facts
+from deploykit import backend, run_diagnosis, run_facts, run_timeline
 from deploykit.diagnosis.ranking import Cause
 from deploykit.errors import DeploykitError
 from deploykit.inspect import report as stack_lines
-from deploykit.inspect import stacks, usage
+from deploykit.inspect import stacks, traces, usage
+from deploykit.inspect.traces import RankProfile
+from deploykit.inspect.usage import Sample
 from deploykit.model import State
-from deploykit.registry import Run, now
+from deploykit.registry import Run
 from deploykit.run_facts import RunFacts
+from deploykit.run_timeline import Event, Span
 
-_EVENT = re.compile(
-    r"no progress for |there is progress again|on_stall: |the cost cap is near|"
-    r"SIG[A-Z0-9]{1,8} arrived|the ranks did not exit in time|preflight: (?:passed|stopped|FAILED)"
-)
-"""What of the launchers' lines belongs into the timeline."""
 _NETWORK = re.compile(r"network: (.{1,500})")
 _NODE = re.compile(r"node (\d{1,9}) of (\d{1,9}) \((.{1,60})\): rendezvous at (.{1,100})")
 _PREFLIGHT = "preflight: "
-_MOST_EVENTS = 60
 _MOST_NODES = 64
 _MOST_LINES = 200
 """Lines of a preflight, and of stacks."""
+_MOST_PROFILES, _LARGEST_PROFILE = 16, 1 << 22
+"""Traces that are read, and bytes of each; `deploykit profile` reads all."""
 _LOGS = 32
 _FILES = ("job.json", "plan.sh", "plan.json", "uncommitted.diff", "source.json")
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a run, in seconds since the epoch."""
-
-    time: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Span:
-    """A part of a run's time: it waited (attempt None), or an attempt ran."""
-
-    begin: float
-    end: float
-    attempt: int | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +50,10 @@ class RunReport:
     causes: tuple[Cause, ...]
     stacks: list[str]
     """Where the ranks stood when they were last looked at."""
+    usage: list[Sample]
+    """What each rank used over time."""
+    profile: list[RankProfile]
+    """Of the ranks whose steps were profiled, as far as they are read quickly."""
     software: list[tuple[str, str]]
     """Versions on node 0, and its GPUs."""
     files: list[Path]
@@ -82,13 +68,15 @@ def of(row: Run) -> RunReport:
     return RunReport(
         facts,
         run_facts.job_data(folder),
-        sorted(_events(facts), key=lambda one: one.time)[:_MOST_EVENTS],
-        list(_spans(row)),
+        run_timeline.events(facts),
+        run_timeline.spans(facts),
         list(_nodes(facts)),
         _preflight(facts),
         [line.text for line in facts.remarks if line.rank is not None][-5:],
         causes,
         _stacks(folder),
+        usage.history(folder),
+        list(_profile(folder)),
         usage.software(folder),
         list(_files(folder)),
         [*facts.problems, *problems],
@@ -103,36 +91,6 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
     except (DeploykitError, OSError) as error:
         return (), [f"the cause: {error}"]
     return found.causes, list(found.warnings)
-
-
-def _events(facts: RunFacts) -> Iterator[Event]:
-    row = facts.row
-    yield Event(row.created, "submitted")
-    if row.started is not None:
-        yield Event(row.started, "started")
-    for number, why, time in exit_records.restart_times(Path(row.folder)):
-        yield Event(time.timestamp(), f"restart {number}: {why.replace('_', ' ')}")
-    for line in facts.remarks:
-        if line.rank is None and line.time is not None and _EVENT.match(line.text):
-            yield Event(line.time.timestamp(), f"{line.origin}{line.text}")
-    if row.finished is not None:
-        yield Event(row.finished, f"{row.state}{f': {row.reason}' if row.reason else ''}")
-
-
-def _spans(row: Run) -> Iterator[Span]:
-    """How long it waited, and each attempt, as far as their times are known."""
-    end = row.finished or now()
-    begin = end if row.started is None else max(row.created, min(row.started, end))
-    yield Span(row.created, begin, None)
-    if row.started is None:
-        return
-    attempt = 0
-    for number, _, time in exit_records.restart_times(Path(row.folder)):
-        moment = time.timestamp()
-        if begin < moment < end:
-            yield Span(begin, moment, attempt)
-            begin, attempt = moment, number
-    yield Span(begin, end, attempt)
 
 
 def _nodes(facts: RunFacts) -> Iterator[tuple[str, str]]:
@@ -151,9 +109,15 @@ def _nodes(facts: RunFacts) -> Iterator[tuple[str, str]]:
 
 
 def _preflight(facts: RunFacts) -> list[str]:
-    said = [line for line in facts.remarks if line.text.startswith(_PREFLIGHT)]
-    first = [line.text.removeprefix(_PREFLIGHT) for line in said if line.node in {0, None}]
-    return first[-_MOST_LINES:]
+    """What node 0 says of the last one."""
+    said: list[str] = []
+    for line in facts.remarks:
+        if line.node in {0, None}:
+            if line.text.startswith("restart "):
+                said = []
+            elif line.text.startswith(_PREFLIGHT):
+                said.append(line.text.removeprefix(_PREFLIGHT))
+    return said[-_MOST_LINES:]
 
 
 def _stacks(folder: Path) -> list[str]:
@@ -163,6 +127,13 @@ def _stacks(folder: Path) -> list[str]:
     with contextlib.suppress(OSError, ValueError):
         return list(stack_lines.lines(stacks.read(newest)))[:_MOST_LINES]
     return []
+
+
+def _profile(folder: Path) -> Iterator[RankProfile]:
+    for path in traces.files(folder / traces.FOLDER)[:_MOST_PROFILES]:
+        if path.stat().st_size <= _LARGEST_PROFILE:
+            with contextlib.suppress(DeploykitError, OSError):
+                yield traces.read(path)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -92,6 +92,17 @@ def _require(program: str, path: str | None) -> None:
         )
 
 
+def serve(argv: Sequence[str], connection: int) -> Popen[bytes]:
+    """Start a program that reads from a connection and writes to it, a file descriptor.
+
+    What it complains of goes to this process's standard error.
+    """
+    import subprocess
+
+    _require(argv[0], None)
+    return subprocess.Popen(list(argv), stdin=connection, stdout=connection)
+
+
 def has_person() -> bool:
     """Whether a person types the input of this process and reads its output."""
     return os.isatty(0) and os.isatty(1)

@@ -225,7 +225,8 @@ before the trainer starts.
 ## Variables of the launcher
 
 Set by plans and by `launch.py` for itself. Only `DEPLOYKIT_GRACE`, `DEPLOYKIT_PORTS`,
-`DEPLOYKIT_STALL_SECONDS` and `DEPLOYKIT_COLLECT_SECONDS` can be set in `env`, which rejects
+`DEPLOYKIT_STALL_SECONDS`, `DEPLOYKIT_DEBUGGER` and `DEPLOYKIT_COLLECT_SECONDS` can be set in
+`env`, which rejects
 torchrun's variables above and other names that begin with `DEPLOYKIT_`.
 """
 
@@ -251,6 +252,9 @@ INTERNAL = {
     "DEPLOYKIT_BELOW_NSYS": "of a rank below nsys: the process above; removed before the program "
     "starts",
     "DEPLOYKIT_TRACE_FILE": "the file for the profile of a rank; removed before the program starts",
+    "DEPLOYKIT_DEBUGGER": "the rank that waits for an editor's debugger, from `submit --debugger`",
+    "DEPLOYKIT_DEBUG_FILE": "the file for the port of that debugger; removed before the program "
+    "starts",
     "DEPLOYKIT_PYTHONPATH": "the `PYTHONPATH` of the program, which gets it back before it starts",
     "DEPLOYKIT_ROUND": "how often torchrun has restarted the ranks, the same on all nodes; the "
     "trainer reads it as `TORCHELASTIC_RESTART_COUNT`",
@@ -321,7 +325,9 @@ EXIT_RECORDS = """\
 The launchers leave JSON files of one line in `exit_records/`. `deploykit status` and `wait` read
 them, so they know how a run ended even if the scheduler has no accounting. A restart deletes the
 records of nodes and ranks. `decision-N` is not a record: the node that creates it decides what
-follows attempt N. The folders `gathering-*` count the nodes that have come to a point of the end.
+follows attempt N. `history-N.jsonl` has what `usage-N.json` had over time, for `deploykit report`;
+`debugger.json` has the port at which a rank waits for a debugger. The folders `gathering-*` count
+the nodes that have come to a point of the end.
 """
 
 EXIT_RECORD_FILES = {

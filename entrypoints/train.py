@@ -100,8 +100,9 @@ class Trainer:
         self.validation: dict[str, float] = {}
         """Loss and metrics after the last step, if they have been measured."""
         self.resume()
+        create, optimizer = self.task.lr_schedule, self.strategy.optimizer
         self.lr_schedule = optimizers.lr_schedule(
-            options, self.strategy.optimizer, self.steps, completed=self.step
+            options, optimizer, self.steps, completed=self.step, create=create
         )
         self.progress_bar = ProgressBar(context, self.steps, self.step)
         folder = OUTPUT_DIR if context.is_rank_zero else None

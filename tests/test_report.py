@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,7 @@ from deploykit.model import State, Status
 from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.chart import Chart, Curve
 from tests.live_run import STAMP
+from tests.test_profile import event, write
 
 AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -176,6 +178,79 @@ def test_a_run_that_was_preempted_thrice(live, here, capsys):
     assert len(marks) == 3
     labels = [float(one["x"]) for one in found.all("text") if one.get("class") == "mid small"]
     assert max(labels) <= 420 - 20  # the last one is not cut off
+
+
+def test_the_time_of_a_job_that_slurm_started_again(here, capsys):
+    """Slurm tells when the last attempt began; when the others did is in the log."""
+    started, finished = (
+        datetime(2026, 11, 21, 1, 40, tzinfo=UTC),
+        datetime(2026, 11, 21, 2, tzinfo=UTC),
+    )
+    created = datetime(2026, 11, 21, 1, tzinfo=UTC).timestamp()
+    place = ("slurm", "prod", str(here), "", "", None, created, "")
+    registry.add(registry.Run("re-run", "re-run", *place))
+    registry.confirm("re-run", "42")
+    registry.update("re-run", Status(State.SUCCEEDED, "", "", 0, started, finished))
+    records = here / "exit_records"
+    records.mkdir()
+    (records / "attempt.json").write_text('{"attempt": 3}')
+    for number, minute in ((1, 10), (2, 15), (3, 30)):  # the third attempt never began
+        record = {"restart": number, "why": "preemption", "time": f"2026-11-21T01:{minute}:00Z"}
+        (records / f"restart-{number}.json").write_text(json.dumps(record))
+    begun = {"01:02": "interfaces: lo", "01:14": "restart 1 (preemption 1)"}
+    begun |= {"01:40": "restart 3 (preemption 3)"}
+    (here / "logs").mkdir()
+    for node in (0, 1):
+        with (here / f"logs/node-{node}.log").open("w") as file:
+            for time, text in begun.items():
+                file.write(f"2026-11-21T{time}:00.000Z [node {node}] {text}\n")
+                file.write(f"2026-11-21T{time}:01.000Z [node {node}] preflight: passed at {time}\n")
+    report(capsys, "re-run")
+    found = checked("report-re-run.html")
+    assert (
+        "waited 2m 0s; attempt 1 ran 8m 0s; waited 4m 0s; attempt 2 ran 1m 0s; waited 25m 0s; "
+        "attempt 4 ran 20m 0s."
+    ) in found.text
+    assert "re-run succeeded after 29m 0s" in found.text
+    assert "waited 31m 0s ran for 29m 0s" in found.text
+    assert found.text.count("passed at 01:40") == 2  # as an event, and as the preflight
+    assert found.text.count("passed at 01:14") == 1
+
+
+def test_what_ranks_used_over_time(live, here, capsys):
+    (live.folder / "exit_records").mkdir()
+    for node in (0, 1):
+        lines = ["{", "[]", '{"time": 3, "ranks": {}}', '{"time": "x", "ranks": {"0": {}}}']
+        for minute in range(3):
+            usage = {"cpu": 50.0 * minute, "rss": (node + 1 + minute) << 30, "gpu": None}
+            ranks = {str(5 * node + local): usage for local in range(5)}
+            record = {"time": f"2026-11-21T01:0{minute}:00Z", "attempt": 0, "ranks": ranks}
+            lines.append(json.dumps(record))
+        (live.folder / f"exit_records/history-{node}.jsonl").write_text("\n".join(lines))
+    report(capsys)
+    found = checked("report-live-run.html")
+    assert "Memory of each rank, GiB" in found.text
+    assert "CPU of each rank, % of a core" in found.text
+    assert "GPU of each rank" not in found.text
+    assert "rank 9 4 2 4" in found.text
+    assert "rank 4 " not in found.text  # of ten ranks, the eight that use least and most
+
+
+def test_what_a_step_consists_of(live, here, capsys):
+    lines = [
+        {"step": 1, "step_seconds": 0.1, "data_seconds": 0.01, "forward_seconds": 0.05},
+        {"step": 2, "step_seconds": 0.3, "data_seconds": 0.03, "forward_seconds": 0.15},
+    ]
+    (live.folder / "output").mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (live.folder / "output/metrics.jsonl").write_text(text)
+    (live.folder / "profile").mkdir()
+    write(live.folder / "profile", 1, [event("aten::mm", 0, 60), event("gloo:all_reduce", 60, 40)])
+    report(capsys)
+    found = checked("report-live-run.html")
+    assert "200 ms on average, of which:" in found.text
+    assert "data 20 ms 10% forward 100 ms 50% other 80 ms 40%" in found.text
+    assert "rank 1 60% 40% 40% 0%" in found.text
 
 
 def test_several_runs_lie_over_each_other(start, here, capsys):
@@ -375,6 +450,24 @@ def test_a_browser_has_nothing_to_complain_about(live, here, capsys, width):
     assert "<script" not in done.stdout
 
 
+def inside(folder):
+    """What a run leaves that was preempted three times: restarts, nodes, usage, parts of a step."""
+    for number in (1, 2, 3):
+        record = {"restart": number, "why": "preemption", "time": f"2026-11-21T01:5{number}:00Z"}
+        (folder / f"exit_records/restart-{number}.json").write_text(json.dumps(record))
+        usage = {"cpu": 50.0, "rss": number << 30, "gpu": 90, "gpu_memory": 1 << 30}
+        line = {"time": record["time"], "attempt": number, "ranks": {"0": usage, "1": usage}}
+        with (folder / "exit_records/history-0.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        with (folder / "logs/node-0.log").open("a") as file:
+            file.write(f"{record['time']} [node 0] restart {number} (preemption {number})\n")
+            file.write(f"{record['time']} [node 0] network: eth0 is the route\n")
+            file.write(f"{record['time']} [node 0] preflight: passed, 2 nodes in 3 s\n")
+            text = f"step {10 * number}/99 loss 0.1 step_seconds=0.2 data_seconds=0.1"
+            file.write(f"{record['time']} [rank 0] {text}\n")
+    (folder / "exit_records/attempt.json").write_text('{"attempt": 3}')
+
+
 CHECK = """
 axe.run(document).then(found => {
   const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
@@ -390,7 +483,7 @@ axe.run(document).then(found => {
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["healthy", "failed", "compared"])
+@pytest.mark.parametrize("kind", ["healthy", "preempted", "failed", "compared"])
 def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
     """https://github.com/dequelabs/axe-core, in a copy of the page that may run scripts."""
     names = ["one-a", "two-b"] if kind == "compared" else ["one-a"]
@@ -398,6 +491,8 @@ def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
         live = trained(start(name), [2, 1, 0.5])
         live.log("Traceback (most recent call last):", "ValueError: bad batch")
         live.end(code=int(kind == "failed"))
+        if kind == "preempted":
+            inside(live.folder)
     report(capsys, *names, "--output", "page.html")
     page = re.sub("<meta http-equiv=.Content-Security[^>]*>", "", Path("page.html").read_text())
     axe = AXE.read_text().replace("</script", "<\\/script")

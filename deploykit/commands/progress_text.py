@@ -15,11 +15,15 @@ from deploykit.metrics.progress import Progress
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def line(one: Progress) -> str:
-    """How far a run is, in one line; empty where nothing is known."""
+def line(one: Progress, *, ended: bool = False) -> str:
+    """How far a run is, or was at its end, in one line; empty where nothing is known."""
     parts = [*position(one)]
     parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
-    parts += [f"{output.span(one.left)} left"] if one.left is not None and not _is_done(one) else []
+    parts += (
+        [f"{output.span(one.left)} left"]
+        if one.left is not None and not (ended or _is_done(one))
+        else []
+    )
     return ", ".join(parts)
 
 

@@ -8,8 +8,16 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit import __version__, backend, comparison, paths, run_diagnosis, shell
-from deploykit.commands import comparison_text, output, progress_text, written
+from deploykit import (
+    __version__,
+    backend,
+    comparison,
+    paths,
+    run_diagnosis,
+    run_timeline,
+    shell,
+)
+from deploykit.commands import comparison_text, output, progress_text, report_steps, written
 from deploykit.commands.comparison_text import Line
 from deploykit.metrics.points import Point
 from deploykit.model import State
@@ -20,12 +28,14 @@ from deploykit.report.curves import Numbers
 from deploykit.report.markup import Markup
 from deploykit.report.timeline import Part
 from deploykit.run_facts import RunFacts
-from deploykit.run_report import RunReport, Span
+from deploykit.run_report import RunReport
+from deploykit.run_timeline import Span
 
 _PICTURES, _PICTURE_BYTES = 4, 80_000
 """Pictures below the output that are shown, and bytes of each at most."""
 _MOST_METRICS = 200
 _MOST_ENTRIES = 5_000
+_MOST_PARTS = 24
 _REASON = 400
 """Characters of a reason that are told in the summary."""
 
@@ -83,27 +93,35 @@ def _heading(one: RunReport) -> Markup:
 def _sentence(one: RunReport) -> str:
     """The run in a sentence or two: how it ended, where it ran, how far it came."""
     row, facts = one.facts.row, one.facts
-    parts = [f"{row.run} {_ended(facts)}{_where(one)}"]
+    parts = [f"{row.run} {_ended(one)}{_where(one)}"]
     if facts.restarts:
         parts[0] += f", after {facts.restarts} restart{'' if facts.restarts == 1 else 's'}"
     if row.reason and row.state != State.SUCCEEDED.value:
         parts[0] += f": {row.reason[:_REASON]}"
     if one.causes:
         parts.append(f"The cause: {one.causes[0].rule.means}")
-    if far := progress_text.line(facts.progress):
+    if far := progress_text.line(facts.progress, ended=State(row.state).final):
         parts.append(f"It reached {far}")
     return ". ".join(parts) + "."
 
 
-def _ended(facts: RunFacts) -> str:
-    state, took = State(facts.row.state), output.span(facts.seconds)
+def _ended(one: RunReport) -> str:
+    facts, ran = one.facts, _seconds(one)
+    state, took = State(facts.row.state), output.span(ran)
     if state is State.SUCCEEDED:
         return f"succeeded after {took}"
     if state in {State.FAILED, State.CANCELLED}:
         verb = "failed" if state is State.FAILED else "was cancelled"
-        return verb if facts.seconds is None else f"{verb} after {took}"
+        return verb if ran is None else f"{verb} after {took}"
     has = "is " if state is not State.UNSENT else "was never sent, "
-    return f"{has}{facts.row.state}" + (f" for {took}" if facts.seconds is not None else "")
+    return f"{has}{facts.row.state}" + (f" for {took}" if ran is not None else "")
+
+
+def _seconds(one: RunReport) -> float | None:
+    """How long it ran: of a run with restarts all attempts, of which a scheduler tells the last."""
+    if not one.facts.restarts:
+        return one.facts.seconds
+    return sum(span.end - span.begin for span in one.spans if span.attempt is not None)
 
 
 def _where(one: RunReport) -> str:
@@ -122,6 +140,8 @@ def _sections(one: RunReport, *, rich: bool) -> Iterator[Markup]:
     facts = one.facts
     yield markup.join([_cause(one), markup.section("Run", _facts(one), _timeline(one))])
     yield markup.section("Metrics", _metrics(facts))
+    yield report_steps.step(_numbers(facts).metrics)
+    yield report_steps.profile(one.profile)
     yield markup.section("Slowest rank", *map(markup.paragraph, one.slow))
     yield markup.section("Nodes", markup.table(["node", "network"], one.nodes))
     if one.preflight:
@@ -152,7 +172,8 @@ def _cause(one: RunReport) -> Markup:
 
 def _facts(one: RunReport) -> Markup:
     facts, row = one.facts, one.facts.row
-    waited = row.started and output.span(max(0.0, row.started - row.created))
+    waited = sum(span.end - span.begin for span in one.spans if span.attempt is None)
+    ran = _seconds(one)
     code = "" if row.exit_code is None else str(row.exit_code)
     return markup.facts(
         [
@@ -162,8 +183,8 @@ def _facts(one: RunReport) -> Markup:
             ("command", _command(one)),
             ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
             ("submitted", output.when(row.created)),
-            ("waited", waited or ""),
-            ("ran for", output.span(facts.seconds) if facts.seconds is not None else ""),
+            ("waited", output.span(waited) if one.spans else ""),
+            ("ran for", output.span(ran) if ran is not None else ""),
             ("restarts", str(facts.restarts) if facts.restarts else ""),
             ("commit", facts.source.commit or ""),
             ("uncommitted changes", facts.source.changes or ""),
@@ -185,9 +206,12 @@ def _command(one: RunReport) -> str:
 
 
 def _timeline(one: RunReport) -> Markup:
-    bar = timeline.bar([_part(span) for span in one.spans])
+    parts = [_part(span) for span in one.spans]
+    told = "; ".join(part.label for part in parts[:_MOST_PARTS])
+    more = f"; and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
     rows = [(output.when(event.time), event.text) for event in one.events]
-    return markup.join([bar, markup.table(["time", "event"], rows)])
+    table = markup.table(["time", "event"], rows)
+    return markup.join([timeline.bar(parts), markup.paragraph(f"{told}{more}.", "remark"), table])
 
 
 def _part(span: Span) -> Part:
@@ -217,6 +241,9 @@ def _row(line: Line) -> list[str | tuple[str, bool]]:
 
 def _charts(reports: Sequence[RunReport]) -> Markup:
     drawn = curves.charts([_numbers(one.facts) for one in reports])
+    if len(reports) == 1:
+        starts = list(run_timeline.attempt_starts(reports[0].facts).values())
+        drawn += report_steps.usage_charts(reports[0].usage, starts[1:])
     figures = markup.join(chart.draw(one, number) for number, one in enumerate(drawn))
     return (
         markup.section("Curves", markup.element("div", figures, "charts")) if figures else figures
@@ -239,10 +266,14 @@ def _numbers(facts: RunFacts) -> Numbers:
 
 def _metrics(facts: RunFacts) -> Markup:
     rows = [
-        (one.name, f"{one.last:.6g}", "" if one.best is None else f"{one.best:.6g}", one.source)
+        (one.name, _number(one.last), "" if one.best is None else _number(one.best), one.source)
         for one in list(facts.metrics.values())[:_MOST_METRICS]
     ]
     return markup.table(["metric", "last", "best", "source"], rows)
+
+
+def _number(value: float) -> str:
+    return chart.short(value, 6)
 
 
 def _environment(one: RunReport) -> Markup:
@@ -253,7 +284,11 @@ def _environment(one: RunReport) -> Markup:
     pairs += [(key, str(value)) for key, value in _items(chosen) if value]
     pairs += [(f"${key}", str(value)) for key, value in _items(variables)]
     for name in backend.names():
-        pairs += [(f"{name}.{key}", str(it)) for key, it in _items(one.job.get(name)) if it]
+        pairs += [
+            (f"{name}.{key}", str(it))
+            for key, it in _items(one.job.get(name))
+            if isinstance(it, str | int | float) and it
+        ]
     return markup.facts(pairs)
 
 

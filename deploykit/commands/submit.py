@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit import lifecycle
+from deploykit.backend import DEBUGGER
 from deploykit.bundle import readable
-from deploykit.commands import output
+from deploykit.commands import arguments, output
 from deploykit.lifecycle import Prepared
 from deploykit.model import Entry
 
@@ -51,6 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile these optimizer steps on all ranks; `deploykit profile` shows the result. "
         "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: keep what is allocated when a GPU "
         "runs out of memory",
+    )
+    parser.add_argument(
+        "--debugger",
+        nargs="?",
+        type=arguments.rank,
+        const=0,
+        metavar="RANK",
+        help="have a rank (default: 0) wait for your editor, which `deploykit shell --debugger` "
+        "connects; needs debugpy where it runs",
     )
     parser.add_argument(
         "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
@@ -109,6 +119,8 @@ def _switches(args: argparse.Namespace) -> list[str]:
     names = [name for name in _SWITCHES if getattr(args, name)]
     valued = {"max_cost": args.max_cost, "profile": args.profile}
     own = [f"{name}={value}" for name, value in valued.items() if value]
+    if args.debugger is not None:
+        own.append(f"env.{DEBUGGER}='{args.debugger}'")
     return [*own, *(f"{name}=true" for name in names)]
 
 

@@ -124,9 +124,10 @@ class Diagnosis:
             if line.hit and not pending and self._repeats(log, line):
                 continue
             concludes = log.tracebacks.read(scan.start(line.text))
+            log.exception = line.number if concludes else log.exception
             if log.watched:
                 self._withdraw(log, line)
-            if not line.hit:
+            if not line.hit or log.tracebacks.in_code:
                 if concludes and self._uncaught is not None:
                     self._record(log, line, line.text, {("cause", self._uncaught): {}})
                 pending = [each.joined(line) for each in pending]
@@ -162,7 +163,7 @@ class Diagnosis:
                 self._note_repeats(log, line, text, hits)
             if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
                 self._remember_irrelevant(key)
-            if "root" not in kinds:
+            if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
 
     def _note_repeats(self, log: _Log, line: Line, text: str, hits: _Hits) -> None:
@@ -200,7 +201,8 @@ class Diagnosis:
         matched = list(self._matching_rules(log, line, raw, hits))
         for number in matched:
             rule = self._rules.causes[number]
-            firm = (_MILD not in hits or rule.firm) and log.counts(number, rule, line)
+            mild = _MILD in hits and line.number != log.exception
+            firm = (not mild or rule.firm) and log.counts(number, rule, line)
             self._add_evidence(number, log, line, raw, firm=firm)
             if groups := hits["cause", number]:
                 cause = self._causes[number]
@@ -362,6 +364,8 @@ class _Log:
     number: int
     rank: int | None
     skip_until: int = 0
+    exception: int = 0
+    """The last line that ended a traceback: no word in it makes it mild."""
     time: str = ""
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)

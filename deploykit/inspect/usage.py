@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit.decode import from_json, read_file, whole
 
 _LARGEST = 1 << 18
+_LARGEST_HISTORY = 1 << 23
+_MOST_NODES = 64
 _MOST = 10**18
 _MOST_NAMES, _LONGEST = 64, 200
 """Of versions and GPUs, and characters of each."""
@@ -33,6 +37,33 @@ class RankUsage:
     """Bytes that are used of the rank's GPU, by all programs, and that it has."""
 
 
+class Sample(NamedTuple):
+    """The greatest usage of a rank since the sample before; `time` in seconds since the epoch."""
+
+    time: float
+    usage: RankUsage
+
+
+def history(folder: Path) -> list[Sample]:
+    """What the ranks used over time, of all attempts, in the order of time."""
+    files = sorted(folder.glob("exit_records/history-*.jsonl"))[:_MOST_NODES]
+    return sorted((one for path in files for one in _samples(path)), key=lambda one: one.time)
+
+
+def _samples(path: Path) -> Iterator[Sample]:
+    try:
+        lines = read_file(path, _LARGEST_HISTORY).splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError, OverflowError):
+            data = from_json(line)
+            time = data.get("time") if isinstance(data, dict) else None
+            if isinstance(time, str):
+                seconds = datetime.fromisoformat(time).timestamp()
+                yield from (Sample(seconds, one) for one in _ranks(path, data))
+
+
 def read(folder: Path, attempt: int) -> list[RankUsage]:
     """The last usage of each rank in an attempt, by rank; of nodes that have not ended."""
     ended = {path.name.removeprefix("node") for path in folder.glob("exit_records/node-*.json")}
@@ -43,13 +74,19 @@ def read(folder: Path, attempt: int) -> list[RankUsage]:
 
 
 def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:
-    node = whole(path.stem.rpartition("-")[2])
     try:
         data = from_json(read_file(path, _LARGEST))
     except (OSError, ValueError):
         return
+    if isinstance(data, dict) and data.get("attempt") == attempt:
+        yield from _ranks(path, data)
+
+
+def _ranks(path: Path, data: dict[str, Any]) -> Iterator[RankUsage]:
+    """The ranks in a record, whose file has the number of their node in its name."""
+    node = whole(path.stem.rpartition("-")[2])
     match data:
-        case {"attempt": int(number), "ranks": dict(ranks)} if number == attempt:
+        case {"ranks": dict(ranks)}:
             for name, one in ranks.items():
                 rank = whole(name)
                 if rank is not None and node is not None and isinstance(one, dict):

@@ -169,14 +169,18 @@ def _vertical(across: _Scale, axis: str) -> Iterator[str]:
 
 
 def _marked(marks: Sequence[tuple[float, str]], across: _Scale) -> Iterator[str]:
-    """Dashed lines up, each with its label."""
+    """Dashed lines up, each with its label where that does not cover the one before."""
+    free = 0.0
     for x, label in marks:
         if across.low <= x <= across.high:
-            at = across(x)
+            at, half = across(x), _LETTER / 2 * len(label)
             title = f"<title>{text(label)}</title>"
             yield f'<path class="mark" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}">{title}</path>'
-            middle = min(at, _WIDTH - _LETTER / 2 * len(label))
-            yield f'<text class="mid small" x="{middle:.1f}" y="{_TOP - 3}">{text(label)}</text>'
+            middle = min(at, _WIDTH - half)
+            if middle - half >= free:
+                free = middle + half
+                place = f'x="{middle:.1f}" y="{_TOP - 3}"'
+                yield f'<text class="mid small" {place}>{text(label)}</text>'
 
 
 def _line(curve: Curve, at: int, across: _Scale, up: _Scale) -> str:
@@ -200,7 +204,7 @@ def _legend(curves: Sequence[Curve]) -> str:
         numbers = (values[-1], min(values), max(values))
         cells = "".join(f"<td>{short(number, 3)}</td>" for number in numbers)
         swatch = f'<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true">{_sample(at)}</svg>'
-        rows.append(f'<tr><th scope="row">{swatch} {text(curve.label)}</th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row">{swatch}&nbsp;{text(curve.label)}</th>{cells}</tr>')
     names = ("curve", "last", "least", "greatest")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -23,7 +23,7 @@ _MOST_CHARTS = 36
 _BYTES = 500_000
 """Of all lines together; a point takes `_POINT`."""
 _POINT = 14
-_MOST_POINTS = 400
+MOST_POINTS = 400
 
 
 class Numbers(NamedTuple):
@@ -52,7 +52,7 @@ def charts(runs: Sequence[Numbers]) -> list[Chart]:
     found = sorted(by_chart, key=place)
     chosen = [(key, by_chart[key][:COLORS]) for key in found][:_MOST_CHARTS]
     count = sum(len(curves) for _, curves in chosen)
-    most = max(20, min(_MOST_POINTS, _BYTES // _POINT // max(1, count)))
+    most = max(20, min(MOST_POINTS, _BYTES // _POINT // max(1, count)))
     marks = list(runs[0].restarts) if len(runs) == 1 else []
     return [_chart(key, curves, most, marks) for key, curves in chosen]
 

@@ -30,7 +30,7 @@ from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
 """Shortest and longest interval between two looks at the runs, in seconds."""
-_PRUNING = 0.5
+_PRUNING = 0.2
 """The longest interval where a look costs little, and a pruner may end a run that goes on."""
 _IDLE = 10
 """How many times as long as it computes a controller sleeps, at least: it shares its machine."""

@@ -102,13 +102,14 @@ def _history(found: SweepSummary) -> Chart | None:
 
 
 def _curves(found: SweepSummary) -> Chart | None:
-    """The objective of the best trials, step by step."""
+    """The objective of the best trials, step by step; then of those that were stopped early."""
     objective = found.record.sweep.objective
     curves = []
-    for one in found.ranked[:COLORS]:
+    for one in [*found.ranked, *found.pruned][:COLORS]:
         if one.runs:
             points = outcomes.of_objective(RunMetrics(one.runs[-1]).refresh()[1], objective)
-            curves.append(Curve(f"trial {one.number}", _pairs(points)))
+            label = f"trial {one.number}{', stopped' * (one.state == 'pruned')}"
+            curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
     return (
         Chart(f"{objective.metric} of the best trials", "step", _thinned(known)) if known else None

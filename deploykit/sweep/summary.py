@@ -93,9 +93,17 @@ class SweepSummary:
     @property
     def ranked(self) -> list[TrialSummary]:
         """The trials that have succeeded, the best first."""
-        done = [trial for trial in self.trials if trial.state == "succeeded"]
+        return self._ranked("succeeded")
+
+    @property
+    def pruned(self) -> list[TrialSummary]:
+        """The trials that were stopped early, by their last value, the best first."""
+        return self._ranked("pruned")
+
+    def _ranked(self, state: str) -> list[TrialSummary]:
+        chosen = [trial for trial in self.trials if trial.state == state]
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
-        return sorted(done, key=lambda trial: sign * (trial.value or 0.0))
+        return sorted(chosen, key=lambda trial: sign * (trial.value or 0.0))
 
     @property
     def best(self) -> TrialSummary | None:

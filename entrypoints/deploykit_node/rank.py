@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deploykit_node import cap, cluster, command, exit_records, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.inspect import faults, processes, profile, stall
+from deploykit_node.inspect import debugger, faults, processes, profile, stall
 
 if TYPE_CHECKING:
     from deploykit_node.environment import Environ
@@ -66,6 +66,7 @@ def run_program(
         return relay.run(argv, profile.environment(env, this_rank.rank), prefix, cap=limit)
     hooked, stacks = faults.environment(env, folder, this_rank.rank)
     hooked = profile.environment(hooked, this_rank.rank)
+    hooked = debugger.environment(hooked, this_rank.rank)
     started = partial(processes.register, env, this_rank, stacks=stacks)
     observer = relay.Observer(started, stall.Heard(folder, this_rank.rank))
     return relay.run(argv, hooked, prefix, observer)

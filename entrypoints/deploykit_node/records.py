@@ -125,7 +125,10 @@ class RankUsage(TypedDict):
 
 
 class UsageRecord(TypedDict):
-    """``usage-N.json``: what the ranks of node N use, by rank; kept after their end."""
+    """``usage-N.json``: what the ranks of node N use, by rank; kept after their end.
+
+    ``history-N.jsonl`` has one in each line, with the greatest values since the line before.
+    """
 
     time: str
     attempt: int

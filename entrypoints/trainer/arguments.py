@@ -28,6 +28,7 @@ AT_LEAST_ONE = (
 _SHARDED = tuple(name for name, each in STRATEGIES.items() if each.sharded)
 _TENSOR = tuple(name for name, each in STRATEGIES.items() if each.tensor)
 _PIPELINE = tuple(name for name, each in STRATEGIES.items() if each.pipeline)
+_WHOLE = tuple(name for name, each in STRATEGIES.items() if not (each.tensor or each.pipeline))
 _REDUCING = tuple(
     name for name, each in STRATEGIES.items() if each.data not in {"", "dp"} and not each.pipeline
 )
@@ -135,7 +136,7 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("parallelism and memory").add_argument
     add("--strategy", choices=STRATEGIES, default="ddp")
     add("--micro-batches", type=int, default=1, metavar="N", help="per rank and step")
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    add("--precision", choices=("fp32", "bf16", "fp16", "float8"), default="fp32")
     add(
         "--checkpoint-activations",
         nargs="?",
@@ -206,6 +207,10 @@ def _problems(options: TrainOptions) -> Iterator[str]:
             yield (
                 f"{_flag(name)} requires --strategy {' or '.join(allowed)}, not {options.strategy}"
             )
+    if options.precision == "float8" and options.strategy not in _WHOLE:
+        yield (
+            f"--precision float8 requires --strategy {' or '.join(_WHOLE)}, not {options.strategy}"
+        )
     if options.ema is not None and not 0 < options.ema < 1:
         yield f"--ema {options.ema:g} must be between 0 and 1, such as 0.999"
     if options.heads < 1 or options.width % options.heads:

@@ -178,8 +178,8 @@ class _Sharded(Replica):
     def reshard(self) -> None:
         """Free the layers that an evaluation of stage 2 has left gathered."""
         for module in self.model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+            if reshard := getattr(module, "reshard", None):
+                reshard()
 
 
 def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     chosen: dict[str, Any] = {}
-    if options.precision == "bf16" and not pipeline:
+    if options.precision in {"bf16", "float8"} and not pipeline:
         chosen["mp_policy"] = MixedPrecisionPolicy(
             torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

@@ -16,7 +16,7 @@ from trainer.train_options import TrainOptions
 if TYPE_CHECKING:
     from trainer.context_parallel import ContextParallel
 
-_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 class Objective:
@@ -32,7 +32,7 @@ class Objective:
         self.task = task
         self._context = context
         self._device = device.type
-        self._dtype = _HALF_DTYPES.get(options.precision)
+        self._dtype = _AUTOCAST.get(options.precision)
         self._parallel = options.loss_parallel
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -80,8 +80,9 @@ class Objective:
 
         Each of the losses has the same derivative, so autograd need not record how they are added.
         """
-        if losses.dim() and isinstance(batch.count, int) and batch.count:
-            torch.autograd.backward(losses, torch.full_like(losses, factor / batch.total))
+        count, total = batch.count, batch.total
+        if losses.dim() and isinstance(count, int) and isinstance(total, int) and count:
+            torch.autograd.backward(losses, torch.full_like(losses, factor / total))
             return _mean(losses.detach(), batch)
         loss = _mean(losses, batch)
         torch.autograd.backward(loss * factor)

@@ -1,6 +1,6 @@
 """Prepares a model, or a stage of a pipeline, for the ranks of its layout.
 
-In this order: the layers are told to recompute their activations and to compile, tensor
+In this order: the layers get float8 products, recompute their activations and are compiled, tensor
 parallelism shards the layers, and data parallelism shards or replicates what that leaves. Each step
 works on the result of the one before it, so any combination is allowed. First weights that are
 deferred are made once the shards exist, or before the model is replicated.
@@ -27,8 +27,12 @@ def parallelize(setup: Setup) -> Replica:
 
 
 def prepare_layers(model: nn.Module, setup: Setup) -> None:
-    """Apply activation checkpointing and torch.compile to each layer, in place."""
+    """Apply float8, activation checkpointing and torch.compile to each layer, in place."""
     options, names = setup.options, layers.names(model, setup.task.layers)
+    if options.precision == "float8":
+        from trainer import float8
+
+        float8.convert(model, names, setup.context.device)
     if options.checkpoint_activations:
         if setup.context_parallel is not None:
             setup.context_parallel.cover(model, names)

@@ -21,7 +21,7 @@ CHECKED = 16
 """How many positions of a part are compared with the whole, for each rank of tensor parallelism."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of Hugging Face's models that limit how far attention reaches."""
-TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
+TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02, "float8": 0.3}
 """By precision: how far outputs and loss may be from those of whole sequences, relative to the
 largest. Rounding leaves a hundredth of it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,10 +17,8 @@ from trainer.data import SEED_STEP, Batch
 from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
 from trainer.setup import Setup
+from trainer.task import CreateOptimizer
 from trainer.weight_average import WeightAverage
-
-CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
-"""Makes an optimizer of parameters, or of groups of them."""
 
 
 class Strategy:
@@ -60,6 +58,7 @@ class Strategy:
         of the model, this saves most of the memory that DDP duplicates.
         https://docs.pytorch.org/docs/stable/distributed.optim.html
         """
+        create = self.setup.task.optimizer or create
         if self.setup.preset.data == "zero1":
             from torch.distributed.optim import ZeroRedundancyOptimizer
 

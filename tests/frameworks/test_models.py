@@ -73,6 +73,21 @@ def test_a_real_model_trains_like_one_process(name, pools, images, tmp_path):
         assert alone[layout] == pytest.approx(alone[single], rel=tolerance), layout
 
 
+def test_products_in_float8_are_near_those_of_bf16(pools, tmp_path):
+    """Emulated on CPUs; a number of float8 has 4 significant bits, one of bf16 8."""
+    given = (*options("Llama", tmp_path), "--steps", str(STEPS), "--precision")
+    found = {}
+    for run in ("1 single bf16", "1 single float8", "2 ddp float8", "2 zero3 float8"):
+        layout, _, precision = run.rpartition(" ")
+        folder = tmp_path / run.replace(" ", "")
+        folder.mkdir()
+        found[run] = pools.train(folder, layout, *given, precision)
+    exact, alone, *others = found.values()
+    assert alone == pytest.approx(exact, rel=0.02)
+    assert alone != pytest.approx(exact, rel=1e-4)
+    assert all(each == pytest.approx(alone, rel=0.02) for each in others)
+
+
 @pytest.mark.parametrize("strategy", ["zero1", "zero3", "hsdp --shard-ranks 2"])
 def test_dropout_is_that_of_ddp_on_as_many_ranks(strategy, pools, tmp_path):
     """Each rank draws the masks of its own samples, so one process draws others."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node.preflight import findings
+from deploykit_node.preflight import findings, line_rate
 from deploykit_node.preflight.health import checks, fabric, gpus, judge, machine
 from deploykit_node.preflight.health.found import Health
 from tests.node import netns
@@ -132,6 +132,22 @@ def test_devices_that_are_down_or_count_errors(monkeypatch, tmp_path):
         "EFA devices that are active": 2,
         "InfiniBand devices that are active": 1,
     }
+
+
+def test_what_the_network_devices_of_a_node_carry(monkeypatch, tmp_path):
+    monkeypatch.setattr(fabric, "DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(line_rate, "INTERFACES", tmp_path / "net")
+    assert line_rate.of_node(None) is None
+    assert line_rate.of_node("eth0") is None
+    (tmp_path / "net/eth0").mkdir(parents=True)
+    for speed, rate in (("25000", 3.125e9), ("-1", None), ("unknown", None)):
+        (tmp_path / "net/eth0/speed").write_text(f"{speed}\n")
+        assert line_rate.of_node("eth0") == rate
+    for name, state in (("efa_0", "4: ACTIVE"), ("efa_1", "4: ACTIVE"), ("efa_2", "1: DOWN")):
+        device(tmp_path / "infiniband", name, state, rate="100 Gb/sec (4X EDR)")
+    for port in (tmp_path / "infiniband").glob("*/ports/1"):
+        (port / "counters/rate").rename(port / "rate")
+    assert line_rate.of_node("eth0") == 25e9
 
 
 KERNEL = {

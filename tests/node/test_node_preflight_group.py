@@ -146,6 +146,15 @@ def test_what_was_not_measured_in_time_stops_nothing():
     assert found == [("the bandwidth of all_reduce was not measured in time", False)]
 
 
+def test_bus_bandwidth_is_reported_beside_what_the_network_carries():
+    rates = [50e9, None, 25e9, 50e9]
+    (line,) = bandwidth.lines(measured(4), rates)
+    end = "; the network devices of a node carry 25.00 GB/s (80% of it)"
+    assert line == f"bus bandwidth: 20.00 GB/s with 256 MiB, 100.0 MB/s with 8 KiB{end}"
+    for unknown in ([None] * 4, [50e9]):
+        assert next(bandwidth.lines(measured(4), unknown)) == line.removesuffix(end)
+
+
 def test_bus_bandwidth_is_that_of_nccl_tests():
     assert bandwidth.bus(1 << 30, 0.5, 8) == (1 << 31) * 2 * 7 / 8
 

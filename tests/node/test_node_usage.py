@@ -98,6 +98,22 @@ def test_a_rank_that_sleeps_uses_no_cpu(node, monkeypatch):
     assert wait_for(rests)
 
 
+def test_the_history_keeps_what_was_greatest_and_grows_ever_more_slowly(tmp_path, monkeypatch):
+    clock = iter(range(0, 10**6, 5))
+    monkeypatch.setattr(usage.time, "monotonic", lambda: float(next(clock)))
+    history = usage._History(tmp_path / "exit_records/history-2.jsonl")
+    (tmp_path / "exit_records").mkdir()
+    nothing = {"gpu": None, "gpu_memory": None, "gpu_size": None}
+    for look in range(4000):
+        one = {"cpu": None if look == 0 else 50.0 + look % 2, "rss": 1000 + (look % 7), **nothing}
+        moment = f"2026-11-24T{look // 3600:02}:{look // 60 % 60:02}:{look % 60:02}.000Z"
+        history.add({"time": moment, "attempt": 1, "ranks": {"8": one}})
+    found = read.history(tmp_path)
+    assert len(found) == 396
+    assert (found[0].usage.rank, found[0].usage.node, found[0].usage.cpu) == (8, 2, None)
+    assert {(one.usage.cpu, one.usage.memory) for one in found[-20:]} == {(51.0, 1006)}
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", '{"attempt": 0, "ranks": {"x": {}, "1": 3}}', '{"attempt": 0, "ranks": []}']
 )

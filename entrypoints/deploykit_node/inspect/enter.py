@@ -2,7 +2,9 @@
 
     launch.py --enter RUN_FOLDER RANK -- [COMMAND ARGS...]
 
-Without a command a shell. Ends as the command ends; 69 where the rank does not run here.
+Without a command a shell; with the command ``--debugger`` a connection to the debugger that the
+rank waits for, on standard input and output. Ends as the command ends; 69 where the rank does not
+run here.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from typing import NoReturn
 
 from deploykit_node import cluster
 from deploykit_node.cluster import Environ
-from deploykit_node.inspect import processes
+from deploykit_node.inspect import debugger, faults, processes
 
 _UNAVAILABLE = 69
 """EX_UNAVAILABLE of sysexits.h."""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 """What shells exit with: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html"""
-_OURS = ("DEPLOYKIT_STACK_FILE", "DEPLOYKIT_PYTHONPATH")
+_OURS = (*faults.VARIABLES, "DEPLOYKIT_PYTHONPATH")
 """What the launcher adds for its hook (faults.py)."""
+_DEBUGGER = ["--debugger"]
 
 
 def main(argv: Sequence[str], environ: Environ) -> NoReturn:
@@ -38,6 +41,9 @@ def main(argv: Sequence[str], environ: Environ) -> NoReturn:
     except (OSError, ValueError):
         name = cluster.host_name(environ)
         _fail(_UNAVAILABLE, f"rank {number} does not run on {name} any more")
+    if command == _DEBUGGER:
+        debugger.relay(env)
+        sys.exit(0)
     if "TERM" in environ:
         env["TERM"] = environ["TERM"]
     _become(command or _shell(env), env, cwd)
@@ -56,7 +62,7 @@ def _of_process(pid: int) -> tuple[dict[str, str], str]:
 
 def _without_hook(env: dict[str, str]) -> dict[str, str]:
     """The environment as it was before the launcher added its hook."""
-    if "DEPLOYKIT_STACK_FILE" in env:
+    if any(name in env for name in faults.VARIABLES):
         own = env.get("DEPLOYKIT_PYTHONPATH")
         env.pop("PYTHONPATH", None)
         env |= {} if own is None else {"PYTHONPATH": own}

@@ -19,6 +19,8 @@ from deploykit_node.inspect.stacks import Frame, NoStacks, Thread
 from deploykit_node.signals import in_mask
 
 _HOOK = Path(__file__).with_name("hook")
+VARIABLES = ("DEPLOYKIT_STACK_FILE", "DEPLOYKIT_TRACE_FILE", "DEPLOYKIT_DEBUG_FILE")
+"""Those that tell the hook what to do, each with the file for it."""
 _PATIENCE = 5.0
 """Seconds for the program to write its stacks."""
 _PAUSE = 0.01
@@ -39,7 +41,7 @@ def environment(env: Environ, folder: Path, rank: int) -> tuple[dict[str, str], 
 
 def hooked(env: Environ, name: str, file: Path) -> dict[str, str]:
     """The variables of a program whose hook finds `file` in the variable `name`."""
-    if any(other in env for other in ("DEPLOYKIT_STACK_FILE", "DEPLOYKIT_TRACE_FILE")):
+    if any(other in env for other in VARIABLES):
         return {**env, name: str(file)}
     own = env.get("PYTHONPATH")
     added = {name: str(file), "PYTHONPATH": f"{_HOOK}{os.pathsep}{own}" if own else str(_HOOK)}

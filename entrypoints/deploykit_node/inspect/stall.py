@@ -10,6 +10,7 @@ the stacks, until there is progress again.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -59,7 +60,10 @@ class Settings:
 
 
 def settings(env: Environ) -> Settings:
-    """The settings of the job. Raises BadEnvironment for a minimum that is no number."""
+    """The settings of the job. Raises BadEnvironment for a minimum that is no number.
+
+    A program that is debugged may stand at a line for any time.
+    """
     text = env.get("DEPLOYKIT_STALL_SECONDS", "")
     minimum = 0.0
     with contextlib.suppress(ValueError):
@@ -68,6 +72,8 @@ def settings(env: Environ) -> Settings:
         raise BadEnvironment(
             f"DEPLOYKIT_STALL_SECONDS is {text!r}; it must be a positive number of seconds."
         )
+    if env.get("DEPLOYKIT_DEBUGGER"):
+        minimum = math.inf
     return Settings(env.get("DEPLOYKIT_ON_STALL", "dump"), minimum)
 
 

@@ -6,18 +6,24 @@ Read from outside: the programs notice nothing.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from pathlib import Path
+from typing import TypeVar
 
-from deploykit_node import cluster, exit_records, records
+from deploykit_node import cluster, exit_records, private, records
 from deploykit_node.cluster import Environ
 from deploykit_node.inspect import nvml, processes
 from deploykit_node.log import now
 from deploykit_node.records import RankUsage, UsageRecord
 
+Number = TypeVar("Number", int, float)
+
 EVERY = 5.0
 """Seconds between two records."""
+_SHARE = 0.01
+"""Of the time so far, after which the history gets a line: 750 of them in a week."""
 _NODES = 32
 """With more nodes each writes more seldom, to spare a shared file system."""
 
@@ -28,6 +34,7 @@ class Recorder:
     def __init__(self, env: Environ, here: cluster.Cluster, folder: Path) -> None:
         self._env, self._folder = env, folder
         self._file = Path(env["DEPLOYKIT_RUN_DIR"], records.FOLDER, f"usage-{here.number}.json")
+        self._history = _History(self._file.with_name(f"history-{here.number}.jsonl"))
         self._every = EVERY * max(1.0, len(here.hosts) / _NODES)
         self._due = 0.0
         self._cpu: dict[int, tuple[float, dict[int, float]]] = {}
@@ -40,7 +47,9 @@ class Recorder:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
             with contextlib.suppress(OSError, ValueError):
-                records.write(self._file, self._record())
+                record = self._record()
+                records.write(self._file, record)
+                self._history.add(record)
                 self._tell_software()
 
     def _tell_software(self) -> None:
@@ -79,6 +88,42 @@ class Recorder:
             return None
         used = sum(seconds - before[1].get(pid, 0.0) for pid, seconds in cpu.items())
         return round(100 * max(0.0, used) / max(moment - before[0], 0.01), 1)
+
+
+class _History:
+    """The records over time, a line each, for the curves of `deploykit report`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._begun = self._due = time.monotonic()
+        self._most: dict[str, RankUsage] = {}
+        """The greatest values since the last line."""
+
+    def add(self, record: UsageRecord) -> None:
+        """Take a record into account, and write a line if it is time."""
+        for rank, one in record["ranks"].items():
+            self._most[rank] = _greatest(self._most.get(rank, one), one)
+        moment = time.monotonic()
+        if moment >= self._due and self._most:
+            self._due = moment + _SHARE * (moment - self._begun)
+            line: UsageRecord = {**record, "ranks": self._most}
+            self._most = {}
+            with open(self._file, "a", encoding="utf-8", opener=private.opener) as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _greatest(one: RankUsage, other: RankUsage) -> RankUsage:
+    return {
+        "cpu": _most(one["cpu"], other["cpu"]),
+        "rss": _most(one["rss"], other["rss"]),
+        "gpu": _most(one["gpu"], other["gpu"]),
+        "gpu_memory": _most(one["gpu_memory"], other["gpu_memory"]),
+        "gpu_size": _most(one["gpu_size"], other["gpu_size"]),
+    }
+
+
+def _most(one: Number | None, other: Number | None) -> Number | None:
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
 def _resident(pid: int) -> int | None:

@@ -106,6 +106,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     """
     yield from backend.check_module(job)
     yield from _check_profile(job, options)
+    yield from _check_debugger(job)
     known = [problem for one in consequences(job, options) if (problem := one.problem())]
     yield from known
     errors = {problem.path for problem in known if problem.severity == "error"}
@@ -123,6 +124,12 @@ def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
     if (job.profile or "").startswith("nsys") and options.distribution != "none":
         message = "nsys needs ranks that deploykit starts, and here SageMaker's toolkit starts them"
         yield Problem("profile", message, "torch:20:25, which PyTorch's own profiler records")
+
+
+def _check_debugger(job: JobSpec) -> Iterator[Problem]:
+    if backend.DEBUGGER in job.env:
+        message = "no editor can connect to a container of SageMaker"
+        yield Problem(f"env.{backend.DEBUGGER}", message, "remove --debugger, or run it locally")
 
 
 def _completed(options: Options) -> Options:

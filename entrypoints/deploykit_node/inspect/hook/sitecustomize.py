@@ -1,6 +1,7 @@
 """Runs when the program of a rank starts: SIGURG makes it write the stacks of its threads.
 
-Where the job asks for a profile, some of its steps are profiled (torch_profile.py).
+Where the job asks for a profile, some of its steps are profiled (torch_profile.py); where it asks
+for a debugger, the program waits for it (debug_server.py).
 
 `faults.environment` puts this folder first on ``PYTHONPATH``. Before anything else it takes the
 folder away again, from `sys.path` and from the environment, so that neither the program nor its
@@ -49,27 +50,35 @@ def _register(path: str) -> None:
     os.write(descriptor, b"%d\n" % descriptor)
 
 
-def _profile(steps: str, path: str) -> None:
-    """Have some steps of the program profiled."""
+def _begin(name: str, *words: str) -> None:
+    """Load the file `name` above this folder, and call its function `begin`."""
     import importlib.util
 
-    code = os.path.join(os.path.dirname(__file__), os.pardir, "torch_profile.py")  # noqa: PTH118
-    spec = importlib.util.spec_from_file_location("_deploykit_torch_profile", code)
+    code = os.path.join(os.path.dirname(__file__), os.pardir, f"{name}.py")  # noqa: PTH118
+    spec = importlib.util.spec_from_file_location(f"_deploykit_{name}", code)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.begin(steps, path)
+        module.begin(*words)
 
 
 _file = os.environ.pop("DEPLOYKIT_STACK_FILE", None)
 _trace = os.environ.pop("DEPLOYKIT_TRACE_FILE", None)
+_debug = os.environ.pop("DEPLOYKIT_DEBUG_FILE", None)
 _disappear()
 if _file is not None:
     with contextlib.suppress(Exception):  # without it the program runs as well
         _register(_file)
 if _trace is not None:
     with contextlib.suppress(Exception):
-        _profile(os.environ.get("DEPLOYKIT_PROFILE", "").removeprefix("torch:"), _trace)
+        _begin(
+            "torch_profile", os.environ.get("DEPLOYKIT_PROFILE", "").removeprefix("torch:"), _trace
+        )
+if _debug is not None:
+    try:
+        _begin("debug_server", _debug)
+    except Exception as error:  # noqa: BLE001 - without it the program runs as well
+        print(f"no debugger: {error}", flush=True)
 
 # the program's own; where there is none, Python expects this error
 import sitecustomize  # type: ignore[import-not-found] # noqa: E402, F401
