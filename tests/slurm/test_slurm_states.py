@@ -70,6 +70,12 @@ def test_final_states(state, code, expected, exit_code, reason):
     assert (status.started, status.finished) == (at(2, 15, 18), at(2, 15, 19))
 
 
+def test_a_job_that_was_cancelled_in_the_queue_never_started():
+    text = scontrol("CANCELLED", code="0:0", reason="None")
+    ended = text.replace("StartTime=2026-11-21T02:15:18", "StartTime=2026-11-21T02:15:19")
+    assert (one(ended).started, one(ended).finished) == (None, at(2, 15, 19))
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
 def test_a_job_that_slurm_requeues_has_not_ended(state):
     status = one(scontrol(state, requeue=1))
