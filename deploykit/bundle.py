@@ -55,7 +55,7 @@ def scan(source: Path, limit: int) -> Bundle:
     entries.sort(key=lambda entry: entry.path)
     state = _state(source, entries, rules)
     bundle = _unread(source, entries, state) or _read(source, entries, rules)
-    return bundle._replace(warnings=(*problems, *bundle.found), state=state)
+    return bundle._replace(warnings=(*problems, *bundle.content_warnings), state=state)
 
 
 def store(bundle: Bundle) -> Path:
@@ -144,7 +144,9 @@ def _unread(source: Path, entries: list[Entry], state: str) -> Bundle | None:
                 digest,
                 revision.commit(source),
                 tuple(map(str, kept_back)),
-                found=tuple(Problem("source", m, hint, severity="warning") for m, hint in warnings),
+                content_warnings=tuple(
+                    Problem("source", m, hint, severity="warning") for m, hint in warnings
+                ),
             )
     return None
 
@@ -168,7 +170,7 @@ def _remember(bundle: Bundle, archive: Path) -> None:
         "state": _versioned(bundle.state),
         "hash": bundle.hash,
         "kept_back": bundle.kept_back,
-        "warnings": [[problem.message, problem.hint] for problem in bundle.found],
+        "warnings": [[problem.message, problem.hint] for problem in bundle.content_warnings],
         "archive": _stat(archive),
     }
     file = _state_file(bundle.source)
@@ -247,7 +249,7 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
         archive.end(),
         revision.commit(source),
         tuple(keys),
-        found=tuple(found_in(keys, tokens)),
+        content_warnings=tuple(found_in(keys, tokens)),
     )
 
 

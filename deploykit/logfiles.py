@@ -48,10 +48,10 @@ def refusal(log: Path) -> str | None:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _END))
-            found = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+            refusals = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
     except OSError:
         return None
-    return found[-1] if found else None
+    return refusals[-1] if refusals else None
 
 
 def read(

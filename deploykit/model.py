@@ -321,7 +321,7 @@ class Bundle(NamedTuple):
     """About private keys that were left out and tokens that are in the bundle."""
     state: str = ""
     """Hash of the names and stat data of its files; empty where a file has just changed."""
-    found: tuple[Problem, ...] = ()
+    content_warnings: tuple[Problem, ...] = ()
     """The warnings about the content of its files."""
 
     @property

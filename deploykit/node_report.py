@@ -50,8 +50,8 @@ def lines(node: left_out.Node) -> Iterator[str]:
 def _seen(row: Run, host: str) -> Iterator[str]:
     """What the preflight of a run says of a node; else its record."""
     try:
-        found = of_run(row, Selection(node=0), follow=False)
-        texts = [line.text for line in islice(found, _READ) if _is_about(line.text, host)]
+        log = of_run(row, Selection(node=0), follow=False)
+        texts = [line.text for line in islice(log, _READ) if _is_about(line.text, host)]
     except (DeploykitError, OSError):
         texts = []
     yield from dict.fromkeys(texts)

@@ -96,7 +96,7 @@ def _recorder(row: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sentences), tuple(warnings)
 
 
-def lines(found: RunStacks, *, threads: bool) -> Iterator[str]:
+def lines(taken: RunStacks, *, threads: bool) -> Iterator[str]:
     """What `dump` prints."""
-    yield from report.lines(found.dump, threads=threads)
-    yield from (f"flight recorder: {text}" for text in found.recorder)
+    yield from report.lines(taken.dump, threads=threads)
+    yield from (f"flight recorder: {text}" for text in taken.recorder)

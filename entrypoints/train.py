@@ -243,10 +243,10 @@ class Trainer:
                 batch = self.strategy.part(whole)
                 outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:
-                    found = [function(outputs, batch.targets) for function in functions.values()]
-                    found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
+                    values = [function(outputs, batch.targets) for function in functions.values()]
+                    values = [torch.where(_any(batch), each.double(), 0.0) for each in values]
                     loss = self.strategy.objective.loss(outputs, batch) * batch.total
-                    sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
+                    sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *values])
         targets, *means = sum_over_ranks(self.context, sums.tolist())
         means = [value / max(targets, 1) for value in means]
         return {"targets": targets} | dict(zip(("loss", *functions), means, strict=True))

@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> int:
         return _init(path, as_json=args.json)
     overrides = [*args.set, *([f"backend={args.backend}"] if args.backend else [])]
     exists = os.path.lexists(path)
-    found = config.settings(*_jobs(args.job, overrides), overrides)
+    settings = config.settings(*_jobs(args.job, overrides), overrides)
     if args.json:
-        rows = [vars(one) for one in found]
+        rows = [vars(one) for one in settings]
         output.emit({"file": str(path), "exists": exists, "settings": rows})
         return 0
     output.table(
         ["setting", "value", "from"],
-        [[one.key, one.value or "-", _from(one)] for one in found],
+        [[one.key, one.value or "-", _from(one)] for one in settings],
     )
     if not exists:
         output.note(f"there is no {path}; `deploykit config --init` writes one to fill in")

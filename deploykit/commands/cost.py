@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     options = file.sections[name]
     engine = capabilities.require(name, capabilities.Cost)
     if args.refresh:
-        asked = capabilities.require(name, capabilities.Prices)
-        output.note(asked.refresh_prices(file.job, options))
+        prices = capabilities.require(name, capabilities.Prices)
+        output.note(prices.refresh_prices(file.job, options))
     estimate = engine.cost(file.job, options)
     others: Mapping[str, Estimate] = {}
     if isinstance(engine, capabilities.Prices):
@@ -63,8 +63,8 @@ def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
     name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
     file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
     others = ("max_cost", "stop_at_cap", "budget")
-    found = [one for one in lifecycle.problems(file, name) if one.path not in others]
-    output.warnings(file.raise_on(found))
+    problems = [one for one in lifecycle.problems(file, name) if one.path not in others]
+    output.warnings(file.raise_on(problems))
     return name, file
 
 

@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the stacks, the smallest group of ranks first."""
     row = registry.get(args.run)
-    found = run_stacks.take(row, native=args.native)
+    taken = run_stacks.take(row, native=args.native)
     if args.json:
-        data = {"run": row.run, "kept": found.kept, **report.data(found.dump)}
-        output.emit({**data, "flight_recorder": found.recorder, "warnings": found.warnings})
+        data = {"run": row.run, "kept": taken.kept, **report.data(taken.dump)}
+        output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
         return 0
-    time = output.when(found.dump.time.timestamp()) if found.dump.time else "an unknown time"
-    count = len(found.dump.ranks)
-    ended = " (it has ended; these were kept)" if found.kept else ""
+    time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"
+    count = len(taken.dump.ranks)
+    ended = " (it has ended; these were kept)" if taken.kept else ""
     output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
-    output.say(*run_stacks.lines(found, threads=args.threads))
-    output.note(*(f"warning: {text}" for text in found.warnings))
-    output.note(f"kept in {found.dump.folder}")
+    output.say(*run_stacks.lines(taken, threads=args.threads))
+    output.note(*(f"warning: {text}" for text in taken.warnings))
+    output.note(f"kept in {taken.dump.folder}")
     return 0

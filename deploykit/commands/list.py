@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         from deploykit.commands import spending  # decimal takes a while to import
 
         output.note(*spending.budgets())
-    if rows and len(rows) < (found := search.count()):
-        output.note(f"the newest {len(rows)} of {found} runs; all: -n {found}")
+    if rows and len(rows) < (total := search.count()):
+        output.note(f"the newest {len(rows)} of {total} runs; all: -n {total}")
     return 0
 
 

@@ -69,8 +69,8 @@ def _csv(row: Run, points: Iterable[Point]) -> str:
     writer.writerow(_COLUMNS)
     for one in points:
         time = None if one.time is None else f"{one.time:.3f}"
-        place = (row.run, one.attempt, one.step, one.epoch, time)
-        writer.writerow([*place, one.name, repr(one.value), one.source])
+        position = (row.run, one.attempt, one.step, one.epoch, time)
+        writer.writerow([*position, one.name, repr(one.value), one.source])
     return text.getvalue()
 
 

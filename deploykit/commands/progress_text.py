@@ -60,7 +60,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     if not width:
         return ""
-    bounds = [len(values) * place // width for place in range(width + 1)]
+    bounds = [len(values) * part // width for part in range(width + 1)]
     means = [_mean(values[start:end]) for start, end in itertools.pairwise(bounds)]
     finite = [mean for mean in means if math.isfinite(mean)]
     least, size = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)

@@ -139,7 +139,7 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
         if prepared.plan.job.stop_at_cap:
             from deploykit.cost import cap  # few jobs have one
 
-            output.note(*cap.told(prepared.plan.job, estimate))
+            output.note(*cap.notices(prepared.plan.job, estimate))
         if prepared.plan.job.budget is not None:
             from deploykit import budgets  # few jobs have one
 

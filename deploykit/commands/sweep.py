@@ -202,18 +202,18 @@ def _end(record: SweepRecord, *, as_json: bool) -> int:
     """Show a sweep that is no longer controlled; whether a trial has succeeded."""
     from deploykit.sweep import summary
 
-    found = summary.of(record)
+    sweep = summary.of(record)
     if as_json:
-        output.emit(found.data())
+        output.emit(sweep.data())
     else:
-        _show(found)
-    return 0 if found.best or record.stopping else RunFailed.exit_code
+        _show(sweep)
+    return 0 if sweep.best or record.stopping else RunFailed.exit_code
 
 
-def _show(found: SweepSummary) -> None:
+def _show(sweep: SweepSummary) -> None:
     from deploykit.commands import sweep_text  # imports Optuna
 
-    output.say(*sweep_text.lines(found))
+    output.say(*sweep_text.lines(sweep))
 
 
 def _detach(record: SweepRecord, *, as_json: bool) -> int:
@@ -230,11 +230,11 @@ def _status(args: argparse.Namespace) -> int:
     from deploykit.commands import sweep_text  # imports Optuna
     from deploykit.sweep import summary
 
-    found = summary.of(folder.find(args.name))
+    sweep = summary.of(folder.find(args.name))
     if args.json:
-        output.emit(found.data())
+        output.emit(sweep.data())
         return 0
-    _show(found)
+    _show(sweep)
     rows = [
         [
             str(one.number),
@@ -244,10 +244,10 @@ def _status(args: argparse.Namespace) -> int:
             sweep_text.settings(one),
             one.reason,
         ]
-        for one in found.trials
+        for one in sweep.trials
     ]
     if rows:
-        metric = found.record.sweep.objective.metric
+        metric = sweep.record.sweep.objective.metric
         output.table(["trial", "state", metric, "run", "parameters", "reason"], rows)
     return 0
 
@@ -255,13 +255,13 @@ def _status(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
-    found = [summary.of(record) for record in folder.every()]
+    sweeps = [summary.of(record) for record in folder.every()]
     if args.json:
-        output.emit([{**one.data(), "trials": len(one.trials)} for one in found])
+        output.emit([{**one.data(), "trials": len(one.trials)} for one in sweeps])
         return 0
     rows = [
         [one.record.id, one.state, f"{len(one.trials)}/{one.total}", one.record.backend]
-        for one in found
+        for one in sweeps
     ]
     output.table(["sweep", "state", "trials", "backend"], rows)
     if not rows:
@@ -285,8 +285,8 @@ def _best(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
     record = folder.find(args.name)
-    found = summary.of(record)
-    best = found.best
+    sweep = summary.of(record)
+    best = sweep.best
     if best is None:
         raise NotFound(
             f"no trial of {record.id} has succeeded",
@@ -302,7 +302,7 @@ def _best(args: argparse.Namespace) -> int:
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
     )
     output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
-    output.say(*sweep_text.spread(found))
+    output.say(*sweep_text.spread(sweep))
     output.say(*(f"  run     {row.run}" for row in best.runs))
     return 0
 

@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     """Wait; return the exit code of the first run that failed, or 124 on timeout."""
     named = registry.named(args.run) if args.run else [registry.get(None)]
     rows: list[Run] = []
-    told: dict[str, tuple[str, str]] = {}
+    noted: dict[str, tuple[str, str]] = {}
     position = Position()
     with output.last_line(lambda: _now(rows, position)) as last:
         for current in run_state.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
-                _tell(rows, told)
+                _tell(rows, noted)
     return _finish(rows, as_json=args.json)
 
 
@@ -103,13 +103,13 @@ class Position:
         return self._text
 
 
-def _tell(rows: Sequence[Run], told: dict[str, tuple[str, str]]) -> None:
-    """Note each state that is new; `told` has the last one of each run."""
+def _tell(rows: Sequence[Run], noted: dict[str, tuple[str, str]]) -> None:
+    """Note each state that is new; `noted` has the last one of each run."""
     for row in rows:
         current = (row.state, row.reason)
-        if told.get(row.run) != current and not State(row.state).final:
+        if noted.get(row.run) != current and not State(row.state).final:
             output.note(f"{row.run}: {row.state}{f' - {row.reason}' if row.reason else ''}")
-        told[row.run] = current
+        noted[row.run] = current
 
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:

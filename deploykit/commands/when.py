@@ -53,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
     output.warnings(prepared.warnings)
     engine = capabilities.require(plan.backend, capabilities.When)
     now = registry.now()
-    found = sorted(
+    choices = sorted(
         (_priced(plan, one) for one in engine.when(plan)), key=lambda one: one.order(now)
     )
     if args.json:
-        output.emit({"backend": plan.backend, "starts": [_data(one) for one in found]})
+        output.emit({"backend": plan.backend, "starts": [_data(one) for one in choices]})
     else:
-        _show(found)
-    best = next((one.start for one in found if one.start.possible), None)
+        _show(choices)
+    best = next((one.start for one in choices if one.start.possible), None)
     if best is None:
         return NeverStarts.exit_code
     if args.pick:
@@ -86,9 +86,9 @@ def _data(one: _Choice) -> dict[str, Any]:
     }
 
 
-def _show(found: Sequence[_Choice]) -> None:
+def _show(choices: Sequence[_Choice]) -> None:
     headings = ["where", "starts", "in", "worst cost", "what is known"]
-    output.table(headings, [_row(one) for one in found])
+    output.table(headings, [_row(one) for one in choices])
 
 
 def _row(one: _Choice) -> list[str]:

@@ -79,7 +79,7 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
     return int(seconds.to_integral_value(ROUND_FLOOR))
 
 
-def told(job: JobSpec, estimate: Estimate) -> Iterator[str]:
+def notices(job: JobSpec, estimate: Estimate) -> Iterator[str]:
     """A line about a job that is to be stopped at its cap; none about any other."""
     stop = _stop(job, estimate)
     if stop is not None:

@@ -331,8 +331,8 @@ def _shown(rule: CauseRule, raw: str) -> str:
     text = " ".join(log_prefixes.bare(raw).split())
     if len(text) <= _WIDTH:
         return text
-    found = (match.start() for each in rule.match if (match := each.regex.search(text)))
-    start = max(0, min(found, default=0) - _BEFORE)
+    starts = (match.start() for each in rule.match if (match := each.regex.search(text)))
+    start = max(0, min(starts, default=0) - _BEFORE)
     start = 0 if start < _BEFORE else start
     end = start + _WIDTH
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"

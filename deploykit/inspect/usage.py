@@ -69,8 +69,8 @@ def read(folder: Path, attempt: int) -> list[RankUsage]:
     ended = {path.name.removeprefix("node") for path in folder.glob("exit_records/node-*.json")}
     paths = folder.glob("exit_records/usage-*.json")
     running = (path for path in paths if path.name.removeprefix("usage") not in ended)
-    found = [one for path in running for one in _of_node(path, attempt)]
-    return sorted(found, key=lambda one: one.rank)
+    usage = [one for path in running for one in _of_node(path, attempt)]
+    return sorted(usage, key=lambda one: one.rank)
 
 
 def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:

@@ -11,7 +11,7 @@ _WIDTH, _HEIGHT = 1000, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 34
 """Margins around the axes; texts are to the right of an axis."""
 _NONE = -0.08
-"""The place of a line below an axis on which it has no value."""
+"""The height of a line below an axis on which it has no value."""
 _NAME = 18
 """Characters of an axis' name and of a mark."""
 _BARS, _BAR, _LABEL, _SHARE = 420, 22, 124, 40
@@ -26,20 +26,20 @@ KINDS = tuple(_STYLES)
 
 
 class Axis(NamedTuple):
-    """A vertical axis: its name, and its marks by their place from 0, at the bottom, to 1."""
+    """A vertical axis: its name, and its marks by their height from 0, at the bottom, to 1."""
 
     name: str
     marks: Sequence[tuple[float, str]]
 
 
 class Path(NamedTuple):
-    """A line through all axes: its place on each, None where it has no value.
+    """A line through all axes: its height on each, None where it has no value.
 
     `kind` is in `KINDS`.
     """
 
     label: str
-    places: Sequence[float | None]
+    heights: Sequence[float | None]
     kind: str
 
 
@@ -48,7 +48,7 @@ def draw(axes: Sequence[Axis], lines: Sequence[Path], title: str) -> Markup:
     if len(axes) < 2 or not lines:  # noqa: PLR2004 - one axis has no line
         return Markup("")
     ordered = sorted(lines, key=lambda one: -KINDS.index(one.kind))
-    lacking = [any(one.places[at] is None for one in lines) for at in range(len(axes))]
+    lacking = [any(one.heights[at] is None for one in lines) for at in range(len(axes))]
     parts = [*(_line(one, len(axes)) for one in ordered), *_axes(axes, lacking)]
     size = (_WIDTH, _HEIGHT)
     return _figure(size, parts, title, "min-width:40rem")
@@ -73,15 +73,15 @@ def _x(at: int, count: int) -> float:
     return _LEFT + at * (_WIDTH - _LEFT - _RIGHT) / (count - 1)
 
 
-def _y(place: float) -> float:
-    return _HEIGHT - _BOTTOM - place * (_HEIGHT - _BOTTOM - _TOP)
+def _y(height: float) -> float:
+    return _HEIGHT - _BOTTOM - height * (_HEIGHT - _BOTTOM - _TOP)
 
 
 def _line(one: Path, count: int) -> str:
     """A line, which passes below an axis on which it has no value."""
     points = (
-        f"{_x(at, count):.1f} {_y(_NONE if place is None else place):.1f}"
-        for at, place in enumerate(one.places)
+        f"{_x(at, count):.1f} {_y(_NONE if height is None else height):.1f}"
+        for at, height in enumerate(one.heights)
     )
     shape = f'class="line" style="{_STYLES[one.kind]}" d="M{"L".join(points)}"'
     return f"<path {shape}><title>{text(one.label)}</title></path>"
@@ -96,8 +96,8 @@ def _axes(axes: Sequence[Axis], lacking: Sequence[bool]) -> Iterator[str]:
         name = f'class="mid" style="fill:var(--ink);font-weight:600" x="{x:.1f}" y="{_TOP - 16}"'
         yield f"<text {name}>{_brief(axis.name)}<title>{text(axis.name)}</title></text>"
         none = [(_NONE, "none")] if lacking[at] else []
-        for place, mark in (*axis.marks, *none):
-            where = f'x="{x + 5:.1f}" y="{_y(place) + 4:.1f}"'
+        for height, mark in (*axis.marks, *none):
+            where = f'x="{x + 5:.1f}" y="{_y(height) + 4:.1f}"'
             # the color of the paper around the letters, since lines cross them
             halo = 'style="paint-order:stroke;stroke:var(--paper);stroke-width:3"'
             yield f"<text {where} {halo}>{_brief(mark)}</text>"

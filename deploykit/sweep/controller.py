@@ -276,13 +276,13 @@ class Controller:
 
     def _passed(self, live: Live, repeat: int) -> space.Passed:
         """What a run adds to the job, the variables of its slot included."""
-        found = live.passed(repeat)
+        passed = live.passed(repeat)
         if self.slots:
             if live.slot(repeat) is None:
                 taken = {one.slot(other) for one in self.live for other in one.open}
                 live.take(repeat, min(set(range(len(self.slots))) - taken))
-            found.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
-        return found
+            passed.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
+        return passed
 
     def _stop(self) -> bool:
         """Cancel all runs, and wait for their end; whether any is left."""

@@ -42,8 +42,8 @@ class Budget(NamedTuple):
 
 def total(rows: Iterable[Run]) -> Money | None:
     """What runs have cost so far, as far as it is known; None where nothing is billed."""
-    found = map(_spent, rows)
-    return sum_of(Money(one.amount, one.currency) for one in found if one is not None)
+    costs = map(_spent, rows)
+    return sum_of(Money(one.amount, one.currency) for one in costs if one is not None)
 
 
 def sum_of(amounts: Iterable[Money]) -> Money | None:

@@ -53,9 +53,9 @@ class Client:
     def _ask(self, method: str, url: str, body: bytes) -> Any:
         headers = {"Content-Type": "application/json"} if body else {}
         headers |= self._sign(method, url, body)
-        asked = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
+        message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
         try:
-            with self._opener.open(asked, timeout=_PATIENCE) as answer:
+            with self._opener.open(message, timeout=_PATIENCE) as answer:
                 return _decoded(self._base, answer.read(_LARGEST))
         except error.HTTPError as refusal:
             with refusal:
@@ -86,8 +86,8 @@ def _meaning(base: str, refusal: error.HTTPError) -> DeploykitError:
     except (OSError, ValueError):
         data = {}
     data = data if isinstance(data, dict) else {}
-    told = str(data.get("message") or refusal.reason)[:500]
-    message = f"{base} answered {refusal.code}: {told}"
+    reason = str(data.get("message") or refusal.reason)[:500]
+    message = f"{base} answered {refusal.code}: {reason}"
     if refusal.code in _DENIED:
         return NotPermitted(message, hint="check the credentials in the environment")
     if refusal.code in _BUSY:

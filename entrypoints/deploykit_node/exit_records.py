@@ -133,10 +133,10 @@ def first_failure(env: Environ, ranks: Path) -> RankRecord | None:
     last, shared = max(map(int, rounds), default=0), records.folder(env)
     for stopped in (False, True):
         name = _failed(env, last, stopped=stopped)
-        found = records.valid(shared / name, _RANK_FIELDS) if shared else None
+        recorded = records.valid(shared / name, _RANK_FIELDS) if shared else None
         own = [one for one in failures(ranks, attempt(env)) if one["stopped"] == stopped]
-        if found and found["attempt"] == attempt(env):
-            return cast(RankRecord, found)
+        if recorded and recorded["attempt"] == attempt(env):
+            return cast(RankRecord, recorded)
         if own:
             return own[0]
     return None

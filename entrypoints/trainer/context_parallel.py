@@ -90,19 +90,19 @@ class ContextParallel:
 
         Only to the outermost ones, which pass them on. Returns whether there are any.
         """
-        found: list[str] = []
+        takers: list[str] = []
         for name, module in model.named_modules():
             parameters = list(inspect.signature(type(module).forward).parameters)[1:]
-            if POSITIONS in parameters and not any(_is_inside(name, outer) for outer in found):
-                found.append(name)
+            if POSITIONS in parameters and not any(_is_inside(name, outer) for outer in takers):
+                takers.append(name)
                 hook = partial(self._add_positions, parameters.index(POSITIONS))
                 module.register_forward_pre_hook(hook, with_kwargs=True)
-        return bool(found)
+        return bool(takers)
 
     def _add_positions(
-        self, place: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, index: int, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        given = kwargs.get(POSITIONS) is not None or len(args) > place
+        given = kwargs.get(POSITIONS) is not None or len(args) > index
         if given or not self._active:
             return None
         leaves = pytree.tree_leaves((args, kwargs))

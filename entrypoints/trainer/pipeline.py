@@ -111,8 +111,8 @@ class Pipeline:
         own = [layer.name for layer in stages[number]]
         if self._needs_inputs:
             parallelize.prepare_layers(part, setup)
-        found = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
-        replica = parallelize.distribute(part, found, setup)
+        names = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
+        replica = parallelize.distribute(part, names, setup)
         outputs = stages[number][-1].output.requires_grad_()
         stage = TimedStage(
             replica.module,

@@ -129,8 +129,8 @@ def _prepare(model: nn.Module, setup: Setup) -> None:
 def _window(model: nn.Module) -> int | None:
     """How far attention reaches in any layer, if its configuration limits that."""
     configs = [getattr(module, "config", None) for module in model.modules()]
-    found = [getattr(config, name, None) for config in configs for name in WINDOWS]
-    return min((each for each in found if isinstance(each, int)), default=None)
+    windows = [getattr(config, name, None) for config in configs for name in WINDOWS]
+    return min((each for each in windows if isinstance(each, int)), default=None)
 
 
 def _check_names(inputs: Any) -> None:
@@ -166,10 +166,10 @@ def check(model: nn.Module, setup: Setup) -> None:
     model.eval()
     with context.suspended():
         expected = _results(setup.objective, model, whole)
-    found = _results(setup.objective, model, own)
+    results = _results(setup.objective, model, own)
     model.train(training)
     calls = context.calls - before
-    _raise_if_unequal(setup, expected, found, length=length, calls=calls)
+    _raise_if_unequal(setup, expected, results, length=length, calls=calls)
 
 
 def _results(objective: Objective, model: nn.Module, batch: Batch) -> tuple[Any, Tensor]:
@@ -182,17 +182,17 @@ def _results(objective: Objective, model: nn.Module, batch: Batch) -> tuple[Any,
 def _raise_if_unequal(
     setup: Setup,
     expected: tuple[Any, Tensor],
-    found: tuple[Any, Tensor],
+    results: tuple[Any, Tensor],
     *,
     length: int,
     calls: int,
 ) -> None:
     context = setup.context_parallel
     assert context is not None  # noqa: S101 - the caller asks first
-    distributed.all_reduce(found[1], group=context.group)
+    distributed.all_reduce(results[1], group=context.group)
     first = context.index * length
-    differences = [_difference(*pair) for pair in zip(expected[1], found[1], strict=True)]
-    whole, own = (_scores(outputs) for outputs, _ in (expected, found))
+    differences = [_difference(*pair) for pair in zip(expected[1], results[1], strict=True)]
+    whole, own = (_scores(outputs) for outputs, _ in (expected, results))
     if whole is not None and own is not None and whole.shape[1] == length * context.size:
         differences.append(_difference(whole[:, first : first + length], own))
     worst = torch.stack([*differences, torch.tensor(float(calls == 0)).to(differences[0])]).max()
@@ -211,13 +211,13 @@ def _raise_if_unequal(
         )
 
 
-def _difference(expected: Tensor, found: Tensor) -> Tensor:
+def _difference(expected: Tensor, actual: Tensor) -> Tensor:
     """The largest difference relative to the largest value."""
-    difference = (expected.double() - found.double()).abs().max()
+    difference = (expected.double() - actual.double()).abs().max()
     return difference / expected.double().abs().max().clamp(min=1e-9)
 
 
 def _scores(outputs: Any) -> Tensor | None:
     """The outputs for each position, if there are any."""
-    found = getattr(outputs, "logits", outputs)
-    return found if isinstance(found, Tensor) and found.dim() > 1 else None
+    scores = getattr(outputs, "logits", outputs)
+    return scores if isinstance(scores, Tensor) and scores.dim() > 1 else None

@@ -50,8 +50,8 @@ def hits(outputs: Any, targets: Tensor) -> Tensor:
 
 def scores(outputs: Any) -> Tensor:
     """The outputs, or their `logits`."""
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-    return found
+    tensor: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return tensor
 
 
 def inputs_and_targets(batch: Any) -> tuple[Any, Any]:

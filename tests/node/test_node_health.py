@@ -14,7 +14,7 @@ import pytest
 
 from deploykit_node.preflight import findings, line_rate
 from deploykit_node.preflight.health import checks, fabric, gpus, judge, machine
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 from tests.node import netns
 from tests.node.test_node_preflight import HELLO, NODES, PLAN, emulated, told
 

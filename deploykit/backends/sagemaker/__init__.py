@@ -63,9 +63,9 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
     """The results in S3; the source archive there is shared with other runs."""
     from deploykit import shell
 
-    above, found, _ = output.partition(f"/{handle.run}/")
-    if found and above.startswith("s3://"):
-        prefix = f"{above}{found}"
+    above, of_run, _ = output.partition(f"/{handle.run}/")
+    if of_run and above.startswith("s3://"):
+        prefix = f"{above}{of_run}"
         yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 

@@ -41,12 +41,12 @@ def estimate(job: JobSpec, options: Options) -> Estimate:
     unknown = [] if where else ["no region is chosen, and prices differ: AWS_REGION"]
     charges: list[Charge] = []
     for count, kind in machines(job, options):
-        found = prices.machine(PROVIDER, where, kind)
-        if found is None:
+        price = prices.machine(PROVIDER, where, kind)
+        if price is None:
             unknown += [f"the price of {kind} in {where}; {_REFRESH}"] if where else []
             continue
-        used.append(found[0])
-        charges += _machine_charges(job, options, f"{count} x {kind}", count * found[0].amount)
+        used.append(price[0])
+        charges += _machine_charges(job, options, f"{count} x {kind}", count * price[0].amount)
         if not catalog.has_nvme(kind):
             disk = prices.storage(PROVIDER, where)
             if disk is None:

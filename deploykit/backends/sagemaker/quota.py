@@ -46,7 +46,7 @@ def _start(plan: Plan, options: Options, quotas: Mapping[str, float]) -> Start:
     known = "not listed" if value is None else f"{value:g}"
     more = _UNKNOWN
     if options.spot:
-        more = spot_history.told(options.training_type, plan.target)
+        more = spot_history.sentence(options.training_type, plan.target)
     return Start(where, options, None, f"the quota {required.quota!r} is {known}; {more}")
 
 

@@ -23,17 +23,17 @@ _MOST = 20_000
 """Prices that are read: a zone has a few a day."""
 
 
-def told(kind: str, region: str) -> str:
+def sentence(kind: str, region: str) -> str:
     """One sentence about the prices of ``ml.g5.xlarge`` and its like, or why there are none."""
     name = kind.removeprefix("ml.")
     try:
-        found = _prices(name, region)
+        history = _prices(name, region)
     except DeploykitError as error:
         return f"no spot prices: {error.message}"
-    if not found:
+    if not history:
         return f"EC2 has sold no spot instances of {name} in {region} for {_DAYS} days"
-    amounts = sorted(map(_amount, found))
-    zone, now = _cheapest(found)
+    amounts = sorted(map(_amount, history))
+    zone, now = _cheapest(history)
     return (
         f"EC2's spot price of {name} in the last {_DAYS} days: {money.exact(amounts[0])} to "
         f"{money.exact(amounts[-1])} USD an hour; now {money.exact(now)} in {zone}"
@@ -59,9 +59,9 @@ def _amount(one: Mapping[str, Any]) -> Decimal:
     return Decimal(one["SpotPrice"])
 
 
-def _cheapest(found: Sequence[Mapping[str, Any]]) -> tuple[str, Decimal]:
+def _cheapest(history: Sequence[Mapping[str, Any]]) -> tuple[str, Decimal]:
     """The zone whose newest price is the lowest, and that price."""
-    newest = {one.get("AvailabilityZone", "-"): one for one in sorted(found, key=_time)}
+    newest = {one.get("AvailabilityZone", "-"): one for one in sorted(history, key=_time)}
     zone = min(newest, key=lambda name: _amount(newest[name]))
     return zone, _amount(newest[zone])
 

@@ -336,8 +336,8 @@ def unreachable() -> str | None:
         except BackendUnavailable as error:
             return str(error)
         if result.code or not result.out.strip():
-            said = result.err or result.out.partition("\n")[0]
-            return f"{argv[0]}: {complaints.in_one_line(said).rpartition('; ')[2]}"
+            complaint = result.err or result.out.partition("\n")[0]
+            return f"{argv[0]}: {complaints.in_one_line(complaint).rpartition('; ')[2]}"
     return None
 
 

@@ -46,10 +46,10 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
 
     `stacks` is the file into which it writes its stacks when it gets SIGURG.
     """
-    folder, found = records.folder(env), stat(pid)
+    folder, state = records.folder(env), stat(pid)
     record: ProcessRecord = {
         "pid": pid,
-        "started": found.started if found else _UNKNOWN,
+        "started": state.started if state else _UNKNOWN,
         "host": cluster.host_name(env),
         "python": sys.executable,
         "libraries": env.get("LD_LIBRARY_PATH", ""),
@@ -102,8 +102,8 @@ def _of_this_machine(run: str) -> set[int]:
 
 def is_running(pid: int, started: int) -> bool:
     """Whether a process still runs, and is the one that was started then."""
-    found = stat(pid)
-    return found is not None and found.started == started
+    state = stat(pid)
+    return state is not None and state.started == started
 
 
 def stat(pid: int) -> Stat | None:
@@ -127,9 +127,9 @@ def trees(pids: Iterable[int]) -> dict[int, list[int]]:
     """The children of each process, as `children` tells them, in one pass over all processes."""
     below: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc") if sys.platform == "linux" else ():  # noqa: PTH208 - faster
-        found = stat(int(name)) if name.isdecimal() else None
-        if found:
-            below[found.parent].append(int(name))
+        state = stat(int(name)) if name.isdecimal() else None
+        if state:
+            below[state.parent].append(int(name))
     return {pid: _below(pid, below) for pid in pids}
 
 
@@ -142,9 +142,9 @@ def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """The CPU time of each process, in seconds."""
-    found = {pid: stat(pid) for pid in pids}
+    states = {pid: stat(pid) for pid in pids}
     tick = os.sysconf("SC_CLK_TCK")
-    return {pid: told.cpu / tick for pid, told in found.items() if told}
+    return {pid: state.cpu / tick for pid, state in states.items() if state}
 
 
 def written(pid: int) -> int:

@@ -33,5 +33,5 @@ def _rate(port: Path) -> float:
 
 
 def _speed(interface: str | None) -> float:
-    found = _SPEED.fullmatch(fabric.text(INTERFACES / (interface or "") / "speed"))
-    return int(found[0]) * _MEGABIT if found else 0.0
+    match = _SPEED.fullmatch(fabric.text(INTERFACES / (interface or "") / "speed"))
+    return int(match[0]) * _MEGABIT if match else 0.0

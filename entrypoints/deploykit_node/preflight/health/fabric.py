@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 DEVICES = Path("/sys/class/infiniband")
 _ERRORS = {
@@ -23,7 +23,7 @@ _MANY = 1000
 """Errors since the start of the machine that are worth a warning."""
 
 
-def check(found: Health) -> None:
+def check(health: Health) -> None:
     """Add what is wrong with the devices, and how many there are."""
     if not DEVICES.is_dir():
         return
@@ -33,11 +33,11 @@ def check(found: Health) -> None:
             now = state(port)
             active = now == "ACTIVE"
             name = f"{kind} devices that are active"
-            found.counts[name] = found.counts.get(name, 0) + active
+            health.counts[name] = health.counts.get(name, 0) + active
             if not active:
-                told = f"{kind} device {device.name} is {now or 'in no known state'}"
-                found.faults.append((f"{told}: check its cable, or restart the node", False))
-            found.faults += ((told, False) for told in _errors(device.name, port))
+                sentence = f"{kind} device {device.name} is {now or 'in no known state'}"
+                health.faults.append((f"{sentence}: check its cable, or restart the node", False))
+            health.faults += ((sentence, False) for sentence in _errors(device.name, port))
 
 
 def _is_efa(device: Path) -> bool:
