@@ -25,10 +25,10 @@ OPTIMIZERS = ["sgd", "adamw"]
 RATES = ["0.0001", "0.0003", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1.0"]
 SMALL = ["--layers", "1", "--width", "32", "--sequence", "64", "--heads", "2"]
 TASKS = {
-    "digits": (34, ["--epochs", "120"]),
+    "digits": (136, ["--epochs", "120"]),
     "text": (22, ["--task", "text", "--epochs", "12", "--batch-size", "64", *SMALL]),
 }
-"""The least steps of a trial, one or two epochs, and the arguments of the trainer."""
+"""The least steps of a trial, a tenth or less, and the arguments of the trainer."""
 LETTERS = 100_000
 """Of Python's help topics, which the text trainer takes."""
 
