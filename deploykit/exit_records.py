@@ -91,7 +91,7 @@ def _ended(folder: Path) -> set[tuple[str, object]]:
     for path in folder.glob("exit_records/node-*.json"):
         match _data(path):
             case {"attempt": int(number), "ranks": {**ranks}}:
-                ended.update((rank, number) for rank in ranks)
+                ended.update((str(rank), number) for rank in ranks)
     return ended
 
 

@@ -157,7 +157,7 @@ KERNEL = {
     "mce: [Hardware Error]: Machine check events logged": "hardware error",
     "blk_update_request: critical medium error, dev nvme0n1, sector 7": "a file system or disk",
     "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received": "a PCIe device",
-    "Out of memory: Killed process 77 (python)": "want of memory",
+    "Out of memory: Killed process 77 (python)": "out of memory",
     "mlx5_core 0000:08:00.0 ens1: Link is Down": "a network link went down",
     "usb 1-1: new high-speed USB device": None,
 }

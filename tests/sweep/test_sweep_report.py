@@ -43,7 +43,7 @@ def test_the_page_of_a_sweep(searched, sweep):
         "It has cost 200.00 USD.",
         "deploykit sweep best s --write best.yaml",
         "PED-ANOVA",
-        "Each line is a trial that succeeded",
+        "Each line is a successful trial",
         "spent 200.00 USD",
         "0 to 0.9; if optimizer is sgd",
     ):
@@ -122,7 +122,7 @@ def test_watch_shows_what_runs_and_what_has_ended(write, sweep, toy):
         assert "\nended  state      loss" in shown
         words = ("sweep", "watch", "s", "--interval", "1s")
         live = OnTerminal(*words, PYTHONPATH=os.environ["PYTHONPATH"])
-        live.until("Ctrl-C ends the page")
+        live.until("Ctrl-C closes this page")
         (paths.state() / "runs/go").touch()
         live.until("s: finished")
         assert live.end() == 0

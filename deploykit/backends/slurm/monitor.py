@@ -20,7 +20,7 @@ from deploykit.backends.slurm import (
     remote,
     states,
 )
-from deploykit.backends.slurm.queue_position import PendingJob
+from deploykit.backends.slurm.queue_position import Queue
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
@@ -227,10 +227,10 @@ def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Ro
 
 
 @functools.lru_cache(1)
-def _pending(_period: int, host: str | None, _conf: str | None) -> list[PendingJob]:
+def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
     """The pending jobs of all users; the arguments are the key of the cache."""
     output = client.output(queue_position.pending_argv(), host)
-    return list(queue_position.parse_pending(output))
+    return Queue(queue_position.parse_pending(output))
 
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
