@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-sweepers gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-cap bench-sweepers gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -166,9 +166,13 @@ bench-slurm: $(VENV)/.dev
 bench-stalls: $(VENV)/.dev
 	$(BIN)/python benchmarks/stalls/measure.py
 
-# Five minutes: the steps of a sweep with ASHA, beside those of the grid.
+# Ten minutes: the steps of a sweep with ASHA, beside those of the grid.
 bench-asha: $(VENV)/.dev
 	$(BIN)/python benchmarks/asha.py
+
+# Eight minutes: runs that are stopped at their cost cap, on each backend.
+bench-cap: $(VENV)/.dev .venv-sagemaker/.ready
+	$(BIN)/python benchmarks/cap.py
 
 # Six minutes: a sweep beside Ray Tune and Hydra's Optuna sweeper. Wants a quiet machine.
 bench-sweepers: $(VENV)/.dev .venv-sweepers/.ready

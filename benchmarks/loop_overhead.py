@@ -46,10 +46,11 @@ def loops(folder: Path = LOOPS) -> list[str]:
     return sorted(names, key=lambda name: (name != REFERENCE, name != OURS, name))
 
 
-def environment(steps: int) -> dict[str, str]:
+def environment(steps: int, *, compiled: bool = False) -> dict[str, str]:
     """The environment variables of every loop."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)}
-    return {**inherited, "LOOP_STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+    own = {"LOOP_STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+    return inherited | own | ({"LOOP_COMPILE": "1"} if compiled else {})
 
 
 def run(name: str, python: Path, env: Mapping[str, str]) -> Sample:
@@ -141,13 +142,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=8, metavar="N", help="default: 8")
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="default: 1000")
     parser.add_argument("--only", nargs="+", metavar="LOOP", help=f"in addition to {REFERENCE}")
+    parser.add_argument("--compile", action="store_true", help="compile layers; of these two alone")
     parser.add_argument(
         "--python", type=Path, default=_FRAMEWORKS, help="Python with all frameworks"
     )
     args = parser.parse_args(argv)
-    names = [name for name in loops() if not args.only or name in {REFERENCE, *args.only}]
+    only = [OURS] if args.compile else args.only
+    names = [name for name in loops() if not only or name in {REFERENCE, *only}]
+    env = environment(args.steps, compiled=args.compile)
     try:
-        samples = measure(names, args.repeats, args.python, environment(args.steps))
+        samples = measure(names, args.repeats, args.python, env)
     except (LoopFailedError, OSError, subprocess.TimeoutExpired) as error:
         print(f"measurement failed: {error}", file=sys.stderr)
         return 2

@@ -194,7 +194,8 @@ def bundle(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
         words = rng.choices(range(5000), k=240)
         file.write_text("".join(f"name_{n}{' ' if n % 9 else chr(10)}" for n in words))
     name, who = shlex.quote(str(source)), "-c user.name=a -c user.email=a@b.c"
-    init = f"cd {name} && git init -q && git add . && git {who} commit -q -m a"
+    init = f"cd {name} && git init -q && git config gc.auto 0 && git add ."
+    init += f" && git {who} commit -q -m a"
     cost(["sh", "-c", init], tree, home)
     pack = [sys.executable, "-c", _BUNDLE]
     yield Figure("bundle, files", size, cost([*pack, source], tree, home))

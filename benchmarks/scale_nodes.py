@@ -1,21 +1,27 @@
-"""How many file operations the end of a job costs on the folder that all nodes share.
+"""What the end of a job costs on the folder that all nodes share, and what the preflight costs.
 
     python benchmarks/scale_nodes.py
 
 The nodes are simulated: one process plays all of them with the node plane's own code, on a clock of
 its own. The ranks of all nodes end within five seconds of a signal; then each node waits for the
-others, leaves its record, and waits for the one that decides what follows.
+others, leaves its record, and waits for the one that decides what follows. Of the preflight it
+counts the transfers and the bytes of the reports, and judges them. An exponent is the slope over
+the nodes on logarithmic axes.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
+import math
 import os
 import random
+import statistics
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,6 +32,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "entrypoints"))
 from deploykit_node import exit_records, gathering
 from deploykit_node.cluster import Cluster
 from deploykit_node.exit_records import STOPPED, NodeExit
+from deploykit_node.preflight import findings, wire
+from deploykit_node.preflight.messages import Seal
+from deploykit_node.preflight.peers import Peers
 
 _TICK = 0.2
 _SPREAD = 5.0
@@ -136,15 +145,81 @@ def _play(nodes: list[Node]) -> None:
             heapq.heappush(due, (_folder.now + seconds, at))
 
 
+class Preflight(NamedTuple):
+    """What the tests of the links of healthy nodes take."""
+
+    transfers: int
+    sent: float
+    """MB that a node sends."""
+    told: float
+    """MB of reports that node 0 is sent."""
+    seconds: float
+    """CPU seconds to judge them."""
+
+
+def preflight(count: int) -> Preflight:
+    """Let each of `count` nodes find all its links well, and judge what they report."""
+    hosts = tuple(f"n{number}" for number in range(count))
+    addresses = tuple(f"10.0.{number // 250}.{number % 250}" for number in range(count))
+    peers = [Peers("run.0", node, hosts, addresses, 20000, Seal(b"k")) for node in range(count)]
+    reports = {each.node: _report(each) for each in peers}
+    transfers = sum("rate" in link for one in reports.values() for link in one["links"].values())
+    began = time.process_time()
+    if found := findings.judge("pairs", peers[0], reports):
+        raise RuntimeError(found)
+    seconds = time.process_time() - began
+    told = sum(len(json.dumps(report)) for report in reports.values())
+    return Preflight(transfers, transfers / count * wire.BULK / 1e6, told / 1e6, seconds)
+
+
+def _report(peers: Peers) -> dict[str, Any]:
+    """The report of a healthy node."""
+    usual = {"state": "ok", "clock": 0.00012, "seconds": 0.00123, "port": 20000, "bulk": 41234}
+    rate = {"rate": 1234567890.12}
+    links = {str(n): usual | (rate if n != peers.only_greeted else {}) for n in peers.tested}
+    address = peers.addresses[peers.node]
+    return {
+        "hostname": peers.hosts[peers.node],
+        "interface": "eth0",
+        "address": address,
+        "mtu": 1500,
+        "line_rate": 12.5e9,
+        "own": 2e9,
+        "versions": {"driver": "570.86.15", "torch": "2.9.0", "NCCL": "2.27.5"},
+        "shm": [8 << 30, 8 << 30],
+        "disks": {"/out": [90 << 30, 99 << 30], "/tmp": [90 << 30, 99 << 30]},  # noqa: S108 - a name
+        "health": {"faults": [], "speeds": {"memory": 1e10}, "counts": {"GPUs": 8}, "skipped": []},
+        "links": links,
+    }
+
+
+def exponent(counts: Sequence[int], values: Sequence[float]) -> float:
+    """The slope of the values over the counts on logarithmic axes."""
+    logs = [math.log(max(value, 1e-6)) for value in values]
+    return statistics.linear_regression([math.log(count) for count in counts], logs).slope
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+    """Print a row for each number of nodes, which comes first, and the exponents of the others."""
+    line = "{:>9}" + "{:>18}" * (len(names) - 1)
+    print(line.format(*names))
+    for row in rows:
+        print(line.format(*(f"{it:,}" if isinstance(it, int) else f"{it:.4g}" for it in row)))
+    counts, *columns = zip(*rows, strict=True)
+    slopes = (f"{exponent([int(n) for n in counts], column):.2f}" for column in columns)
+    print(line.format("exponent", *slopes))
+
+
 def main() -> None:
-    """Print a table."""
-    row = "{:>6}{:>13}{:>16}{:>18}{:>8}".format
-    print(row("nodes", "operations", "for each node", "most in a second", "late"))
+    """Print two tables."""
+    ends = []
     for count in (10, 100, 1000):
         with tempfile.TemporaryDirectory() as folder:
-            end = end_of_job(Path(folder), count, random.Random(0))
-        per = f"{end.operations / count:.1f}"
-        print(row(count, end.operations, per, end.most_in_a_second, f"{end.late:.1f}"))
+            ends.append((count, *end_of_job(Path(folder), count, random.Random(0))))
+    _table(("nodes", "file operations", "most in a second", "known after (s)"), ends)
+    print()
+    tests = [(count, *preflight(count)) for count in (64, 250, 1000)]
+    _table(("nodes", "transfers", "MB that each sends", "MB for node 0", "judged in CPU s"), tests)
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
     """Whether the fewest nodes are at most the most."""
     least, most = job.resources.min_nodes, job.resources.nodes
     if least is not None and least > most:
-        message = f"the fewest nodes, {least}, are more than the most, {most}"
+        message = f"the minimum, {least} nodes, exceeds the maximum, {most}"
         yield Problem("resources.min_nodes", message, f"nodes: {most}:{least}")
 
 
@@ -309,8 +309,8 @@ def check_ranks(job: JobSpec) -> Iterator[Problem]:
         path = "resources.processes_per_node"
         yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
     if (job.profile or "").startswith("nsys:") and not gpus:
-        message = "steps are shown to nsys through CUDA, and the job requests no GPU"
-        yield Problem("profile", message, "nsys, for the whole run", severity="warning")
+        message = "nsys sees steps through CUDA only, and the job requests no GPU"
+        yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
 
 
 def check_metrics(job: JobSpec) -> Iterator[Problem]:

@@ -161,16 +161,16 @@ def _settled(
 ) -> list[Mapping[str, Any]]:
     """The rows with the cost of what has ended since; kept where there is a `database`."""
     known = registry.lookup(*(row["run"] for row in rows if row["cost"] is None))
-    found: list[Mapping[str, Any]] = []
+    settled: list[Mapping[str, Any]] = []
     for row in rows:
         run = known.get(row["run"])
         if run is None or not _is_over(run):
-            found.append(row)
+            settled.append(row)
             continue
-        found.append({**row, "cost": str(_cost(run, row["worst"])), "ended": _end(run)})
+        settled.append({**row, "cost": str(_cost(run, row["worst"])), "ended": _end(run)})
         if database is not None:
             _close(database, run)
-    return found
+    return settled
 
 
 def _close(database: sqlite3.Connection, run: Run) -> None:

@@ -23,7 +23,6 @@ from deploykit.secret_scan import Scanner, Secret, found_in
 from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
 
 if TYPE_CHECKING:
-    import tarfile
     from gzip import GzipFile
     from hashlib import _Hash
 
@@ -56,7 +55,7 @@ def scan(source: Path, limit: int) -> Bundle:
     entries.sort(key=lambda entry: entry.path)
     state = _state(source, entries, rules)
     bundle = _unread(source, entries, state) or _read(source, entries, rules)
-    return bundle._replace(warnings=(*problems, *bundle.found), state=state)
+    return bundle._replace(warnings=(*problems, *bundle.content_warnings), state=state)
 
 
 def store(bundle: Bundle) -> Path:
@@ -145,7 +144,9 @@ def _unread(source: Path, entries: list[Entry], state: str) -> Bundle | None:
                 digest,
                 revision.commit(source),
                 tuple(map(str, kept_back)),
-                found=tuple(Problem("source", m, hint, severity="warning") for m, hint in warnings),
+                content_warnings=tuple(
+                    Problem("source", m, hint, severity="warning") for m, hint in warnings
+                ),
             )
     return None
 
@@ -169,7 +170,7 @@ def _remember(bundle: Bundle, archive: Path) -> None:
         "state": _versioned(bundle.state),
         "hash": bundle.hash,
         "kept_back": bundle.kept_back,
-        "warnings": [[problem.message, problem.hint] for problem in bundle.found],
+        "warnings": [[problem.message, problem.hint] for problem in bundle.content_warnings],
         "archive": _stat(archive),
     }
     file = _state_file(bundle.source)
@@ -206,20 +207,9 @@ def unpack(archive: Path, target: Path) -> None:
 
     Links and the owner's permissions are kept.
     """
-    import tarfile  # not needed for a dry run
+    from deploykit import unpacking  # not needed for a dry run
 
-    paths.private_folder(target)
-    with tarfile.open(archive, "r:gz") as tar:
-        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4; the hash was checked in any case
-            tar.extraction_filter = staticmethod(tarfile.data_filter)
-        tar.extractall(target, members=_for_owner(tar, target))  # noqa: S202 - as just said
-
-
-def _for_owner(tar: tarfile.TarFile, target: Path) -> Iterator[tarfile.TarInfo]:
-    for member in tar:
-        paths.make_folder(Path(target, member.name).parent)
-        member.mode &= 0o700
-        yield member
+    unpacking.unpack(archive, target)
 
 
 def _rules(source: Path) -> IgnoreRules:
@@ -259,7 +249,7 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
         archive.end(),
         revision.commit(source),
         tuple(keys),
-        found=tuple(found_in(keys, tokens)),
+        content_warnings=tuple(found_in(keys, tokens)),
     )
 
 

@@ -26,40 +26,40 @@ VERBS = {
     "config": "show your defaults, and where each value comes from",
     "infra": "generate the AWS resources that jobs require",
     "advise": "recommend a parallel strategy, with the memory and time of each",
-    "cost": "show what a job may cost: low, likely and worst",
-    "when": "show when a job would start, and where it starts first",
+    "cost": "estimate what a job costs: low, likely and worst case",
+    "when": "estimate when a job would start, and where soonest",
     "check": "find every problem in a job file, offline",
     "doctor": "check the target for anything that would block the job",
     "submit": "run a job on a backend, or show exactly what would be sent",
-    "sweep": "search for the best arguments of a job, by trials that are runs",
-    "rerun": "submit the job of a run again, with the same source",
-    "reproduce": "submit exactly the same bytes as a run again",
+    "sweep": "search for the best hyperparameters of a job, one run per trial",
+    "rerun": "submit the job and source of a run again, with changes if you like",
+    "reproduce": "submit exactly what a run sent, byte for byte",
     "status": "show the state of runs, and the reason",
     "attach": "track a job submitted elsewhere",
     "list": "list all runs",
     "logs": "print the logs of all ranks, merged",
     "wait": "wait for a run, and exit with its exit code",
-    "watch": "watch runs: state, step, time left, loss, the first error",
+    "watch": "watch runs live: state, step, time left, loss, first error",
     "metrics": "print the metrics of a run, from its files and its log",
-    "sync": "send the metrics of a run to its trackers: what they lack",
-    "compare": "compare runs: what differs in source, job and arguments, and their metrics",
-    "report": "write a report of runs: one HTML file",
+    "sync": "send metrics that the trackers of a run do not have yet",
+    "compare": "compare runs: differences in source, job and arguments, and the metrics",
+    "report": "write a report of one or more runs as an HTML file",
     "diagnose": "find why a run failed, from its logs",
-    "dump": "show where each rank of a running run stands: its stack",
-    "profile": "show the profile of a run: its costliest operators, and which rank waits",
-    "exec": "run a command beside a rank: on its node, with its environment",
-    "shell": "open a shell beside a rank: on its node, with its environment",
+    "dump": "print the stack of every rank of a running run",
+    "profile": "show the profile of a run: costliest operators, and which ranks wait",
+    "exec": "run a command next to a rank, on its node and in its environment",
+    "shell": "open a shell next to a rank, on its node and in its environment",
     "guide": "print a troubleshooting guide with the values of a run or a job",
     "cancel": "stop a run",
     "rm": "remove runs that have ended, with their files on this machine",
     "prune": "remove old runs, and files that no run needs",
     "disk": "show disk usage, by run",
-    "nodes": "list the nodes that new jobs leave out",
+    "nodes": "list the nodes that are excluded from new jobs",
     "backends": "list the backends, and what each needs",
     "completion": "print a completion script for your shell",
 }
 _RESOURCES = (
-    ("nodes", "N", "number of nodes; 2:4 where it may change"),
+    ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
     ("processes-per-node", "N", "ranks on each node"),
     ("gpus-per-node", "N", "GPUs on each node"),
     ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
@@ -156,12 +156,17 @@ def parser(chosen: list[str]) -> argparse.ArgumentParser:
 
 
 def _require_known(chosen: list[str]) -> None:
-    """Raise UsageError for an unknown verb, with the one that was probably meant."""
+    """Raise UsageError for an unknown verb, with the one that was probably meant, or for none."""
+    if not chosen:
+        hint = "start with `deploykit init`; `deploykit --help` lists all commands"
+        raise UsageError("no command is given", hint=hint)
     for verb in chosen:
         if verb not in VERBS and not verb.startswith("-"):
             from deploykit.spelling import did_you_mean
 
             hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
+            if verb == "help":
+                hint = "`deploykit --help` lists the commands, `deploykit VERB --help` explains one"
             raise UsageError(f"unknown command {verb!r}", hint=hint)
 
 

@@ -42,8 +42,8 @@ class MetricRow:
 
     def winners(self, value: Callable[[Metric], float | None]) -> frozenset[int]:
         """The places of the best values; none where all are equal or only one run has it."""
-        found = {at: value(one) for at, one in enumerate(self.values) if one is not None}
-        finite = {at: one for at, one in found.items() if one is not None and math.isfinite(one)}
+        by_run = {at: value(one) for at, one in enumerate(self.values) if one is not None}
+        finite = {at: one for at, one in by_run.items() if one is not None and math.isfinite(one)}
         if self.better is None or len(set(finite.values())) < 2:  # noqa: PLR2004 - no choice
             return frozenset()
         top = (min if self.better == "less" else max)(finite.values())

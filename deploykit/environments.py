@@ -35,15 +35,15 @@ def lines(environment: Environment) -> Iterator[str]:
 def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
     """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
 
-    def found(text: str | None) -> str | None:
+    def moved(text: str | None) -> str | None:
         return text if text is None or text.startswith("~/") else located(text)
 
     conda = environment.conda
     return dataclasses.replace(
         environment,
-        conda=found(conda) if conda and "/" in conda else conda,
-        venv=found(environment.venv),
-        uv=found(environment.uv),
+        conda=moved(conda) if conda and "/" in conda else conda,
+        venv=moved(environment.venv),
+        uv=moved(environment.uv),
     )
 
 
@@ -117,14 +117,14 @@ def python(environment: Environment) -> str | None:
     """The Python of an environment on this machine; None where there is none yet."""
     match environment.python:
         case ("venv", folder):
-            found = _home(folder)
+            root = _home(folder)
         case ("uv", folder):
-            found = _uv_environment(_home(folder))
+            root = _uv_environment(_home(folder))
         case ("conda", name):
-            found = _conda_environments().get(name, _home(name))
+            root = _conda_environments().get(name, _home(name))
         case _:
             return None
-    path = found / "bin/python"
+    path = root / "bin/python"
     return str(path) if os.access(path, os.X_OK) else None
 
 
@@ -209,10 +209,10 @@ def _conda_environments() -> dict[str, Path]:
         roots.insert(0, Path(program).resolve().parents[1])
     folders = [root / "envs" for root in roots] + [_home("~/.conda/envs")]
     folders += [Path(one) for one in os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if one]
-    found = [Path(line) for line in _text(_home("~/.conda/environments.txt")).split("\n")]
+    candidates = [Path(line) for line in _text(_home("~/.conda/environments.txt")).split("\n")]
     for folder in folders:
-        found += sorted(folder.iterdir()) if folder.is_dir() else []
-    named = {one.name: one for one in reversed(found) if (one / "conda-meta").is_dir()}
+        candidates += sorted(folder.iterdir()) if folder.is_dir() else []
+    named = {one.name: one for one in reversed(candidates) if (one / "conda-meta").is_dir()}
     return {"base": roots[0], **named} if (roots[0] / "conda-meta").is_dir() else named
 
 

@@ -72,16 +72,27 @@ def read(folder: Path) -> list[ExitRecord]:
 
 
 def processes(folder: Path) -> list[RankProcess]:
-    """The processes that have not recorded their end, by rank."""
-    found = []
+    """The processes of this attempt, by rank, of nodes that have not recorded their end."""
+    running, now, ended = [], attempt(folder), _ended(folder)
     for path in folder.glob("exit_records/process-*.json"):
-        rank = whole(path.stem.rpartition("-")[2])
+        rank, record = whole(path.stem.rpartition("-")[2]), _data(path)
+        of_rank = (str(rank), record.get("attempt"))
+        if rank is None or of_rank in ended or now not in (None, of_rank[1]):
+            continue
+        match record:
+            case {"host": str(host), "python": str(python), "libraries": str(libraries)}:
+                running.append(RankProcess(rank, host, python, libraries))
+    return sorted(running, key=lambda one: one.rank)
+
+
+def _ended(folder: Path) -> set[tuple[str, object]]:
+    """Rank and attempt of the ranks whose nodes have recorded their end."""
+    ended: set[tuple[str, object]] = set()
+    for path in folder.glob("exit_records/node-*.json"):
         match _data(path):
-            case {"host": str(host), "python": str(python), "libraries": str(libraries)} if (
-                rank is not None
-            ):
-                found.append(RankProcess(rank, host, python, libraries))
-    return sorted(found, key=lambda one: one.rank)
+            case {"attempt": int(number), "ranks": {**ranks}}:
+                ended.update((str(rank), number) for rank in ranks)
+    return ended
 
 
 def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
@@ -96,13 +107,13 @@ def restarts(folder: Path, *, upto: int | None = None) -> list[str]:
 
 def restart_times(folder: Path) -> list[tuple[int, str, datetime]]:
     """Number, reason and time of each restart of the job, in order."""
-    found = []
+    times = []
     for path in folder.glob("exit_records/restart-*.json"):
         match _data(path):
             case {"restart": int(number), "why": str(why), "time": str(time)}:
                 with contextlib.suppress(ValueError, OverflowError):
-                    found.append((number, why, _aware(datetime.fromisoformat(time))))
-    return sorted(found)
+                    times.append((number, why, _aware(datetime.fromisoformat(time))))
+    return sorted(times)
 
 
 def failed_checks(folder: Path, attempt: int) -> list[tuple[str, str]]:

@@ -35,7 +35,9 @@ def set_key(path: Path, key: str, value: str) -> None:
 
 
 def _cannot(path: Path, key: str, value: str) -> UsageError:
-    return UsageError(f"{path} cannot be changed by itself", hint=f"set {key} to {value!r} in it")
+    return UsageError(
+        f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
+    )
 
 
 def _changed(text: list[str], lines: dict[str, int], key: tuple[str, str], value: str) -> str:

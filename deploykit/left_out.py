@@ -65,14 +65,14 @@ def every() -> list[Node]:
 
 def learn(rows: Iterable[Run]) -> None:
     """Take in what the nodes of runs that have ended recorded about each other."""
-    found = {(node.target, node.node): node for node in every()}
-    known = dict(found)
+    nodes = {(node.target, node.node): node for node in every()}
+    known = dict(nodes)
     for row in rows:
         for node in _recorded(row):
-            earlier = found.get((node.target, node.node))
-            found[node.target, node.node] = _merged(earlier, node) if earlier else node
-    if found != known:
-        _write(found.values())
+            earlier = nodes.get((node.target, node.node))
+            nodes[node.target, node.node] = _merged(earlier, node) if earlier else node
+    if nodes != known:
+        _write(nodes.values())
 
 
 def clear(nodes: Sequence[Node]) -> None:
@@ -95,7 +95,7 @@ def applied(plan: Plan) -> tuple[Plan, list[Problem]]:
     return engine.plan(plan.job, options, run=plan.run, bundle=plan.bundle), [
         Problem(
             f"{plan.backend}.exclude",
-            f"{node.node} is left out: {node.reason}",
+            f"{node.node} is excluded: {node.reason}",
             f"once it is repaired: deploykit nodes --clear {node.node}",
             severity="warning",
         )

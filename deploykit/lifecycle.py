@@ -114,8 +114,8 @@ def check(file: JobFile, name: str) -> list[Problem]:
 
 def check_all(file: JobFile) -> list[Problem]:
     """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
-    found, packed = examine(file)
-    warnings = file.raise_on(found)
+    all_problems, packed = examine(file)
+    warnings = file.raise_on(all_problems)
     for name, options in file.sections.items():
         if packed is not None:  # what shows only in the text that would be sent
             backend.find(name).plan(file.job, options, run="check", bundle=packed)
@@ -160,13 +160,13 @@ def _offers(engine: Backend, capability: str) -> bool:
 
 def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
     """Every problem of a job on the backends of its sections, and its bundle if it has one."""
-    found = [problem for name in file.sections for problem in problems(file, name)]
-    found += secret_scan.check(file.job, file.sections)
+    all_problems = [problem for name in file.sections for problem in problems(file, name)]
+    all_problems += secret_scan.check(file.job, file.sections)
     try:
         packed = bundle.scan(Path(file.job.source), file.job.max_bundle)
     except JobFileError as error:
-        return [*found, *error.problems], None
-    return [*found, *packed.warnings], packed
+        return [*all_problems, *error.problems], None
+    return [*all_problems, *packed.warnings], packed
 
 
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
@@ -190,8 +190,8 @@ def prepare(
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
-    found, packed = examine(file)
-    warnings = file.raise_on(found)
+    all_problems, packed = examine(file)
+    warnings = file.raise_on(all_problems)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
@@ -276,12 +276,12 @@ def source_record(bundled: Bundle) -> SourceRecord:
     patch = None
     if bundled.commit is not None:
         try:
-            found = revision.patch(bundled, archive)
+            changes = revision.patch(bundled, archive)
         except DeploykitError as error:
             known["uncommitted"] = f"not recorded: {error}"
         else:
-            patch = found.text
-            known["left_out"] = found.left_out
+            patch = changes.text
+            known["left_out"] = changes.left_out
     return SourceRecord(json.dumps(known, indent=2) + "\n", patch)
 
 

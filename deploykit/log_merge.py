@@ -149,8 +149,8 @@ def line_start(path: Path, at: int, size: int) -> int:
     with path.open("rb") as file:
         file.seek(at)
         while at < size and (data := file.read(min(_LARGEST, size - at))):
-            if (found := data.find(b"\n")) >= 0:
-                return at + found + 1
+            if (offset := data.find(b"\n")) >= 0:
+                return at + offset + 1
             at += len(data)
     return size
 
@@ -161,8 +161,8 @@ def line_end(path: Path, start: int, size: int) -> int | None:
         while size > start:
             at = max(start, size - _LARGEST)
             file.seek(at)
-            if (found := file.read(size - at).rfind(b"\n")) >= 0:
-                return at + found + 1
+            if (offset := file.read(size - at).rfind(b"\n")) >= 0:
+                return at + offset + 1
             size = at
     return None
 

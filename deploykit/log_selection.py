@@ -103,7 +103,7 @@ def tail(
 def _lines(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     """The lines of a run; of log files on this machine only those of the rank, node or task."""
     if row.handle is None:
-        raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+        raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
     if wanted.task is not None:
         _refuse_unknown_task(row.handle, wanted.task)
     lines = backend.find(row.backend).logs(row.handle, follow=follow)

@@ -28,7 +28,9 @@ _BEGINNING = datetime.min.replace(tzinfo=UTC)
 _LONGEST_BAR = 1 << 17
 """Bytes of the state of a progress bar."""
 _PAUSE = 0.2
-"""Seconds between two reads while following."""
+"""Seconds between two reads while following, of few files."""
+_LOOKS = 1000.0
+"""Files that are looked at in a second: they are on a folder that all nodes share."""
 _WINDOWS, _WINDOW, _WINDOW_AT_LEAST = 1 << 22, 1 << 16, 1 << 12
 """Bytes at the ends of all files, and of each, that are read at first for their last lines."""
 
@@ -46,10 +48,10 @@ def refusal(log: Path) -> str | None:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _END))
-            found = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+            refusals = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
     except OSError:
         return None
-    return found[-1] if found else None
+    return refusals[-1] if refusals else None
 
 
 def read(
@@ -84,7 +86,7 @@ class Lines(Iterator[LogLine]):
             yield from self.logs.batches(whole=last)
             if last:
                 return
-            time.sleep(_PAUSE)
+            time.sleep(self.logs.pause)
 
     def tail(
         self, count: int, chosen: Callable[[Iterable[LogLine]], Iterator[LogLine]]
@@ -117,6 +119,11 @@ class Logs:
         self.rank: int | None = None
         self.node: int | None = None
         self.task: int | None = None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the files are to be looked at again; the more files, the longer."""
+        return max(_PAUSE, len(self._files) / _LOOKS)
 
     def new(self, *, whole: bool = False) -> Iterator[LogLine]:
         """The lines since the last call, merged by time as far as they carry one.

@@ -48,14 +48,14 @@ class Resources:
     """In seconds; 0 is no limit."""
     nodes: Annotated[
         int,
-        Help("Number of nodes; `local` emulates them. `2:4` is 4 with `min_nodes: 2`.", "1"),
+        Help("Number of nodes; `local` emulates them. `2:4`: at least 2, at most 4.", "1"),
         Bounds(1, 10_000, text=r"\d+:\d+"),
     ] = 1
     min_nodes: Annotated[
         int | None,
         Help(
-            "The job goes on with as few nodes as this while others are lost. Default: it ends "
-            "when a node is lost."
+            "Minimum number of nodes: the job continues with as few as this when others are lost. "
+            "Default: the job ends when a node is lost."
         ),
         Bounds(1, 10_000),
     ] = None
@@ -162,17 +162,17 @@ class JobSpec:
     metrics: Annotated[
         Mapping[Annotated[str, METRIC], Annotated[str, NOT_EMPTY]],
         Help(
-            "Metrics in lines of the log that `deploykit metrics` does not read by itself: name to "
+            "Metrics in log lines that `deploykit metrics` does not recognize by itself: name to "
             "regular expression, whose first group is the number. `step`, `total`, `epoch` and "
-            "`epochs` say where a run is.",
-            example="{loss: 'lost ([0-9.]+)'}",
+            "`epochs` are the progress of the run.",
+            example="{loss: 'loss is ([0-9.]+)'}",
         ),
     ] = field(default_factory=dict)
     track: Annotated[
         Track | None,
         Help(
-            "Trackers that get these metrics, from the machine that submits: one run in each, "
-            "whatever restarts. `deploykit sync` sends what is missing."
+            "Trackers to send the metrics to, from the machine that submits. Restarts continue "
+            "the same run there. `deploykit sync` sends what is missing."
         ),
     ] = None
     retries: Annotated[
@@ -186,14 +186,14 @@ class JobSpec:
     ] = 0
     on_stall: Annotated[
         Literal["report", "dump", "restart"],
-        Help("What to do without progress: `report` it, `dump` stacks too, or `restart` too."),
+        Help("If ranks make no progress: `report` it, also `dump` stacks, or also `restart`."),
     ] = "dump"
     profile: Annotated[
         str | None,
         Help(
-            "Profile optimizer steps of all ranks, with PyTorch's profiler or, `nsys`, with Nsight "
-            "Systems, which also records a whole run; or, with `memory`, keep what is allocated on "
-            "a GPU that runs out of memory. Also `submit --profile`.",
+            "Profile these optimizer steps of all ranks with PyTorch's profiler (`torch:20:25`) or "
+            "Nsight Systems (`nsys:20:25`; `nsys` for the whole run); `memory` saves a snapshot of "
+            "a GPU's allocations when it runs out of memory. Also `submit --profile`.",
             example="torch:20:25",
         ),
         PROFILE,
@@ -212,11 +212,11 @@ class JobSpec:
     ] = None
     budget: Annotated[
         str | None,
-        Help("Refuse it if all runs under this budget may cost more.", "500 USD/month"),
+        Help("Refuse a job that could exceed this budget of several runs.", "500 USD/month"),
         BUDGET,
     ] = None
     stop_at_cap: Annotated[
-        bool, Help("Accept it, and stop it in time. Also `deploykit submit --stop-at-cap`.")
+        bool, Help("Stop the job before it exceeds `max_cost`, instead of refusing it.")
     ] = False
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
@@ -321,7 +321,7 @@ class Bundle(NamedTuple):
     """About private keys that were left out and tokens that are in the bundle."""
     state: str = ""
     """Hash of the names and stat data of its files; empty where a file has just changed."""
-    found: tuple[Problem, ...] = ()
+    content_warnings: tuple[Problem, ...] = ()
     """The warnings about the content of its files."""
 
     @property

@@ -32,7 +32,7 @@ _LOOK = {
 
 def lines(node: left_out.Node) -> Iterator[str]:
     """The page, a line at a time. Logs that are gone are left out."""
-    state = f"left out until {_day(node.until)}" if node.is_left_out else "still used: failed once"
+    state = f"excluded until {_day(node.until)}" if node.is_left_out else "still used: failed once"
     yield f"{node.node} of {node.target}: {state}"
     yield ""
     yield f"Reason: {node.reason}"
@@ -50,8 +50,8 @@ def lines(node: left_out.Node) -> Iterator[str]:
 def _seen(row: Run, host: str) -> Iterator[str]:
     """What the preflight of a run says of a node; else its record."""
     try:
-        found = of_run(row, Selection(node=0), follow=False)
-        texts = [line.text for line in islice(found, _READ) if _is_about(line.text, host)]
+        log = of_run(row, Selection(node=0), follow=False)
+        texts = [line.text for line in islice(log, _READ) if _is_about(line.text, host)]
     except (DeploykitError, OSError):
         texts = []
     yield from dict.fromkeys(texts)

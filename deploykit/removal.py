@@ -44,8 +44,8 @@ def needed_by_sweeps(rows: Iterable[Run]) -> dict[str, str]:
     The controller may not have recorded them yet: without their rows it would start them again.
     """
     sweeps = sweep_folders.unfinished()
-    found = ((row.run, sweep_folders.of_run(row.run, sweeps)) for row in rows)
-    return {run: sweep for run, sweep in found if sweep is not None}
+    pairs = ((row.run, sweep_folders.of_run(row.run, sweeps)) for row in rows)
+    return {run: sweep for run, sweep in pairs if sweep is not None}
 
 
 def runs_of(sweep: SweepRecord) -> list[Run]:
@@ -84,16 +84,16 @@ def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
 
     None where other runs may use the location too.
     """
-    found: list[tuple[str, str | None]] = []
+    locations: list[tuple[str, str | None]] = []
     with contextlib.suppress(UsageError):  # its backend is no longer installed
         engine = backend.find(row.backend)
         if isinstance(engine, Remains):
             job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
-            found += engine.remains(job, row.output)
+            locations += engine.remains(job, row.output)
     output = Path(row.output)
     if output.is_absolute() and Path(row.folder) not in output.parents:
-        found.append((row.output, None))
-    return found
+        locations.append((row.output, None))
+    return locations
 
 
 def removable(row: Run) -> bool:

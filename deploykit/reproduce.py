@@ -86,7 +86,7 @@ def _refuse_other_job(row: Run, job: Mapping[str, Any], plan: Plan) -> None:
     ]
     if different:
         raise UsageError(
-            f"the job would not be that of {row.run}: {', '.join(different)} would differ",
+            f"the job would differ from that of {row.run}: {', '.join(different)} would differ",
             hint=f"`deploykit rerun {row.run} --dry-run` shows what would be sent",
         )
 

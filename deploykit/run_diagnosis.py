@@ -83,8 +83,8 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
             diagnosis.read("-", scan.file(None, diagnosis.literals, diagnosis.unread))
             continue
         paths = [path for _, path in group if path]
-        for path, found in scan.files(paths, diagnosis.literals, diagnosis.unread):
-            diagnosis.read(texts[path], found, ranks.get(path))
+        for path, matching in scan.files(paths, diagnosis.literals, diagnosis.unread):
+            diagnosis.read(texts[path], matching, ranks.get(path))
     warnings = read_dumps(diagnosis, [dumps.read(path) for path in recorded])
     if texts and not recorded and not any(map(_has_text, texts)):
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
@@ -99,11 +99,11 @@ def _expanded(name: str) -> list[Path | None]:
     path = None if name == "-" else Path(name)
     if path is None or not path.is_dir():
         return [path]
-    found = list(log_names.logs_in(path))
-    if not found:
+    logs = list(log_names.logs_in(path))
+    if not logs:
         hint = "name the files: logs end with .log, .out, .err or a rank, compressed ones with .gz"
         raise NotFound(f"{path} is a folder without logs", hint=hint)
-    return list(found)
+    return list(logs)
 
 
 def _has_text(path: Path) -> bool:
@@ -119,15 +119,19 @@ def _concluded(
     failed: bool,
 ) -> RunDiagnosis:
     """The diagnosis of what was read; where a failure has no cause, with what is known of it."""
-    told = (*warnings, *diagnosis.unread)
+    remarks = (*warnings, *diagnosis.unread)
     if causes and causes[0].rule.is_a_cause:
-        return RunDiagnosis(tuple(causes), told, Ending.CAUSE)
+        return RunDiagnosis(tuple(causes), remarks, Ending.CAUSE)
     if causes or failed:
         last: list[LastLine] = endings.last_lines(logs)
         return RunDiagnosis(
-            tuple(causes), told, Ending.UNKNOWN, diagnosis.ended, tuple(str(line) for line in last)
+            tuple(causes),
+            remarks,
+            Ending.UNKNOWN,
+            diagnosis.ended,
+            tuple(str(line) for line in last),
         )
-    return RunDiagnosis((), told, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
+    return RunDiagnosis((), remarks, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
 
 
 def brief(row: Run) -> str | None:
@@ -173,16 +177,16 @@ def _read_run(
     diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: run_evidence.Evidence
 ) -> None:
     """Read the logs of the run, from `files` or else from its backend, and what else is known."""
-    for path, found in scan.files(files, diagnosis.literals, diagnosis.unread):
-        diagnosis.read(str(path), found)
+    for path, matching in scan.files(files, diagnosis.literals, diagnosis.unread):
+        diagnosis.read(str(path), matching)
     if not files and State(row.state) is not State.BLOCKED:
         if row.handle is None:
-            raise NotFound(f"{row.run} has no logs: it is {row.state}", hint=row.reason or None)
+            raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
         lines = backend.find(row.backend).logs(row.handle, follow=False)
         diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
     diagnosis.first = known.first_rank
-    for name, told in known.texts.items():
-        raw = [f"{line}\n".encode(errors="replace") for line in told]
+    for name, texts in known.texts.items():
+        raw = [f"{line}\n".encode(errors="replace") for line in texts]
         diagnosis.read(name, scan.lines(raw, diagnosis.literals))
 
 
@@ -237,13 +241,13 @@ def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
         yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
 
 
-def summary(found: RunDiagnosis) -> dict[str, Any]:
+def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
     """A diagnosis as JSON."""
     return {
-        "causes": [data(cause) for cause in found.causes],
-        "ending": str(found.ending),
-        "ended": found.ended,
-        "last": list(found.last),
+        "causes": [data(cause) for cause in diagnosis.causes],
+        "ending": str(diagnosis.ending),
+        "ended": diagnosis.ended,
+        "last": list(diagnosis.last),
     }
 
 
@@ -264,19 +268,19 @@ def data(cause: Cause) -> dict[str, Any]:
 
 _NONE = {
     Ending.HEALTHY: "healthy: these logs show no failure",
-    Ending.UNREAD: "unread: no failure in what could be read, but not everything could be",
+    Ending.UNREAD: "unread: some logs could not be read, and the others show no failure",
     Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
 }
 
 
-def report(found: RunDiagnosis) -> Iterator[str]:
+def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     """What `diagnose` prints: the causes, or else what is known."""
-    yield from lines(found.causes) if found.causes else [_NONE[Ending(found.ending)]]
-    if found.ended:
-        yield f"  ended   {found.ended}"
-    for number, text in enumerate(found.last):
+    yield from lines(diagnosis.causes) if diagnosis.causes else [_NONE[Ending(diagnosis.ending)]]
+    if diagnosis.ended:
+        yield f"  ended   {diagnosis.ended}"
+    for number, text in enumerate(diagnosis.last):
         yield f"  {'' if number else 'last':<7} {text}"
-    if not found.causes and found.ending == Ending.UNKNOWN:
+    if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
         yield "  next    read on from there: deploykit logs RUN --first-error"
 
 

@@ -134,7 +134,7 @@ def argument_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     Words that follow no option have their place as name: ``argument 1``.
     """
-    option, place = "", 0
+    option, position = "", 0
     for word in words:
         if word.startswith("--") and word != "--":
             if option:
@@ -147,8 +147,8 @@ def argument_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield option, word
             option = ""
         else:
-            place += 1
-            yield f"argument {place}", word
+            position += 1
+            yield f"argument {position}", word
     if option:
         yield option, "yes"
 

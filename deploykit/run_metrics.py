@@ -54,12 +54,12 @@ class RunMetrics:
         A log that is not on this machine is read whole, and only with `fetch`.
         """
         lines = list(self._new_lines(fetch=fetch))
-        found = list(self._reader.feed(self._of_one_task(lines)))
-        found += self._files.read()
+        points = list(self._reader.feed(self._of_one_task(lines)))
+        points += self._files.read()
         for problem in self._files.problems:
             self._note(problem)
-        self.collection.add(found)
-        return lines, found
+        self.collection.add(points)
+        return lines, points
 
     def whole(self, names: Sequence[str] = ()) -> list[Point]:
         """All points, asking the service too; every step once. `names` are patterns of names."""
@@ -73,12 +73,12 @@ class RunMetrics:
         if self.row.handle is None or not isinstance(engine, capabilities.Metrics):
             return []
         try:
-            found = list(engine.metrics(self.row.handle))
+            points = list(engine.metrics(self.row.handle))
         except DeploykitError as error:
             self._note(str(error))
             return []
-        self.collection.add(found)
-        return found
+        self.collection.add(points)
+        return points
 
     def progress(self) -> Progress:
         """How far the run is, from all that was read so far."""

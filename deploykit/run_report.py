@@ -87,10 +87,10 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
     if State(row.state) not in {State.FAILED, State.BLOCKED}:
         return (), []
     try:
-        found = run_diagnosis.of_run(row)
+        diagnosis = run_diagnosis.of_run(row)
     except (DeploykitError, OSError) as error:
         return (), [f"the cause: {error}"]
-    return found.causes, list(found.warnings)
+    return diagnosis.causes, list(diagnosis.warnings)
 
 
 def _nodes(facts: RunFacts) -> Iterator[tuple[str, str]]:
@@ -110,14 +110,14 @@ def _nodes(facts: RunFacts) -> Iterator[tuple[str, str]]:
 
 def _preflight(facts: RunFacts) -> list[str]:
     """What node 0 says of the last one."""
-    said: list[str] = []
+    lines: list[str] = []
     for line in facts.remarks:
         if line.node in {0, None}:
             if line.text.startswith("restart "):
-                said = []
+                lines = []
             elif line.text.startswith(_PREFLIGHT):
-                said.append(line.text.removeprefix(_PREFLIGHT))
-    return said[-_MOST_LINES:]
+                lines.append(line.text.removeprefix(_PREFLIGHT))
+    return lines[-_MOST_LINES:]
 
 
 def _stacks(folder: Path) -> list[str]:

@@ -20,6 +20,8 @@ def argv(row: Run, rank: int, command: Sequence[str], *, terminal: bool) -> list
     """
     (row,) = run_state.refresh([row])
     if row.handle is None or State(row.state) not in _RUNNING:
-        raise NotFound(f"{row.run} is {row.state}: no rank is running", hint=row.reason or None)
+        raise NotFound(
+            f"no rank of {row.run} is running (state: {row.state})", hint=row.reason or None
+        )
     engine = capabilities.require(row.backend, capabilities.Shell)
     return list(engine.enter(row.handle, rank, command, terminal=terminal))

@@ -44,13 +44,15 @@ def take(row: Run, *, native: bool = False) -> RunStacks:
     (row,) = run_state.refresh([row])
     state = State(row.state)
     if row.handle is None or state not in _RUNNING | {one for one in State if one.final}:
-        raise NotFound(f"{row.run} is {row.state}: no rank has started", hint=row.reason or None)
+        raise NotFound(
+            f"no rank of {row.run} has started: it is {row.state}", hint=row.reason or None
+        )
     if state in _RUNNING:
         return _taken(row, row.handle, native=native)
     newest = stacks.newest(Path(row.folder))
     if newest is None:
         raise NotFound(
-            f"{row.run} is {row.state}, and no stacks were kept",
+            f"{row.run} has ended ({row.state}), and no stacks were saved",
             hint=f"`deploykit diagnose {row.run}` finds why it ended",
         )
     return RunStacks(stacks.read(newest), True, *_recorder(row))
@@ -94,7 +96,7 @@ def _recorder(row: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(sentences), tuple(warnings)
 
 
-def lines(found: RunStacks, *, threads: bool) -> Iterator[str]:
+def lines(taken: RunStacks, *, threads: bool) -> Iterator[str]:
     """What `dump` prints."""
-    yield from report.lines(found.dump, threads=threads)
-    yield from (f"flight recorder: {text}" for text in found.recorder)
+    yield from report.lines(taken.dump, threads=threads)
+    yield from (f"flight recorder: {text}" for text in taken.recorder)

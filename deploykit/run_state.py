@@ -39,8 +39,8 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
         except (DeploykitError, OSError) as error:
             failures |= {row.run: _last_known(name, error) for row in group}
     current = registry.lookup(*(row.run for row in rows))
-    asked = (row.run for group in unfinished.values() for row in group)
-    ended = [current[run] for run in asked if run in current and State(current[run].state).final]
+    queried = (row.run for group in unfinished.values() for row in group)
+    ended = [current[run] for run in queried if run in current and State(current[run].state).final]
     if ended:
         from deploykit import left_out, storage  # only the end of a run needs them
 
@@ -102,8 +102,8 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
     pause, longest = _POLL
     last: list[Run] = []
     while True:
-        found = registry.lookup(*names)
-        rows = refresh([found.get(name) or registry.known(name) for name in names])
+        known = registry.lookup(*names)
+        rows = refresh([known.get(name) or registry.known(name) for name in names])
         if rows != last:
             yield rows
             last, pause = rows, _POLL[0]

@@ -72,9 +72,9 @@ def _spans(
 ) -> Iterator[Span]:
     """Times in between; an attempt of which no restart tells lasts until the next one."""
     order = sorted(starts, key=lambda attempt: starts[attempt])
-    for place, attempt in enumerate(order, 1):
+    for number, attempt in enumerate(order, 1):
         start = max(begin, starts[attempt])
-        latest = starts[order[place]] if place < len(order) else end
+        latest = starts[order[number]] if number < len(order) else end
         if start > begin:
             yield Span(begin, start, None)
         begin = max(start, min(ends.get(attempt, latest), latest))
@@ -89,16 +89,16 @@ def attempt_starts(facts: RunFacts) -> dict[int, float]:
     A scheduler that starts a job again tells the last start only.
     """
     row = facts.row
-    found: dict[int, float] = {}
+    begun: dict[int, float] = {}
     for line in facts.remarks:
         if line.time is not None and line.node is not None:
             again = _RESTART.match(line.text)
-            found.setdefault(int(again[1]) if again else 0, line.time.timestamp())
-    if row.started is not None and facts.restarts in {0, *found}:
-        found[facts.restarts] = row.started
-    elif row.started is not None and len(found) <= 1:
-        found = {0: row.started, **dict(_restarts(row)[: facts.restarts])}
-    return dict(sorted(found.items()))
+            begun.setdefault(int(again[1]) if again else 0, line.time.timestamp())
+    if row.started is not None and facts.restarts in {0, *begun}:
+        begun[facts.restarts] = row.started
+    elif row.started is not None and len(begun) <= 1:
+        begun = {0: row.started, **dict(_restarts(row)[: facts.restarts])}
+    return dict(sorted(begun.items()))
 
 
 def _restarts(row: Run) -> list[tuple[int, float]]:

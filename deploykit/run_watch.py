@@ -69,11 +69,11 @@ class Watch:
         With `whole`, all logs that are on another machine are read too.
         """
         rows = run_state.refresh([one.row for one in self._watched])
-        asked: set[str] = set()
+        read_from: set[str] = set()
         for one, row in zip(self._watched, rows, strict=True):
-            fetch = whole or (row.backend not in asked and one.is_due(row))
+            fetch = whole or (row.backend not in read_from and one.is_due(row))
             if fetch and not logs_are_here(row):
-                asked.add(row.backend)
+                read_from.add(row.backend)
             one.read(row, fetch=fetch)
         return [one.view() for one in self._watched]
 
@@ -137,5 +137,5 @@ class _Watched:
 
 def last_lines(error: Sequence[LogLine], count: int) -> list[str]:
     """The last lines of an error, each after its rank, without the marks below source lines."""
-    said = ((line, plain(line)) for line in error)
-    return [f"{line.origin}{text}" for line, text in said if text.strip(" ^~")][-count:]
+    texts = ((line, plain(line)) for line in error)
+    return [f"{line.origin}{text}" for line, text in texts if text.strip(" ^~")][-count:]

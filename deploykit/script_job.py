@@ -48,8 +48,8 @@ def _beside(script: Path) -> Path | None:
     here = Path.cwd()
     folders = [script.parent, *([here] if here in script.parents else [])]
     files = (folder / jobfile.DEFAULT for folder in folders)
-    found = next((file for file in files if file.is_file()), None)
-    return found.relative_to(here) if found and here in found.parents else found
+    job_file = next((file for file in files if file.is_file()), None)
+    return job_file.relative_to(here) if job_file and here in job_file.parents else job_file
 
 
 def _alone(script: Path) -> Draft:

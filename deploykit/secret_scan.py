@@ -332,8 +332,8 @@ def _in_variable(name: str, value: str) -> str | None:
 
 
 def _in_text(text: str) -> str | None:
-    if found := secret(text):
-        return f"looks like {found.name}"
+    if rule := secret(text):
+        return f"looks like {rule.name}"
     has_password = "://" in text and re.search(_URL, text)
     return "contains an address with a password" if has_password else None
 

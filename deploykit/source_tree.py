@@ -229,12 +229,12 @@ def pieces(top: OpenFolder, entry: Entry) -> Iterator[bytes]:
     try:
         descriptor = top.descriptor(entry.path)
         try:
-            while piece := os.read(descriptor, asked := min(left + 1, _PIECE)):
+            while piece := os.read(descriptor, wanted := min(left + 1, _PIECE)):
                 left -= len(piece)
                 if left < 0:
                     break
                 yield piece
-                if left == 0 and len(piece) < asked:  # nothing more was there
+                if left == 0 and len(piece) < wanted:  # nothing more was there
                     break
         finally:
             os.close(descriptor)

@@ -44,13 +44,13 @@ def problems(
     `parts` are the classes of a job file with their data, by the path of each; `check` gets a value
     for each. A problem at, above or below the place of a known one is left out.
     """
-    found = []
+    by_variant = []
     for variant in (0, 1):
         values = {path: _draft(cls, data, path, variant) for path, (cls, data) in parts.items()}
         if None in values.values():
             return []
-        found.append(list(check(values)))
-    first, second = found
+        by_variant.append(list(check(values)))
+    first, second = by_variant
     both = [problem for problem in dict.fromkeys(first) if problem in second]
     return [one for one in both if not any(_related(one.path, other.path) for other in known)]
 

@@ -71,8 +71,8 @@ def scripts(folder: Path) -> list[Script]:
         names = (
             name for name in sorted(level(folder)) if not _NO_SCRIPT.fullmatch(Path(name).name)
         )
-        found = [_judged(folder, name) for name in itertools.islice(names, _MOST)]
-        ranked = sorted(filter(None, found), key=lambda script: (-script.points, script.path))
+        judged = [_judged(folder, name) for name in itertools.islice(names, _MOST)]
+        ranked = sorted(filter(None, judged), key=lambda script: (-script.points, script.path))
         if ranked:
             return ranked
     taken = os.path.lexists(folder / TRAINER)  # whatever it is, it is not replaced
@@ -123,9 +123,9 @@ def gpus() -> int:
 
 def ranks(script: Script) -> tuple[str, int]:
     """The key of `resources` to set, and its value on this machine."""
-    found = gpus()
-    if found and script.distributed:
-        return "gpus_per_node", found
+    count = gpus()
+    if count and script.distributed:
+        return "gpus_per_node", count
     cores = len(os.sched_getaffinity(0))
     return "processes_per_node", min(_ON_CPU, cores) if script.distributed else 1
 

@@ -111,11 +111,11 @@ def bundles() -> dict[str, Path]:
 
 def references(rows: Iterable[Run]) -> dict[str, list[str]]:
     """The runs, and the sweeps that have not ended, that refer to each bundle, by its hash."""
-    found: dict[str, list[str]] = {}
+    by_bundle: dict[str, list[str]] = {}
     pairs = [*((row.run, row.bundle) for row in rows), *sweep_folders.unfinished().items()]
     for name, digest in pairs:
-        found.setdefault(digest, []).append(name)
-    return found
+        by_bundle.setdefault(digest, []).append(name)
+    return by_bundle
 
 
 def unlisted(rows: Iterable[Run]) -> list[Path]:
@@ -135,7 +135,7 @@ def leftovers(rows: Sequence[Run]) -> list[Path]:
     what was not written for an hour counts.
     """
     known, used = {row.run for row in rows}, references(rows)
-    found = [
+    unused = [
         path
         for path in _items(paths.state() / "runs")
         if path.name not in known and _is_empty(path)
@@ -144,9 +144,9 @@ def leftovers(rows: Sequence[Run]) -> list[Path]:
     needed = (
         archives if unlisted(rows) else {path for name, path in bundles().items() if name in used}
     )
-    found += [path for path in _items(paths.bundles()) if path not in needed]
-    found += [path for path in sweep_folders.every() if _is_empty_sweep(path)]
-    return [path for path in found if _abandoned(path)]
+    unused += [path for path in _items(paths.bundles()) if path not in needed]
+    unused += [path for path in sweep_folders.every() if _is_empty_sweep(path)]
+    return [path for path in unused if _abandoned(path)]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -196,7 +196,7 @@ def remove(path: Path) -> None:
         what = error.strerror if isinstance(error, OSError) else "folders are nested too deeply"
         raise CannotWrite(
             f"{path} cannot be removed: {what}",
-            hint="nothing in it may belong to another user, or be in use; then try again",
+            hint="make sure that nothing in it is in use or belongs to others, then try again",
         ) from error
     finally:
         os.close(holder)
@@ -359,12 +359,12 @@ def _unchanged(archive: Path, digest: str, top: OpenFolder) -> Iterator[str]:
 def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, top: OpenFolder) -> bool:
     if member.issym():
         return top.target(member.name) == member.linkname
-    with top.open(member.name) as found:
+    with top.open(member.name) as on_disk:
         stored = tar.extractfile(member)
-        if stored is None or os.fstat(found.fileno()).st_size != member.size:
+        if stored is None or os.fstat(on_disk.fileno()).st_size != member.size:
             return False
         while piece := stored.read(_PIECE):
-            if found.read(len(piece)) != piece:
+            if on_disk.read(len(piece)) != piece:
                 return False
         return True
 

@@ -30,14 +30,14 @@ def every() -> list[Path]:
 
 def unfinished() -> dict[str, str]:
     """The sweeps that have not ended, by their ids, each with the hash of its source."""
-    found = {}
+    by_id = {}
     for folder in every():
         with contextlib.suppress(OSError, Malformed):
             if not (folder / FINISHED).exists():
                 match read_json(folder / DEFINITION):
                     case {"bundle": str(bundle)}:
-                        found[folder.name] = bundle
-    return found
+                        by_id[folder.name] = bundle
+    return by_id
 
 
 def of_run(run: str, sweeps: Mapping[str, object]) -> str | None:

@@ -338,11 +338,11 @@ EXIT_RECORD_FILES = {
     "attempt.json": "on Slurm: the latest attempt",
     "billed-N.json": "of a job with a cap: when attempt N began to be billed; kept fresh",
     "heartbeat-N.json": "on several nodes of Slurm: where the launcher of node N can be reached",
-    "process-N.json": "the process of rank N while it runs, for `deploykit dump`",
+    "process-N.json": "the process of rank N, kept after its end, for `deploykit dump`",
     "stall-N.json": "the ranks of node N make no progress; deleted when they do again",
     "unhealthy-N.json": "nodes that failed in attempt N: in the preflight, or without a trace",
     "software.json": "versions on node 0, and the GPUs that its ranks see, for `report`",
-    "usage-N.json": "CPU, memory and GPU of each rank of node N while it runs, for `watch`",
+    "usage-N.json": "CPU, memory and GPU of each rank of node N, kept after its end, for `watch`",
     "written.json": "what the program wrote, as node 0 found it at the end",
 }
 

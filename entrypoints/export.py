@@ -41,8 +41,8 @@ def main() -> None:
 
 def export_model(output: Path, restored: RestoredModel) -> str:
     """Write weights, program and description to the folder `output`; returns what it did."""
-    task, model, progress = restored
-    example = task.test.tensors[0][:2]
+    test, model, progress = restored
+    example = test.tensors[0][:2]
     any_batch = ({0: Dim("samples", min=1, max=MAX_BATCH)},)
     program = torch.export.export(model, (example,), dynamic_shapes=any_batch)
     torch.export.save(program, output / "model.pt2")

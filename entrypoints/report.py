@@ -31,10 +31,10 @@ def main() -> None:
     """Run the command line; exits with code 1 if there is no usable checkpoint."""
     parser = restore.command_line("Evaluate a trained model.", "report")
     output, restored = restore.read(parser.parse_args(), restore.restore)
-    task, model, progress = restored
-    scores = predict(model, task.test)
+    test, model, progress = restored
+    scores = predict(model, test)
     evaluate = REPORTS[progress["settings"]["task"]]
-    report = {"step": progress["step"], **evaluate(model, scores, task.test.tensors[1])}
+    report = {"step": progress["step"], **evaluate(model, scores, test.tensors[1])}
     path = output / "report.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     if "confusion" in report:

@@ -100,8 +100,9 @@ class Trainer:
         self.validation: dict[str, float] = {}
         """Loss and metrics after the last step, if they have been measured."""
         self.resume()
+        create, optimizer = self.task.lr_schedule, self.strategy.optimizer
         self.lr_schedule = optimizers.lr_schedule(
-            options, self.strategy.optimizer, self.steps, completed=self.step
+            options, optimizer, self.steps, completed=self.step, create=create
         )
         self.progress_bar = ProgressBar(context, self.steps, self.step)
         folder = OUTPUT_DIR if context.is_rank_zero else None
@@ -238,13 +239,14 @@ class Trainer:
         functions = self.task.metric_functions
         sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
         with self.strategy.evaluating():
-            for batch in self.loader(dataset).in_order():
+            for whole in self.loader(dataset).in_order():
+                batch = self.strategy.part(whole)
                 outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:
-                    found = [function(outputs, batch.targets) for function in functions.values()]
-                    found = [torch.where(_any(batch), each.double(), 0.0) for each in found]
+                    values = [function(outputs, batch.targets) for function in functions.values()]
+                    values = [torch.where(_any(batch), each.double(), 0.0) for each in values]
                     loss = self.strategy.objective.loss(outputs, batch) * batch.total
-                    sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *found])
+                    sums += torch.stack([torch.as_tensor(batch.count).to(loss), loss, *values])
         targets, *means = sum_over_ranks(self.context, sums.tolist())
         means = [value / max(targets, 1) for value in means]
         return {"targets": targets} | dict(zip(("loss", *functions), means, strict=True))

@@ -73,11 +73,11 @@ def live(start):
 class OnTerminal:
     """A verb with a terminal of 80 columns; `until` reads what reaches it."""
 
-    def __init__(self, *argv, **env):
+    def __init__(self, *argv, program=("-m", "deploykit"), **env):
         self._ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "deploykit", *argv],
+            [sys.executable, *program, *argv],
             env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1", **env},
             stdin=its,
             stdout=its,

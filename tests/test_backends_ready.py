@@ -79,7 +79,7 @@ def test_without_region_and_credentials_both_are_missing(capsys, no_aws):
     row, _ = ask(capsys, "sagemaker")
     assert row["missing"] == ["no region", "no AWS credentials"]
     assert row["how"] == [
-        "export AWS_REGION=us-east-1, or sagemaker.region in the job file",
+        "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
         "aws configure, aws sso login, AWS_PROFILE",
     ]
 

@@ -94,7 +94,7 @@ def test_version(capsys):
     ("argv", "said", "hint"),
     [
         (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
-        ([], "the following arguments are required", "see `deploykit --help`"),
+        ([], "no command is given", "start with `deploykit init`"),
         (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
         (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
         (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),

@@ -148,7 +148,7 @@ ABORTED = """\
 [rank1]: test accuracy 0.9722
 terminate called without an active exception
 E1122 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 1
-  traceback : Signal 6 (SIGABRT) received by PID 1246013
+  traceback : Signal 6 (SIGABRT) received by PID 4242
 """
 
 

@@ -179,7 +179,7 @@ def ended(tmp_path):
 
 def test_a_run_that_has_ended_shows_what_was_kept(ended, capsys):
     text = deploykit(capsys, "dump", "one", code=66)
-    assert "one is failed, and no stacks were kept" in text
+    assert "one has ended (failed), and no stacks were saved" in text
     ended()
     text = deploykit(capsys, "dump", "one")
     assert text.startswith("one: 2 ranks at 2026-11-23T07:20:01Z (it has ended; these were kept)\n")

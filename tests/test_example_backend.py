@@ -59,8 +59,10 @@ def test_its_whole_life(project, capsys):
     assert (
         run(capsys, "rerun", "one", "--run", "one", "--dry-run")[1].out == "> train.py --epochs 5\n"
     )
-    assert run(capsys, "dump", "one")[1].err.startswith("error: one is succeeded, and no stacks")
-    said = "error: one is succeeded: no rank is running"
+    assert run(capsys, "dump", "one")[1].err.startswith(
+        "error: one has ended (succeeded), and no stacks"
+    )
+    said = "error: no rank of one is running (state: succeeded)"
     assert run(capsys, "exec", "one", "--", "true")[1].err.startswith(said)
     assert run(capsys, "cancel", "one")[0] == 0
     grid = ["--grid", "lr=1", "--metric", "loss", "--backend", "print", "--sweep", "s"]
@@ -128,7 +130,7 @@ def test_a_job_that_wants_a_preflight_is_refused(verb, project, capsys):
 def test_a_cap_that_cannot_be_kept_is_refused(project, capsys):
     code, shown = run(capsys, "submit", "--backend", "print", "--max-cost", "5 USD", "--dry-run")
     assert code == 65
-    assert "max_cost: this backend does not say what a job costs" in shown.err
+    assert "max_cost: this backend has no prices, so the cap" in shown.err
 
 
 def test_every_verb_is_tried_here_or_needs_no_backend():

@@ -66,7 +66,7 @@ def test_a_command_and_a_shell_beside_a_rank(project, monkeypatch):
     assert deploykit("wait", "one").returncode == 0
     done = deploykit("exec", "one", "--", "true")
     assert done.returncode == 66
-    assert "error: one is succeeded: no rank is running" in done.stderr
+    assert "error: no rank of one is running (state: succeeded)" in done.stderr
 
 
 def record(folder, *ranks):
@@ -110,7 +110,7 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
     session = "aws ssm start-session --region eu-west-1 --target sagemaker-training-job:exp-1_algo-"
     assert sagemaker.enter(handle, 3, (), terminal=True) == f"{session}1".split()
     assert sagemaker.enter(handle, 4, (), terminal=True) == f"{session}2".split()
-    with pytest.raises(UsageError, match="take no command") as caught:
+    with pytest.raises(UsageError, match="accept no commands") as caught:
         sagemaker.enter(handle, 4, ["ls"], terminal=True)
     assert caught.value.hint == f"{session}2"
 
@@ -121,7 +121,7 @@ def test_a_container_of_sagemaker_takes_only_a_person(tmp_path):
         (["exec", "live-run"], 64, "no command is given\n  it follows `--`"),
         (["exec", "live-run", "--", "true"], 75, "no rank of live-run is running"),
         (["exec", "live-run", "--rank", "-1", "--", "true"], 64, "--rank"),
-        (["exec", "live-run", "--rank", "²", "--", "true"], 64, "not the number of a rank"),
+        (["exec", "live-run", "--rank", "²", "--", "true"], 64, "is not a rank, such as 0"),
         (["shell", "live-run"], 64, "a shell needs a terminal for its input and output"),
     ],
 )
@@ -150,4 +150,4 @@ def test_a_run_that_never_started(live, capsys):
     live.close()
     registry.update("live-run", Status(State.QUEUED, "", ""))
     assert cli.main(["exec", "live-run", "--", "true"]) == 66
-    assert "no rank is running" in capsys.readouterr().err
+    assert "no rank of live-run is running" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_a_node_that_failed_its_check_is_left_out_until_it_is_cleared(ended, cap
     ended("a-1", {"n2": "GPU 3 is lost to the driver"})
     shown = plan(capsys)
     assert excluded(shown) == "n2"
-    assert "n2 is left out: GPU 3 is lost to the driver" in shown.err
+    assert "n2 is excluded: GPU 3 is lost to the driver" in shown.err
     assert "deploykit nodes --clear n2" in shown.err
     assert excluded(plan(capsys, "--set", "slurm.exclude=n7")) == "n7,n2"
     assert excluded(plan(capsys, "--set", "slurm.nodelist=n2")) is None
@@ -95,7 +95,7 @@ def test_a_damaged_list_leaves_nothing_out(ended, capsys, text):
     paths.write(paths.left_out(), text)
     assert excluded(plan(capsys)) is None
     assert cli.main(["nodes", "--clear", "n2"]) == 66
-    assert "not left out: n2" in capsys.readouterr().err
+    assert "not excluded: n2" in capsys.readouterr().err
 
 
 def test_the_page_for_the_administrator(ended, capsys):
@@ -113,7 +113,7 @@ def test_the_page_for_the_administrator(ended, capsys):
     registry.confirm("a-1", "7", Status(State.FAILED))
     assert cli.main(["nodes", "--report", "n2"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("n2 of slurm://localhost: left out until 2")
+    assert page.startswith("n2 of slurm://localhost: excluded until 2")
     assert f"\nReason: {reason}\n" in page
     assert "\n  preflight: node 1 (n2, 10.0.0.2): eth0\n  preflight: FAILED: node 1" in page
     assert "node 0 (n1" not in page

@@ -55,7 +55,7 @@ def test_filters_choose_runs(capsys, words, names):
 @pytest.mark.usefixtures("three")
 def test_what_is_left_out_is_said(capsys):
     assert "the newest 1 of 2 runs; all: -n 2" in listed(capsys, "--name", "exp", "-n", "1")[1]
-    assert "none of 3 runs matches" in listed(capsys, "--state", "running")[1]
+    assert "none of the 3 runs match" in listed(capsys, "--state", "running")[1]
 
 
 @pytest.mark.usefixtures("three")

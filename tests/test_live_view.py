@@ -61,6 +61,21 @@ def test_wait_shows_state_time_and_step_on_a_terminal(live):
     assert "live-run: failed, exit code 3" in shown.seen
 
 
+def test_submit_shows_the_state_below_the_lines_until_there_is_a_bar(live):
+    wait = "from deploykit import registry; from deploykit.commands import wait; "
+    follow = "wait.follow(registry.get('live-run'), as_json=False, timeout=None)"
+    shown = OnTerminal(program=["-c", wait + follow])
+    shown.until("\r\x1b[Klive-run: running, ")
+    live.log("step 4/500 loss 0.1")
+    shown.until("[rank 0] step 4/500 loss 0.1\r\n")
+    shown.until("s, step 4/500")
+    (live.folder / "progress").write_text(" 37%|###   |\n")
+    shown.until("\r\x1b[K[rank 0]  37%|###   |")
+    live.end()
+    shown.end()
+    assert "live-run: succeeded" in shown.seen
+
+
 def test_wait_is_plain_in_a_pipe(live, capsys):
     assert cli.main(["wait", "live-run", "--timeout", "0.1"]) == 124
     live.end()

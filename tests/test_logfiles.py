@@ -255,6 +255,15 @@ def test_for_the_last_lines_the_ends_are_read(many, monkeypatch):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_many_files_are_looked_at_less_often(tmp_path):
+    logs = logfiles.Logs(tmp_path)
+    assert logs.pause == logfiles._PAUSE
+    for node in range(300):
+        (tmp_path / f"node-{node}.log").touch()
+    assert list(logs.new()) == []
+    assert logs.pause == 0.3
+
+
 def test_the_last_lines_and_those_that_follow(tmp_path):
     log = tmp_path / "node-0.log"
     log.write_text("".join(stamped(at, 0, f"{at}") for at in range(3000)) + "unfinished")

@@ -43,7 +43,7 @@ def test_most_functions_are_short():
 
 
 def test_the_node_plane_is_complete_and_imports_nothing_else():
-    """Its files import each other, the standard library, torch and boto3; none is left out."""
+    """Its files import each other, the standard library and few packages; none is left out."""
     files = backend.node_plane()
     package = ROOT / "entrypoints" / "deploykit_node"
     assert len(files) == 1 + len(list(package.rglob("*.py")))
@@ -54,7 +54,14 @@ def test_the_node_plane_is_complete_and_imports_nothing_else():
             modules += [node.module] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
                 top = module.split(".")[0]
-                others = {"deploykit_node", "boto3", "botocore", "torch", "sitecustomize"}
+                others = {
+                    "deploykit_node",
+                    "boto3",
+                    "botocore",
+                    "debugpy",
+                    "torch",
+                    "sitecustomize",
+                }
                 assert top in sys.stdlib_module_names | others, (name, module)
                 if top == "deploykit_node":
                     path = f"{backend.FOLDER}/{module.replace('.', '/')}"
@@ -79,3 +86,26 @@ def test_only_one_module_prints():
 def test_groups_of_tests_that_share_a_server_stay_on_one_worker(request):
     """With pytest 9.2, pytest-xdist 3.8 silently spreads them over all workers."""
     assert request.node.nodeid.endswith("@xdist") == ("PYTEST_XDIST_WORKER" in os.environ)
+
+
+VAGUE = {"asked", "found", "ours", "said", "theirs", "there", "told"}
+
+
+def stored_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+
+
+def test_a_variable_is_called_by_what_it_holds():
+    """Not by what was done to get it."""
+    shipped = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "benchmarks"]
+    vague = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in shipped
+        for name, line in stored_names(path)
+        if name in VAGUE
+    ]
+    assert vague == []

@@ -151,6 +151,8 @@ def test_what_ranks_use_and_the_slowest(live, capsys):
     assert "  slowest step 3: rank 1 is slow: its own work takes 1.6 times the median\n" in shown
     (data,) = json.loads(once(capsys, "--json"))
     assert [rank["cpu_percent"] for rank in data["ranks"]] == [98.4, 99.4]
+    (live.folder / "exit_records/node-0.json").write_text("{}")  # that node has ended
+    assert "  uses  " not in once(capsys)
 
 
 def test_of_many_ranks_the_extremes_are_shown(live, capsys):

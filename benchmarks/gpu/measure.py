@@ -32,6 +32,7 @@ TOLERANCE = 1e-3
 _GIB = 2**30
 _REFUSED = re.compile(r"cannot (arrange|divide) \d+ rank")
 """What the trainer says of a strategy that needs more ranks."""
+_NO_FLOAT8 = re.compile(r"--precision float8 requires .*")
 _GPUS = {"H200": "h200", "H100": "h100", "B200": "b200", "A100": "a100-80gb", "L40S": "l40s"}
 _GPUS |= {"A10G": "a10g", "L4": "l4", "T4": "t4", "V100": "v100"}
 """Names of `deploykit advise`, by a part of the driver's."""
@@ -97,17 +98,22 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("fp32", ()),
         ("bf16", ("--precision=bf16",)),
         ("fp16", ("--precision=fp16",)),
+        ("float8", ("--precision=float8",)),
         ("bf16, compiled", ("--precision=bf16", "--compile")),
         ("bf16, all recomputed", ("--precision=bf16", "--checkpoint-activations")),
         ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
         ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
         ("compressed gradients", ("--compress=fp16",)),
+        ("sequences in parts", (f"--context-parallel={ranks}",)),
     )
     first: Result | None = None
     rows, failed = [], []
     for name, words in cases:
         found = runs.train(machine, size, ranks, "--strategy=ddp", *words)
         first = first or found
+        if refused := _NO_FLOAT8.search(found.error):
+            rows.append((name, str(ranks), refused.group(), "", "", ""))
+            continue
         rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
         failed += _errors(name, found)
     text = f"{size.name}, ddp unless it says otherwise. Difference: of a loss from that of fp32."

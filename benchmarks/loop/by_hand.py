@@ -13,7 +13,10 @@ def main() -> None:
     """Train, and print the line of JSON on rank 0."""
     distributed.init_process_group("gloo")
     clock = common.Clock()
-    model = DistributedDataParallel(common.model(clock))
+    network = common.model(clock)
+    for layer in network if common.COMPILE else ():
+        layer.compile()
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=common.LEARNING_RATE)
     data = common.dataset()
     loader = DataLoader(data, batch_size=common.BATCH, sampler=DistributedSampler(data))

@@ -24,6 +24,8 @@ STEPS = int(os.environ.get("LOOP_STEPS", "300"))
 WARM_UP = 50
 """The first of the `STEPS`, which are not counted."""
 LEARNING_RATE = 1e-3
+COMPILE = "LOOP_COMPILE" in os.environ
+"""Whether to compile each layer, for the loops that can."""
 
 
 class Clock:

@@ -22,6 +22,7 @@ def main() -> None:
     tasks.load = lambda _: task.Task(lambda: common.model(clock), data, small, small)
     batch, rate = common.BATCH * common.world(), common.LEARNING_RATE
     words = f"--epochs 1 --batch-size {batch} --optimizer adamw --lr {rate} --weight-decay 0.01"
+    words += " --compile" * common.COMPILE
     trainer = train.Trainer(
         parse(words.split()), process_group.join(), train.collect_stop_signals()
     )

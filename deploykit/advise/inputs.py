@@ -147,8 +147,8 @@ def _usage_error(problems: list[Problem]) -> UsageError:
 def _problems(options: AdviseOptions, bad: set[str]) -> Iterator[Problem]:
     """Missing options and conflicts; options in `bad` have a problem already."""
     required = [("batch_size", "64")]
-    told = options.input or options.task or bad & {"input", "task"}
-    required += [] if told else [("sequence", "1024")]
+    has_shape = options.input or options.task or bad & {"input", "task"}
+    required += [] if has_shape else [("sequence", "1024")]
     if options.input and options.model is None and "model" not in bad:
         yield Problem("input", "describes a sample for a model of yours", "give --model too")
     for name, example in required:

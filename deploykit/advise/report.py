@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploykit.advise import gpus
+from deploykit.advise import gpus, job_file
 from deploykit.advise.chooser import WIDE_SHARDING, Advice, Candidate, layer_memory
 from deploykit.advise.configs import STRATEGIES
 from deploykit.advise.memory import Memory
@@ -333,14 +333,16 @@ def _changes(training: Training) -> Iterator[str]:
 
 
 def not_yet(missing: list[str], runs: Advice) -> str:
-    """What the reference trainer cannot do of the recommendation, and what it can instead."""
-    instead = "nothing that it can do fits"
+    """What the reference trainer has no option for, and what it can do instead."""
+    instead = "none of its strategies fits"
     if runs.best is not None:
         degrees = _degrees(runs.best)
         best = runs.best.strategy + (f" ({degrees})" if degrees else "")
         seconds, size = time(runs.best.step.seconds), gib(runs.best.memory.total)
-        instead = f"the best that it can do, and what --write writes: {best}, {seconds}, {size}"
-    return f"The reference trainer cannot do {' and '.join(missing)} yet; {instead}."
+        instead = f"its best strategy, which --write writes: {best}, {seconds}, {size}"
+    files = " and ".join(f"examples/models/{job_file.EXAMPLES[name]}" for name in missing)
+    what = " and ".join(missing)
+    return f"In the reference trainer, {what} is part of a task: see {files}; {instead}."
 
 
 def notes(advice: Advice) -> Iterator[str]:
@@ -355,8 +357,8 @@ def notes(advice: Advice) -> Iterator[str]:
         )
     if model.sample is None and not (model.width and model.layers):
         yield (
-            "The model is no transformer that is known here: its activations are not included; "
-            "give the shape of a sample, as in --input 3x224x224."
+            "The model is not a known transformer, so its activations are not included: give the "
+            "shape of a sample, as in --input 3x224x224."
         )
     if cluster.gpu.name not in gpus.known():
         yield f"{cluster.gpu.label} is unknown: the speed of an A100 is assumed."

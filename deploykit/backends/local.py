@@ -111,7 +111,7 @@ def _check_machine(job: JobSpec) -> Iterator[Problem]:
     nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
     available = machine.gpus(machine.visible(job.env)) if gpus else 0
     if gpus and available == 0:
-        message = "this machine has no GPU that the job can use: its ranks get none"
+        message = "this machine has no usable GPU: the ranks run without one"
         hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
         yield Problem("resources.gpus_per_node", message, hint, severity="warning")
     elif available is not None and nodes * gpus > available:

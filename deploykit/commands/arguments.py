@@ -17,7 +17,7 @@ def count(text: str) -> int:
 def rank(text: str) -> int:
     """The number of a rank. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(10**9))):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a rank")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank, such as 0")
     return int(text)
 
 

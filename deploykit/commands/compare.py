@@ -1,7 +1,7 @@
-"""Compare runs: what differs in source, job and arguments, and their metrics, the best marked `*`.
+"""Compare runs: differences in source, job and arguments, and the metrics, the best marked `*`.
 
-Settings and metrics that are the same in all runs are left out. The best of a metric is the least
-loss, error or time, and the greatest accuracy or rate; the name of a metric must say which it is.
+What is the same in all runs is left out. The best value of a metric is the lowest loss, error or
+time, or the highest accuracy or rate. Which of these a metric is, its name must tell.
 
 deploykit compare exp-1 exp-2
 deploykit compare exp-1 exp-2 exp-3 --name '*loss*'

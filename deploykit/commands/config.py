@@ -1,8 +1,8 @@
 """Show your defaults, and where each value comes from for the job in this folder.
 
-The command line wins over the job file, that over the environment, that over the config file:
-$XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml. It is a file to
-edit; --init writes one in which every setting is commented out.
+A value is taken from the command line first, then from the job file, the environment, and the
+config file: $XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml.
+Edit that file yourself; --init writes one in which every setting is commented out.
 
 deploykit config --init                    write it, to fill in
 deploykit config --backend slurm           what a submit with this option would use
@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> int:
         return _init(path, as_json=args.json)
     overrides = [*args.set, *([f"backend={args.backend}"] if args.backend else [])]
     exists = os.path.lexists(path)
-    found = config.settings(*_jobs(args.job, overrides), overrides)
+    settings = config.settings(*_jobs(args.job, overrides), overrides)
     if args.json:
-        rows = [vars(one) for one in found]
+        rows = [vars(one) for one in settings]
         output.emit({"file": str(path), "exists": exists, "settings": rows})
         return 0
     output.table(
         ["setting", "value", "from"],
-        [[one.key, one.value or "-", _from(one)] for one in found],
+        [[one.key, one.value or "-", _from(one)] for one in settings],
     )
     if not exists:
         output.note(f"there is no {path}; `deploykit config --init` writes one to fill in")

@@ -1,8 +1,8 @@
-"""Show what a job may cost at its backend: in the low, the likely and the worst case.
+"""Estimate what a job costs on its backend, in the low, the likely and the worst case.
 
-deploykit cost exp.yaml --explain               each sum
+deploykit cost exp.yaml --explain               with each sum explained
 deploykit cost --set resources.nodes=4 --json   for programs
-deploykit cost --refresh                        ask for new prices first
+deploykit cost --refresh                        fetch current prices first
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SHARED = ("job", "backend")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --explain, --refresh and --max-cost."""
-    parser.add_argument("--explain", action="store_true", help="show how each sum is made")
+    parser.add_argument("--explain", action="store_true", help="show how each sum is calculated")
     parser.add_argument(
-        "--refresh", action="store_true", help="ask the provider for its prices, and keep them"
+        "--refresh", action="store_true", help="fetch current prices from the provider first"
     )
     parser.add_argument(
-        "--max-cost", metavar="MONEY", help="say whether the job may cost more, such as '50 USD'"
+        "--max-cost", metavar="MONEY", help="compare the worst case with this cap, such as '50 USD'"
     )
 
 
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     options = file.sections[name]
     engine = capabilities.require(name, capabilities.Cost)
     if args.refresh:
-        asked = capabilities.require(name, capabilities.Prices)
-        output.note(asked.refresh_prices(file.job, options))
+        prices = capabilities.require(name, capabilities.Prices)
+        output.note(prices.refresh_prices(file.job, options))
     estimate = engine.cost(file.job, options)
     others: Mapping[str, Estimate] = {}
     if isinstance(engine, capabilities.Prices):
@@ -63,8 +63,8 @@ def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
     name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
     file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
     others = ("max_cost", "stop_at_cap", "budget")
-    found = [one for one in lifecycle.problems(file, name) if one.path not in others]
-    output.warnings(file.raise_on(found))
+    problems = [one for one in lifecycle.problems(file, name) if one.path not in others]
+    output.warnings(file.raise_on(problems))
     return name, file
 
 

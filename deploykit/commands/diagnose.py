@@ -58,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the causes, or what else is known; return the code of the ending."""
     known = cause_rules.load(args.rules)
     files = _are_files(args.what)
-    found = run_diagnosis.of_files(args.what, known) if files else _of_run(args.what, known)
-    for text in found.warnings:
+    diagnosis = run_diagnosis.of_files(args.what, known) if files else _of_run(args.what, known)
+    for text in diagnosis.warnings:
         output.note(*f"warning: {text}".split("\n"))
     if args.json:
-        output.emit(run_diagnosis.summary(found))
+        output.emit(run_diagnosis.summary(diagnosis))
     else:
-        output.say(*run_diagnosis.report(found))
-        _point_to_guide(found.causes, args.what)
-    return _CODES[Ending(found.ending)]
+        output.say(*run_diagnosis.report(diagnosis))
+        _point_to_guide(diagnosis.causes, args.what)
+    return _CODES[Ending(diagnosis.ending)]
 
 
 def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:

@@ -78,8 +78,8 @@ def _total(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"count": len(each), "bytes": total, "parts": dict(parts)}
 
 
-def _files(found: Iterable[Path]) -> dict[str, Any]:
-    sizes = [storage.size(path) for path in found]
+def _files(files: Iterable[Path]) -> dict[str, Any]:
+    sizes = [storage.size(path) for path in files]
     return {"count": len(sizes), "bytes": sum(sizes)}
 
 

@@ -1,10 +1,10 @@
-"""Show where each rank of a running run stands: its Python stack, with equal ones merged.
+"""Print the Python stack of every rank of a running run, with identical stacks merged.
 
-Ranks at the same place are one entry, and the odd one out comes first. The run is not disturbed.
-The stacks are kept in its folder; of a run that has ended, the last kept ones are shown.
+The odd one out comes first. The run is not disturbed. The stacks are saved in the run folder;
+for a run that has ended, the last saved ones are shown.
 
 deploykit dump                  the newest run
-deploykit dump exp-1 --native   with the calls of C and C++
+deploykit dump exp-1 --native   with C and C++ frames
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to show of each rank."""
     parser.add_argument(
-        "--native", action="store_true", help="show calls of C and C++ too (needs py-spy)"
+        "--native", action="store_true", help="also show C and C++ frames (needs py-spy)"
     )
     parser.add_argument("--threads", action="store_true", help="show all threads of each rank")
 
@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the stacks, the smallest group of ranks first."""
     row = registry.get(args.run)
-    found = run_stacks.take(row, native=args.native)
+    taken = run_stacks.take(row, native=args.native)
     if args.json:
-        data = {"run": row.run, "kept": found.kept, **report.data(found.dump)}
-        output.emit({**data, "flight_recorder": found.recorder, "warnings": found.warnings})
+        data = {"run": row.run, "kept": taken.kept, **report.data(taken.dump)}
+        output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
         return 0
-    time = output.when(found.dump.time.timestamp()) if found.dump.time else "an unknown time"
-    count = len(found.dump.ranks)
-    ended = " (it has ended; these were kept)" if found.kept else ""
+    time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"
+    count = len(taken.dump.ranks)
+    ended = " (it has ended; these were kept)" if taken.kept else ""
     output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
-    output.say(*run_stacks.lines(found, threads=args.threads))
-    output.note(*(f"warning: {text}" for text in found.warnings))
-    output.note(f"kept in {found.dump.folder}")
+    output.say(*run_stacks.lines(taken, threads=args.threads))
+    output.note(*(f"warning: {text}" for text in taken.warnings))
+    output.note(f"kept in {taken.dump.folder}")
     return 0

@@ -1,7 +1,7 @@
-"""Run a command beside a rank of a running run: on its node, in its folder, with its environment.
+"""Run a command next to a rank of a running run: on its node, in its folder and environment.
 
-It takes over this terminal, and its exit code is that of the command. The run is not disturbed, but
-for what the command does. With --json it is waited for, and printed is what it wrote.
+The command takes over this terminal, and `exec` exits with its exit code. Nothing but the command
+itself disturbs the run. With --json, its output and exit code are printed once it has ended.
 
 deploykit exec exp-1 -- nvidia-smi
 deploykit exec exp-1 --rank 3 -- python -c 'import torch; print(torch.__version__)'
@@ -23,7 +23,11 @@ _LONGEST = 86400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --rank."""
     parser.add_argument(
-        "--rank", type=arguments.rank, default=0, metavar="N", help="beside this rank (default: 0)"
+        "--rank",
+        type=arguments.rank,
+        default=0,
+        metavar="N",
+        help="rank to run it next to (default: 0)",
     )
 
 

@@ -77,8 +77,8 @@ def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
     if path.exists():
         raise UsageError(f"{path} already exists", hint=_KEPT)
     folder = path.absolute().parent
-    found = _found(folder, given)
-    script, name = _choice(found, list(sections), args)
+    scripts = _found(folder, given)
+    script, name = _choice(scripts, list(sections), args)
     if script is None:
         paths.create(path.parent / starter.TRAINER, starter.trainer(), _KEPT)
         script = starter.scripts(folder)[0]
@@ -86,7 +86,7 @@ def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
     examples = [line for one, options in sections.items() if (line := schema.brief(one, options))]
     text = starter.job_file(folder.name, script, schema=address, backend=name, sections=examples)
     paths.create(path, text, _KEPT)
-    _tell(args, path, script, found)
+    _tell(args, path, script, scripts)
     return 0
 
 
@@ -125,28 +125,28 @@ def _with_trainer(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -
 def _found(folder: Path, given: Path | None) -> list[Script]:
     """The scripts to choose from. Raises UsageError where there is none to read."""
     try:
-        found = starter.scripts(folder)
+        scripts = starter.scripts(folder)
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {error.strerror}") from error
     if given is None:
-        return found
+        return scripts
     if not (folder / given).is_file():
-        raise UsageError(f"no script {given}", hint=f"scripts here: {_names(found) or 'none'}")
+        raise UsageError(f"no script {given}", hint=f"scripts here: {_names(scripts) or 'none'}")
     if given.is_absolute() or ".." in given.parts:
         raise UsageError(f"{given} is not in this folder", hint="go to its folder first")
     path = given.as_posix()
-    return [one for one in found if one.path == path] or [Script(path, 0, distributed=False)]
+    return [one for one in scripts if one.path == path] or [Script(path, 0, distributed=False)]
 
 
 def _choice(
-    found: list[Script], backends: list[str], args: argparse.Namespace
+    scripts: list[Script], backends: list[str], args: argparse.Namespace
 ) -> tuple[Script | None, str | None]:
     """The script, if there is one, and the backend: on a terminal, as the user chooses."""
     if args.json or not output.can_ask():
-        return next(iter(found), None), None
-    script = next(iter(found), None)
-    if len(found) > 1:
-        by_path = {one.path: one for one in found[:_OFFERED]}
+        return next(iter(scripts), None), None
+    script = next(iter(scripts), None)
+    if len(scripts) > 1:
+        by_path = {one.path: one for one in scripts[:_OFFERED]}
         script = by_path[output.ask("which script?", list(by_path))]
     name = output.ask("where will it run?", backends)
     return script, name if name != backend.DEFAULT else None
@@ -173,9 +173,9 @@ def _schema_address(folder: Path, sections: Mapping[str, type[Any]]) -> str | No
     return path.as_uri()  # no blanks, at which editors would stop reading
 
 
-def _tell(args: argparse.Namespace, path: Path, script: Script, found: list[Script]) -> None:
+def _tell(args: argparse.Namespace, path: Path, script: Script, scripts: list[Script]) -> None:
     key, count = starter.ranks(script)
-    new = [] if found else [str(path.parent / starter.TRAINER)]
+    new = [] if scripts else [str(path.parent / starter.TRAINER)]
     if args.json:
         output.emit({"path": str(path), "script": script.path, "new": new, key: count})
         return
@@ -183,7 +183,7 @@ def _tell(args: argparse.Namespace, path: Path, script: Script, found: list[Scri
         output.say(f"wrote {one}: a small trainer to start from")
     one, many = ("GPU", "GPUs") if key == "gpus_per_node" else ("process", "processes")
     output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
-    if others := _names([other for other in found if other != script]):
+    if others := _names([other for other in scripts if other != script]):
         output.say(f"other scripts here: {others}")
     _say_next(path)
 

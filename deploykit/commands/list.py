@@ -54,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
             [_cells(row, cost=args.cost) for row in rows],
         )
     elif every := registry.count():
-        output.note(f"none of {every} runs matches")
+        output.note(f"none of the {every} runs match")
     else:
         output.note(f"no runs yet; {_how_to_start()}")
     if args.cost and not args.json:
         from deploykit.commands import spending  # decimal takes a while to import
 
         output.note(*spending.budgets())
-    if rows and len(rows) < (found := search.count()):
-        output.note(f"the newest {len(rows)} of {found} runs; all: -n {found}")
+    if rows and len(rows) < (total := search.count()):
+        output.note(f"the newest {len(rows)} of {total} runs; all: -n {total}")
     return 0
 
 

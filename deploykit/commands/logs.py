@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from deploykit.commands import arguments, output
 from deploykit.decode import DURATION
 from deploykit.folding import Folding
 from deploykit.log_selection import Selection
-from deploykit.model import LogLine
+from deploykit.model import LogLine, State
 from deploykit.registry import Run
 
 SHARED = ("run",)
@@ -72,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the selected lines; a note where there are none."""
     row = run_state.refresh([registry.get(args.run)])[0]
     foldings = [Folding()]
+    nothing = _none_message(args, is_over=State(row.state).final)
     if args.json:
-        output.log_data(_or_note(_lines(row, args, foldings), _none_message(args)))
+        output.log_data(_or_note(_lines(row, args, foldings), nothing))
         return 0
-    _print(row, _or_note(_texts(row, args, foldings), _none_message(args)), args, foldings)
+    _print(row, _or_note(_texts(row, args, foldings), nothing), args, foldings)
     return 0
 
 
@@ -132,7 +133,7 @@ def _print(
     row: Run, lines: Iterable[LogLine | str], args: argparse.Namespace, foldings: Sequence[Folding]
 ) -> None:
     """Print the lines, then the cause where the run failed."""
-    output.log(lines, colors=args.color, folder=row.folder if args.follow else "")
+    output.log(lines, colors=args.color, below=_bar_of(row) if args.follow else None)
     output.folded(row, foldings[-1])
     if args.follow:
         (row,) = run_state.refresh([row])
@@ -140,11 +141,19 @@ def _print(
         output.note(f"cause: {cause}")
 
 
-def _none_message(args: argparse.Namespace) -> str:
-    """What to print where no line matches."""
+def _bar_of(row: Run) -> Callable[[str], str]:
+    """The progress bar of a run: that of its folder, else the one that is in its log."""
+    from deploykit.commands import progress_text  # only to follow
+
+    return lambda bar: progress_text.bar(row.folder) or bar
+
+
+def _none_message(args: argparse.Namespace, *, is_over: bool) -> str:
+    """What to print where no line matches; a run that is not over may still print some."""
     selected = {"task": args.task, "rank": args.rank, "node": args.node, "attempt": args.attempt}
     parts = [f"of {name} {value}" for name, value in selected.items() if value is not None]
-    return " ".join(["no error" if args.first_error else "no line", *(parts or ["yet"])])
+    what = "no error" if args.first_error else "no lines"
+    return " ".join([what, *(parts or ([] if is_over else ["yet"]))])
 
 
 def _or_note(lines: Iterable[_Line], message: str) -> Iterator[_Line]:

@@ -1,11 +1,11 @@
 """Print the metrics of a run: from its files, its log, and the service that ran it.
 
-Read are metrics.jsonl, TensorBoard's event files and the lines of the log that most libraries
-print; the job file's `metrics` has patterns for others. A step that a restart repeated counts once.
+It reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for
+other lines, `metrics` in the job file has patterns. A step that a restart repeated counts once.
 
-deploykit metrics                          the newest run: how far it is, and each metric
+deploykit metrics                          the newest run: its progress, and each metric
 deploykit metrics exp-1 --name '*loss*'
-deploykit metrics exp-1 --csv              each value
+deploykit metrics exp-1 --csv              every value
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = ("step", "total", "epoch", "epochs", "loss", "rate", "left")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --csv, --name and --task."""
-    parser.add_argument("--csv", action="store_true", help="print each value, as CSV")
+    parser.add_argument("--csv", action="store_true", help="print every value, as CSV")
     parser.add_argument(
         "--name",
         action="append",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="only metrics of this name, in which * matches any text; may be repeated",
     )
-    parser.add_argument("--task", type=int, metavar="N", help="of a job array this task")
+    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,8 +69,8 @@ def _csv(row: Run, points: Iterable[Point]) -> str:
     writer.writerow(_COLUMNS)
     for one in points:
         time = None if one.time is None else f"{one.time:.3f}"
-        place = (row.run, one.attempt, one.step, one.epoch, time)
-        writer.writerow([*place, one.name, repr(one.value), one.source])
+        position = (row.run, one.attempt, one.step, one.epoch, time)
+        writer.writerow([*position, one.name, repr(one.value), one.source])
     return text.getvalue()
 
 
@@ -92,7 +92,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
     rows = [_row(one) for one in series]
     if not rows:
         output.note("no metrics were found in the files and the log of this run")
-        output.note("  `metrics` in the job file has patterns for lines that no reader knows")
+        output.note("  for other log lines, set patterns in `metrics` of the job file")
         return
     output.say("")
     headings = ["name", "values", "step", "last", "least", "greatest", "source"]

@@ -1,7 +1,7 @@
-"""List the nodes that new jobs leave out: each failed its check, or has failed jobs twice.
+"""List the nodes that are excluded from new jobs: they failed a check, or failed jobs twice.
 
-The preflight (`--preflight`) of a run finds them; on Slurm the next submit to the same cluster has
-them in `--exclude`. After a week, or with --clear, they are used again.
+The preflight (`--preflight`) of a run finds them. On Slurm, the next jobs on the same cluster are
+submitted with these nodes in `--exclude`. After a week, or with --clear, they are used again.
 
 deploykit nodes
 deploykit nodes --report node07       one page for its administrator
@@ -21,14 +21,16 @@ from deploykit.errors import NotFound
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --report and --clear."""
     parser.add_argument(
-        "--report", metavar="NODE", help="what was seen of this node, and what to do about it"
+        "--report",
+        metavar="NODE",
+        help="print what was observed on this node, and what to do about it",
     )
     parser.add_argument(
         "--clear",
         action="append",
         default=[],
         metavar="NODE",
-        help="use this node again; may be repeated",
+        help="use this node again (repeatable)",
     )
 
 
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = sorted(named - {node.node for node in nodes})
     if unknown:
         raise NotFound(
-            f"not left out: {', '.join(unknown)}", hint="`deploykit nodes` lists those that are"
+            f"not excluded: {', '.join(unknown)}", hint="`deploykit nodes` lists those that are"
         )
     if args.report:
         return _report([node for node in nodes if node.node == args.report], as_json=args.json)
@@ -50,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit([{**asdict(node), "left_out": node.is_left_out} for node in shown])
     elif shown:
-        output.table(["node", "target", "left out until", "runs", "reason"], list(map(_row, shown)))
+        output.table(["node", "target", "excluded until", "runs", "reason"], list(map(_row, shown)))
     elif not cleared:
-        output.note("no node is left out")
+        output.note("no nodes are excluded")
     return 0
 
 

@@ -86,7 +86,7 @@ def ask(question: str, choices: Sequence[str]) -> str:
         line = sys.stdin.readline()
         if line.strip() in by_word:
             return by_word[line.strip()]
-        note(f"one of 1 to {len(choices)}")
+        note(f"type a number from 1 to {len(choices)}, or press Enter for 1")
 
 
 def block(text: str) -> None:
@@ -95,22 +95,26 @@ def block(text: str) -> None:
 
 
 def log(
-    lines: Iterable[LogLine | str], *, colors: bool = False, aside: bool = False, folder: str = ""
+    lines: Iterable[LogLine | str],
+    *,
+    colors: bool = False,
+    aside: bool = False,
+    below: Callable[[str], str] | None = None,
 ) -> None:
     """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
 
-    A text is whole lines. `colors` keeps their own on a terminal. `aside` prints to
-    standard error. With the `folder` of a run a terminal shows its progress bar below.
+    A text is whole lines. `colors` keeps their own on a terminal. `aside` prints to standard error.
+    A terminal ends with what `below` returns for the newest line, if that is of a progress bar.
     """
     out = sys.stderr if aside else sys.stdout
-    if not folder or not out.isatty():
+    if below is None or not out.isatty():
         for line in lines:
             _log(out, line, colors=colors)
         return
     from deploykit.commands.last_line import LastLine
 
     latest = [""]
-    with LastLine(out, lambda: _bar(Path(folder)) or latest[0]) as last:
+    with LastLine(out, lambda: below(latest[0])) as last:
         for line in lines:
             latest[0] = str(line) if not isinstance(line, str) and line.bar else ""
             with last.hidden():
@@ -133,13 +137,6 @@ def _log(out: TextIO, line: LogLine | str, *, colors: bool) -> None:
         line = "\n".join(terminal.log(text, colors=colors)[0] for text in line.split("\n"))
     _write(out, line)
     out.flush()
-
-
-def _bar(folder: Path) -> str:
-    from deploykit import logfiles
-
-    state = logfiles.bar(folder).strip("\n")
-    return f"[rank 0] {state}" if state else ""
 
 
 def folded(row: Run, folding: Folding) -> None:

@@ -1,10 +1,10 @@
-"""Show the profile of a run: who computed and who waited, and the costliest operators.
+"""Show the profile of a run: which ranks computed, which waited, and the costliest operators.
 
-It was profiled because the job asked for it: `deploykit submit --profile torch:20:25`. Reports of
-Nsight Systems and snapshots of memory are listed, with how to open them.
+A run has a profile if it was asked for: `deploykit submit --profile torch:20:25`. Nsight Systems
+reports and memory snapshots are listed, with the command that opens them.
 
 deploykit profile exp-1
-deploykit profile --from FOLDER     files that were copied from elsewhere
+deploykit profile --from FOLDER     files copied from another machine
 """
 
 from __future__ import annotations

@@ -32,6 +32,12 @@ def line_or_bar(one: Progress, folder: str) -> str:
     return line(one) or logfiles.bar(Path(folder)).strip()
 
 
+def bar(folder: str) -> str:
+    """The bar of rank 0 after its rank, as a log line has it; empty where there is none."""
+    state = logfiles.bar(Path(folder)).strip("\n")
+    return f"[rank 0] {state}" if state else ""
+
+
 def position(one: Progress) -> list[str]:
     """``step 120/500`` and ``epoch 2/5``, as far as they are known."""
     pairs = (("step", one.step, one.total), ("epoch", one.epoch, one.epochs))
@@ -54,7 +60,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     width = min(width, len(values))
     if not width:
         return ""
-    bounds = [len(values) * place // width for place in range(width + 1)]
+    bounds = [len(values) * part // width for part in range(width + 1)]
     means = [_mean(values[start:end]) for start, end in itertools.pairwise(bounds)]
     finite = [mean for mean in means if math.isfinite(mean)]
     least, size = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)

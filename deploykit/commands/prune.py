@@ -1,9 +1,9 @@
-"""Remove old runs, and files that no run needs. What has not ended stays, also a sweep's runs.
+"""Remove old runs, and files that no run needs. Unfinished runs and sweeps are kept.
 
-Without options: leftovers of interrupted submits, bundles that no run uses, and files in sources of
-ended runs that are also in their bundles. The options select runs to remove as well.
+Without options, no run is removed: only leftovers of interrupted submits, unused bundles, and
+source files of ended runs that their bundles also have. Options select runs to remove as well.
 
-deploykit prune --older 30d --keep-last 10 --dry-run  what would go
+deploykit prune --older 30d --keep-last 10 --dry-run  what would be removed
 deploykit prune --state failed --yes                  in a script
 """
 
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
             "cannot ask for confirmation without a terminal",
             hint="add --yes, or --dry-run to see what would be removed",
         )
-    found = _found(args)
+    removals = _found(args)
     if not args.json:
-        _show(found)
-    go = not args.dry_run and found and (args.yes or _agreed(len(found)))
-    outcomes = [(one, _removed(one)) for one in found] if go else []
+        _show(removals)
+    go = not args.dry_run and removals and (args.yes or _agreed(len(removals)))
+    outcomes = [(one, _removed(one)) for one in removals] if go else []
     removed = [one for one, outcome in outcomes if outcome]
     if args.json:
-        output.emit({"found": list(map(_data, found)), "removed": list(map(_data, removed))})
+        output.emit({"found": list(map(_data, removals)), "removed": list(map(_data, removed))})
     elif removed:
         output.note(f"removed {len(removed)}: {readable(sum(one.size for one in removed))}")
     if not args.dry_run:
@@ -171,16 +171,16 @@ def _age(path: Path) -> float:
         return 0
 
 
-def _show(found: Sequence[Removal]) -> None:
-    if not found:
+def _show(removals: Sequence[Removal]) -> None:
+    if not removals:
         output.note("nothing to remove")
         return
     rows = [
         [readable(one.size), output.when(one.time)[:10], one.kind, one.state, one.name]
-        for one in found
+        for one in removals
     ]
     output.table(["size", "date", "what", "state", "name"], rows)
-    output.note(f"{len(found)} to remove, {readable(sum(one.size for one in found))}")
+    output.note(f"{len(removals)} to remove, {readable(sum(one.size for one in removals))}")
 
 
 def _agreed(count: int) -> bool:

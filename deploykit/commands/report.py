@@ -1,8 +1,8 @@
-"""Write a report of runs: one HTML file with curves, timeline, cause, nodes, source and files.
+"""Write a report of one or more runs: an HTML file with curves, timeline, cause and settings.
 
-It needs no network and no script, has a light and a dark form, and can be printed. Of several runs
-the curves lie over each other, beside what `compare` prints. It has lines of the log: look before
-you publish it.
+The file opens offline, runs no script, follows light and dark mode, and prints well. For several
+runs, curves share a chart, and the table of `compare` is included. It quotes the log: review it
+before you publish it.
 
 deploykit report exp-1                          report-exp-1.html
 deploykit report exp-1 exp-2 --output two.html

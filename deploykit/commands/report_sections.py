@@ -207,11 +207,13 @@ def _command(one: RunReport) -> str:
 
 def _timeline(one: RunReport) -> Markup:
     parts = [_part(span) for span in one.spans]
-    told = "; ".join(part.label for part in parts[:_MOST_PARTS])
+    sentence = "; ".join(part.label for part in parts[:_MOST_PARTS])
     more = f"; and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
     rows = [(output.when(event.time), event.text) for event in one.events]
     table = markup.table(["time", "event"], rows)
-    return markup.join([timeline.bar(parts), markup.paragraph(f"{told}{more}.", "remark"), table])
+    return markup.join(
+        [timeline.bar(parts), markup.paragraph(f"{sentence}{more}.", "remark"), table]
+    )
 
 
 def _part(span: Span) -> Part:
@@ -323,12 +325,12 @@ def _pictures(one: RunReport) -> Iterator[Markup]:
 
 
 def _png_files(top: Path) -> list[Path]:
-    found: list[Path] = []
+    pictures: list[Path] = []
     seen = 0
     for here, folders, files in os.walk(top):
         seen += len(files) + len(folders)
         if seen > _MOST_ENTRIES:
             break
         folders.sort()
-        found += [Path(here, name) for name in sorted(files) if name.endswith(".png")]
-    return [path for path in found if path.is_file() and path.stat().st_size <= _PICTURE_BYTES]
+        pictures += [Path(here, name) for name in sorted(files) if name.endswith(".png")]
+    return [path for path in pictures if path.is_file() and path.stat().st_size <= _PICTURE_BYTES]

@@ -1,8 +1,8 @@
-"""Submit exactly the same bytes as a run again: its bundle by the hash, its job, its arguments.
+"""Submit exactly what a run sent: the same bundle, by its hash, the same job and arguments.
 
-Nothing differs but the run id. Where the job names a location for results or checkpoints, the new
-run gets a folder of its own in it, so that it neither resumes from the run nor replaces its files.
-Data are read as they are now. `rerun` is for changes.
+Only the run id differs. Where the job names a location for results or checkpoints, the new run gets
+its own subfolder, so that it neither resumes from the old run nor overwrites its files. Data is
+read as it is now. To change something, use `rerun`.
 
 deploykit reproduce exp-1
 deploykit reproduce exp-1 --backend local --wait

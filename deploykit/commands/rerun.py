@@ -3,7 +3,7 @@
 The job and its source are those that the run sent, whatever its folder holds now. Files that they
 name elsewhere (data, checkpoints) are used as they are now; the launcher is this version's.
 
-deploykit rerun exp-1                              the same again
+deploykit rerun exp-1                              unchanged
 deploykit rerun exp-1 --set resources.nodes=2      on two nodes
 deploykit rerun exp-1 --backend local              on this machine
 deploykit rerun exp-1 -- --lr 0.1                  with more arguments, after its own

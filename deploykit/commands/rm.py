@@ -68,8 +68,8 @@ def _remove(rows: Sequence[Run], *, as_json: bool) -> list[dict[str, Any]]:
     return removed
 
 
-def _left(found: tuple[str, str | None]) -> str:
-    location, command = found
+def _left(remaining: tuple[str, str | None]) -> str:
+    location, command = remaining
     return f"  left    {location}: {command or 'the job file names it, and other runs may use it'}"
 
 

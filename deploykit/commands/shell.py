@@ -1,4 +1,4 @@
-"""Open a shell beside a rank of a running run: on its node, in its folder, with its environment.
+"""Open a shell next to a rank of a running run: on its node, in its folder and environment.
 
 It ends with `exit`; the run goes on. With --json, print the command that opens it instead. With
 --debugger connect your editor to the rank that waits for it (`submit --debugger`): the settings of
@@ -26,7 +26,7 @@ SHARED = ("run",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the rank, and what its editor needs."""
     parser.add_argument(
-        "--rank", type=arguments.rank, metavar="N", help="beside this rank (default: 0)"
+        "--rank", type=arguments.rank, metavar="N", help="rank to open it next to (default: 0)"
     )
     parser.add_argument(
         "--debugger", action="store_true", help="connect an editor to the rank that waits for it"

@@ -14,17 +14,17 @@ from deploykit.registry import Run, now
 
 def text(run: Run, *, brief: bool = False) -> str:
     """What a run has cost, so far or in all; empty where nothing is billed or known."""
-    found = _spent(run)
-    if found is None:
+    cost = _spent(run)
+    if cost is None:
         return ""
-    said = found.total if brief else str(found)
-    return said if State(run.state).final else f"{said} so far"
+    shown = cost.total if brief else str(cost)
+    return shown if State(run.state).final else f"{shown} so far"
 
 
 def data(run: Run) -> dict[str, Any] | None:
     """The same as data; None where nothing is billed or known."""
-    found = _spent(run)
-    return None if found is None else found.data()
+    cost = _spent(run)
+    return None if cost is None else cost.data()
 
 
 def budgets() -> list[str]:

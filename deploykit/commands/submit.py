@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
     )
     parser.add_argument(
-        "--stop-at-cap", action="store_true", help="accept it, and stop it before it costs more"
+        "--stop-at-cap",
+        action="store_true",
+        help="accept such a job, and stop it before it costs more",
     )
     parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
     parser.add_argument(
@@ -137,7 +139,7 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
         if prepared.plan.job.stop_at_cap:
             from deploykit.cost import cap  # few jobs have one
 
-            output.note(*cap.told(prepared.plan.job, estimate))
+            output.note(*cap.notices(prepared.plan.job, estimate))
         if prepared.plan.job.budget is not None:
             from deploykit import budgets  # few jobs have one
 

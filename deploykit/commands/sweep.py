@@ -1,14 +1,14 @@
-"""Search for the best arguments of a job: each trial is a run, and a sampler chooses its values.
+"""Search for the best hyperparameters of a job: each trial is a run with other arguments.
 
-deploykit sweep start sweep.yaml             start, and follow until all trials have ended
-deploykit sweep start --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
-deploykit sweep status [SWEEP]               its trials; `list` shows all sweeps
+deploykit sweep sweep.yaml                   start, and follow until all trials have ended
+deploykit sweep --grid lr=0.1,0.01 --metric loss     a grid over job.yaml, without a file
+deploykit sweep status [SWEEP]               show its trials; `list` shows all sweeps
 deploykit sweep stop [SWEEP]                 cancel its runs
-deploykit sweep resume [SWEEP]               go on: after `stop`, Ctrl-C, or a crash
+deploykit sweep resume [SWEEP]               continue after `stop`, Ctrl-C or a crash
 deploykit sweep best [SWEEP] --write best.yaml
 deploykit sweep report [SWEEP]               one HTML file; `watch` shows a sweep live
 
-Ctrl-C ends the controller and no run. The same run is never started twice.
+Ctrl-C stops the controller but no run. No trial is ever started twice.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _ONLY = {
     ("watch",): ("once", "interval"),
 }
 """Options that only some of the actions take."""
+_FILES = {".yaml", ".yml", ".toml"}
 _INTERVAL, _SHORTEST = 2.0, 0.5
 """Seconds between two looks of `watch`: by default, and at least."""
 _AGAIN = 0.2
@@ -51,16 +52,21 @@ _AGAIN = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the action, what it acts on, and its options."""
-    parser.add_argument("action", metavar="ACTION", help=", ".join(_ACTIONS))
+    parser.add_argument(
+        "action",
+        nargs="?",
+        metavar="ACTION",
+        help=f"{', '.join(_ACTIONS)}; a file or --grid alone is a start",
+    )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="FILE|SWEEP",
-        help="start: the sweep file (default: sweep.yaml); else the sweep (default: the newest)",
+        help="start: the sweep file (default: sweep.yaml); others: the sweep (default: the newest)",
     )
     _add_for_start(parser)
     parser.add_argument(
-        "--detach", action="store_true", help="start, resume: control it in the background"
+        "--detach", action="store_true", help="start, resume: run the controller in the background"
     )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="best: write a job file with its values"
@@ -69,43 +75,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"), type=Path, metavar="FILE", help="report: default report-SWEEP.html"
     )
     parser.add_argument("--force", action="store_true", help="report: replace the file")
-    parser.add_argument("--once", action="store_true", help="watch: print what is known, and end")
     parser.add_argument(
-        "--interval", type=arguments.seconds, metavar="TIME", help="watch: between two looks"
+        "--once", action="store_true", help="watch: print the current state once, and exit"
+    )
+    parser.add_argument(
+        "--interval", type=arguments.seconds, metavar="TIME", help="watch: time between updates"
     )
 
 
 def _add_for_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--grid", action="append", metavar="NAME=V,V", help="start: values to try; may be repeated"
+        "--grid", action="append", metavar="NAME=V,V", help="start: values to try (repeatable)"
     )
     parser.add_argument(
         "--job", metavar="FILE|SCRIPT", help="start: the job of each trial (default: the file's)"
     )
     parser.add_argument("--metric", metavar="NAME", help="start: the metric to minimize")
-    parser.add_argument("--maximize", action="store_true", help="start: maximize it instead")
     parser.add_argument(
-        "--trials", type=arguments.count, metavar="N", help="start: number of trials"
+        "--maximize", action="store_true", help="start: maximize the metric instead"
     )
     parser.add_argument(
-        "--parallel", type=arguments.count, metavar="N", help="start: runs at the same time"
+        "--trials", type=arguments.count, metavar="N", help="start: total number of trials"
+    )
+    parser.add_argument(
+        "--parallel", type=arguments.count, metavar="N", help="start: number of runs at a time"
     )
     parser.add_argument(
         "--set", action="append", metavar="KEY=VALUE", help="start: override a key of the job"
     )
-    parser.add_argument("--sweep", metavar="ID", help="start: id; run ids begin with it")
+    parser.add_argument(
+        "--sweep", metavar="ID", help="start: id of the sweep; run ids begin with it"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what `action` says."""
-    if args.action not in _ACTIONS and Path(args.action).suffix in {".yaml", ".yml", ".toml"}:
-        args.action, args.name = "start", args.action
-    if args.action not in _ACTIONS:
-        hint = did_you_mean(args.action, _ACTIONS) or f"actions: {', '.join(_ACTIONS)}"
-        raise UsageError(f"unknown action {args.action!r}", hint=hint)
+    args.action, args.name = _chosen(args)
     _refuse_others(args)
     journal.require()
     return _RUN[args.action](args)
+
+
+def _chosen(args: argparse.Namespace) -> tuple[str, str | None]:
+    """The action and what it acts on; `start` for a sweep file or a grid. Raises UsageError."""
+    action: str | None = args.action
+    if action in _ACTIONS:
+        return action, args.name
+    if action is None and args.grid:
+        return "start", None
+    if action is None:
+        raise UsageError("an action is required", hint=", ".join(_ACTIONS))
+    if Path(action).suffix in _FILES and args.name is None:
+        return "start", action
+    hint = did_you_mean(action, _ACTIONS) or f"actions: {', '.join(_ACTIONS)}"
+    raise UsageError(f"unknown action {action!r}", hint=hint)
 
 
 def _refuse_others(args: argparse.Namespace) -> None:
@@ -179,18 +202,18 @@ def _end(record: SweepRecord, *, as_json: bool) -> int:
     """Show a sweep that is no longer controlled; whether a trial has succeeded."""
     from deploykit.sweep import summary
 
-    found = summary.of(record)
+    sweep = summary.of(record)
     if as_json:
-        output.emit(found.data())
+        output.emit(sweep.data())
     else:
-        _show(found)
-    return 0 if found.best or record.stopping else RunFailed.exit_code
+        _show(sweep)
+    return 0 if sweep.best or record.stopping else RunFailed.exit_code
 
 
-def _show(found: SweepSummary) -> None:
+def _show(sweep: SweepSummary) -> None:
     from deploykit.commands import sweep_text  # imports Optuna
 
-    output.say(*sweep_text.lines(found))
+    output.say(*sweep_text.lines(sweep))
 
 
 def _detach(record: SweepRecord, *, as_json: bool) -> int:
@@ -207,11 +230,11 @@ def _status(args: argparse.Namespace) -> int:
     from deploykit.commands import sweep_text  # imports Optuna
     from deploykit.sweep import summary
 
-    found = summary.of(folder.find(args.name))
+    sweep = summary.of(folder.find(args.name))
     if args.json:
-        output.emit(found.data())
+        output.emit(sweep.data())
         return 0
-    _show(found)
+    _show(sweep)
     rows = [
         [
             str(one.number),
@@ -221,10 +244,10 @@ def _status(args: argparse.Namespace) -> int:
             sweep_text.settings(one),
             one.reason,
         ]
-        for one in found.trials
+        for one in sweep.trials
     ]
     if rows:
-        metric = found.record.sweep.objective.metric
+        metric = sweep.record.sweep.objective.metric
         output.table(["trial", "state", metric, "run", "parameters", "reason"], rows)
     return 0
 
@@ -232,13 +255,13 @@ def _status(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
-    found = [summary.of(record) for record in folder.every()]
+    sweeps = [summary.of(record) for record in folder.every()]
     if args.json:
-        output.emit([{**one.data(), "trials": len(one.trials)} for one in found])
+        output.emit([{**one.data(), "trials": len(one.trials)} for one in sweeps])
         return 0
     rows = [
         [one.record.id, one.state, f"{len(one.trials)}/{one.total}", one.record.backend]
-        for one in found
+        for one in sweeps
     ]
     output.table(["sweep", "state", "trials", "backend"], rows)
     if not rows:
@@ -262,8 +285,8 @@ def _best(args: argparse.Namespace) -> int:
     from deploykit.sweep import summary
 
     record = folder.find(args.name)
-    found = summary.of(record)
-    best = found.best
+    sweep = summary.of(record)
+    best = sweep.best
     if best is None:
         raise NotFound(
             f"no trial of {record.id} has succeeded",
@@ -272,13 +295,14 @@ def _best(args: argparse.Namespace) -> int:
     if args.write:
         _write(record, best.values, args.write)
     if args.json:
-        output.emit({"sweep": record.id, **best.data()})
+        run = best.runs[-1].run if best.runs else None
+        output.emit({"sweep": record.id, "run": run, **best.data()})
         return 0
     output.say(
         f"{record.id}: trial {best.number}: {record.sweep.objective.metric} {best.value:.6g}"
     )
     output.say(*(f"  {name} = {value}" for name, value in best.values.items()))
-    output.say(*sweep_text.spread(found))
+    output.say(*sweep_text.spread(sweep))
     output.say(*(f"  run     {row.run}" for row in best.runs))
     return 0
 

@@ -40,10 +40,10 @@ def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool)
     return 0
 
 
-def document(found: SweepReport) -> str:
+def document(content: SweepReport) -> str:
     """The page, of at most `page.LARGEST` bytes."""
     for most in (_MOST, 0):
-        made = page.page(found.summary.record.id, _body(found, most), _footer())
+        made = page.page(content.summary.record.id, _body(content, most), _footer())
         if len(made.encode()) <= page.LARGEST:
             break
     return made
@@ -54,15 +54,15 @@ def _footer() -> str:
     return f"Written by deploykit {__version__} on {host} at {output.when(now())}."
 
 
-def _body(found: SweepReport, most: int) -> Markup:
-    one = found.summary
+def _body(content: SweepReport, most: int) -> Markup:
+    one = content.summary
     return markup.join(
         [
             _heading(one),
             markup.section("Best trial", _best(one)),
-            markup.section("Search", _charts(found)),
-            markup.section("Importance", *_importance(found)),
-            markup.section("Parallel coordinates", *_coordinates(found)),
+            markup.section("Search", _charts(content)),
+            markup.section("Importance", *_importance(content)),
+            markup.section("Parallel coordinates", *_coordinates(content)),
             markup.section("Repeats", *_repeats(one)),
             markup.section("Money", *_money(one)),
             markup.section("Trials", *_trials(one, most)),
@@ -103,26 +103,26 @@ def _best(one: SweepSummary) -> Markup:
     return markup.join([markup.facts(pairs), markup.block(command)])
 
 
-def _charts(found: SweepReport) -> Markup:
-    figures = markup.join(chart.draw(one, number) for number, one in enumerate(found.charts))
+def _charts(content: SweepReport) -> Markup:
+    figures = markup.join(chart.draw(one, number) for number, one in enumerate(content.charts))
     return markup.element("div", figures, "charts") if figures else figures
 
 
-def _importance(found: SweepReport) -> Iterator[Markup]:
-    if found.importance:
-        yield coordinates.bars(list(found.importance.items()), "importance of each parameter")
-        text = "How much each parameter decides whether a trial is among the best (PED-ANOVA)."
+def _importance(content: SweepReport) -> Iterator[Markup]:
+    if content.importance:
+        yield coordinates.bars(list(content.importance.items()), "importance of each parameter")
+        text = "How strongly each parameter affects whether a trial is among the best (PED-ANOVA)."
         yield markup.paragraph(text, "remark")
-    elif len(found.summary.record.sweep.parameters) > 1:
-        text = f"Not known: it takes {report.LEAST} trials that succeeded, with different values."
+    elif len(content.summary.record.sweep.parameters) > 1:
+        text = f"Not available: it requires {report.LEAST} successful trials with different values."
         yield markup.paragraph(text, "remark")
 
 
-def _coordinates(found: SweepReport) -> Iterator[Markup]:
-    drawn = coordinates.draw(found.axes, found.lines, "parameters and objective of each trial")
+def _coordinates(content: SweepReport) -> Iterator[Markup]:
+    drawn = coordinates.draw(content.axes, content.lines, "parameters and objective of each trial")
     if drawn:
         yield drawn
-        text = "Each line is a trial that succeeded: the best is thick, the best quarter blue."
+        text = "Each line is a successful trial: the best is thick, the best quarter blue."
         yield markup.paragraph(text, "remark")
 
 
@@ -130,16 +130,16 @@ def _repeats(one: SweepSummary) -> Iterator[Markup]:
     """Mean, deviation and interval of each repeated trial, the best first."""
     near, rows = {*one.not_clearly_worse}, []
     for trial in one.ranked:
-        if (found := trial.spread) is not None:
-            numbers = (found.mean, found.sd, found.low, found.high)
+        if (spread := trial.spread) is not None:
+            numbers = (spread.mean, spread.sd, spread.low, spread.high)
             cells = [f"{number:.6g}" for number in numbers]
             verdict = "may be as good" if trial.number in near else "clearly worse"
             verdict = "best" if trial is one.best else verdict
-            rows.append([str(trial.number), str(len(found.values)), *cells, verdict])
+            rows.append([str(trial.number), str(len(spread.values)), *cells, verdict])
     headings = ["trial", "runs", "mean", "sd", "95% from", "to", "beside the best"]
     yield markup.table(headings, rows[:_MOST])
     if rows:
-        text = "Student's t. Where intervals overlap, the difference to the best may be chance."
+        text = "Student's t. Where intervals overlap, the difference from the best may be chance."
         yield markup.paragraph(text, "remark")
 
 
@@ -161,19 +161,20 @@ def _trials(one: SweepSummary, most: int) -> Iterator[Markup]:
     shown = [*ranked, *(trial for trial in one.trials if trial.number not in numbers)][:most]
     names = list(one.record.sweep.parameters)
     headings = ["trial", one.record.sweep.objective.metric, *names, *_FACTS]
-    yield markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    rows = markup.table(headings, ([*_result(one, trial), *_facts(trial)] for trial in shown))
+    yield markup.element("div", rows, "trials")
     if len(shown) < len(one.trials):
         text = f"{len(shown)} of {len(one.trials)}; `deploykit sweep status --json` has all."
         yield markup.paragraph(text, "remark")
 
 
-def _result(found: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
+def _result(sweep: SweepSummary, one: TrialSummary) -> list[str | tuple[str, bool]]:
     value = "-" if one.value is None else f"{one.value:.6g}"
     values = [
         _brief(limits, one.values.get(name, "-"))
-        for name, limits in found.record.sweep.parameters.items()
+        for name, limits in sweep.record.sweep.parameters.items()
     ]
-    return [str(one.number), (value, one is found.best), *values]
+    return [str(one.number), (value, one is sweep.best), *values]
 
 
 def _brief(one: Parameter, value: str) -> str:
@@ -210,10 +211,10 @@ def _definition(one: SweepSummary) -> Iterator[Markup]:
 def _limits(one: Parameter) -> str:
     """The values that a parameter may have, and when it has any."""
     if one.choice is not None:
-        found = ", ".join(one.choice)
+        values = ", ".join(one.choice)
     else:
-        found = " to ".join(one.range or ())
-        found += f", step {one.step}" if one.step else ""
-        found += "".join(f", {word}" for word in ("log", "int") if getattr(one, word))
+        values = " to ".join(one.range or ())
+        values += f", step {one.step}" if one.step else ""
+        values += "".join(f", {word}" for word in ("log", "int") if getattr(one, word))
     conditions = " and ".join(f"{name} is {value}" for name, value in one.if_.items())
-    return f"{found}; if {conditions}" if conditions else found
+    return f"{values}; if {conditions}" if conditions else values

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from deploykit.sweep.summary import SweepSummary, TrialSummary
 
 
-def lines(found: SweepSummary) -> Iterator[str]:
+def lines(sweep: SweepSummary) -> Iterator[str]:
     """The state of a sweep: its trials, its cost, the best of it."""
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
-    yield f"{found.record.id}: {found.state}"
-    yield f"  trials  {len(found.trials)} of {found.total}{f': {counts}' if counts else ''}"
-    if found.cost is not None:
-        cap = found.record.sweep.max_cost
-        yield f"  cost    {found.cost}{f' of {cap}' if cap else ''}"
-    if found.best is not None:
-        metric, best = found.record.sweep.objective.metric, found.best
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(sweep.counts.items()))
+    yield f"{sweep.record.id}: {sweep.state}"
+    yield f"  trials  {len(sweep.trials)} of {sweep.total}{f': {counts}' if counts else ''}"
+    if sweep.cost is not None:
+        cap = sweep.record.sweep.max_cost
+        yield f"  cost    {sweep.cost}{f' of {cap}' if cap else ''}"
+    if sweep.best is not None:
+        metric, best = sweep.record.sweep.objective.metric, sweep.best
         yield f"  best    trial {best.number}: {metric} {best.value:.6g} ({settings(best)})"
-        yield from spread(found)
+        yield from spread(sweep)
 
 
 def settings(one: TrialSummary) -> str:
@@ -26,12 +26,12 @@ def settings(one: TrialSummary) -> str:
     return " ".join(f"{name}={value}" for name, value in one.values.items())
 
 
-def spread(found: SweepSummary) -> Iterator[str]:
+def spread(sweep: SweepSummary) -> Iterator[str]:
     """How sure the best of repeated trials is."""
-    best = found.best
+    best = sweep.best
     if best is None or best.spread is None:
         return
     yield f"          {best.spread}"
-    if others := found.not_clearly_worse:
+    if others := sweep.not_clearly_worse:
         numbers = ", ".join(map(str, others))
         yield f"          not clearly worse, since the intervals overlap: {numbers}"

@@ -25,7 +25,7 @@ _CURVE = 12
 _NEWEST = 8
 """Trials that have ended which are shown."""
 _HEADINGS = ("trial", "run", "state", "at", "left", "loss", "", "parameters")
-_FOOTER = "Ctrl-C ends the page; the sweep goes on"
+_FOOTER = "Ctrl-C closes this page; the sweep continues"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class _Watch:
 
     def look(self, *, whole: bool) -> _View:
         """The sweep now. Of logs on another machine one is read in each look, or all (`whole`)."""
-        found = summary.of(self._record)
+        sweep = summary.of(self._record)
         open_runs = [
             (trial, row)
-            for trial in found.trials
+            for trial in sweep.trials
             if trial.state == "running"
             for row in trial.runs
             if not State(row.state).final
@@ -74,7 +74,7 @@ class _Watch:
         going = [
             _Going(trial, row, self._progress(row, row.run in due)) for trial, row in open_runs
         ]
-        return _View(found, going)
+        return _View(sweep, going)
 
     def _due(self, rows: list[Run]) -> set[str]:
         """The run whose log on another machine was read longest ago, after a while."""
@@ -114,8 +114,8 @@ def _live(watch: _Watch, view: _View, interval: float) -> _View:
     console = Console()
 
     def page() -> Group:
-        found = [terminal.line(line) for line in _lines(view)]
-        shown = found[: max(1, console.height - 2)]
+        lines = [terminal.line(line) for line in _lines(view)]
+        shown = lines[: max(1, console.height - 2)]
         texts = [Text(line, no_wrap=True, overflow="ellipsis") for line in shown]
         return Group(*texts, Text(""), Text(_FOOTER, style="dim"))
 

@@ -1,11 +1,11 @@
-"""Send the metrics of a run to the trackers that its job file names: what they do not have yet.
+"""Send metrics that the trackers of a run, named in its job file, do not have yet.
 
-A run is one run at each tracker, whatever restarts, and each step is sent once. Repeating it does
-no harm; while a run goes on, the newest step of each metric waits for the next one. A job with
-`track` does this by itself, in the background of the machine that submitted it.
+Restarts continue the same run of the tracker, and each step is sent once, so it is safe to repeat.
+While the run continues, the newest step of each metric is held back until the next one appears. For
+a job with `track`, `submit` starts this in the background.
 
 deploykit sync exp-1
-deploykit sync exp-1 --follow    until it has ended
+deploykit sync exp-1 --follow    until the run has ended
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ SHARED = ("run",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --follow."""
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument(
+        "--follow", action="store_true", help="keep sending until the run has ended"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

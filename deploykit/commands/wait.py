@@ -13,7 +13,7 @@ import argparse
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deploykit import backend, registry, run_diagnosis, run_state, shell
@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
     """Wait; return the exit code of the first run that failed, or 124 on timeout."""
     named = registry.named(args.run) if args.run else [registry.get(None)]
     rows: list[Run] = []
-    told: dict[str, tuple[str, str]] = {}
+    noted: dict[str, tuple[str, str]] = {}
     position = Position()
     with output.last_line(lambda: _now(rows, position)) as last:
         for current in run_state.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
-                _tell(rows, told)
+                _tell(rows, noted)
     return _finish(rows, as_json=args.json)
 
 
@@ -103,40 +103,50 @@ class Position:
         return self._text
 
 
-def _tell(rows: Sequence[Run], told: dict[str, tuple[str, str]]) -> None:
-    """Note each state that is new; `told` has the last one of each run."""
+def _tell(rows: Sequence[Run], noted: dict[str, tuple[str, str]]) -> None:
+    """Note each state that is new; `noted` has the last one of each run."""
     for row in rows:
         current = (row.state, row.reason)
-        if told.get(row.run) != current and not State(row.state).final:
+        if noted.get(row.run) != current and not State(row.state).final:
             output.note(f"{row.run}: {row.state}{f' - {row.reason}' if row.reason else ''}")
-        told[row.run] = current
+        noted[row.run] = current
 
 
 def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     """Wait for a run and print its log lines (to standard error with `as_json`)."""
+    rows, position = [row], Position()
     printer = threading.Thread(
-        target=_print_logs, args=(row,), kwargs={"aside": as_json}, daemon=True
+        target=_print_logs,
+        args=(row,),
+        kwargs={"aside": as_json, "state": lambda: _now(rows, position)},
+        daemon=True,
     )
     printer.start()
     try:
-        *_, (last,) = run_state.wait_all([row.run], timeout)
+        for rows[:] in run_state.wait_all([row.run], timeout):
+            pass  # the printer shows their state
     except KeyboardInterrupt:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")
         raise
-    if State(last.state).final:
+    if State(rows[0].state).final:
         printer.join()
-    return _finish([last], as_json=as_json)
+    return _finish(rows, as_json=as_json)
 
 
-def _print_logs(row: Run, *, aside: bool) -> None:
+def _print_logs(row: Run, *, aside: bool, state: Callable[[], str]) -> None:
     """Print the lines as they arrive. An error is noted: it does not affect the run."""
     if row.handle is None:
         return
+    from deploykit.commands import progress_text  # not needed to wait
+
+    def below(bar: str) -> str:
+        return progress_text.bar(row.folder) or bar or state()
+
     try:
         folding = Folding()
         lines = backend.find(row.backend).logs(row.handle, follow=True)
-        output.log(folding.fold(lines), aside=aside, folder=row.folder)
+        output.log(folding.fold(lines), aside=aside, below=below)
         output.folded(row, folding)
     except BrokenPipeError:
         return  # the reader has gone; the next write fails the same way

@@ -1,9 +1,9 @@
-"""Watch runs: state, step and time left, loss, restarts, the first error. Nothing is changed.
+"""Watch runs live: state, step, time left, loss, restarts, first error. Changes nothing.
 
-Without RUN: all unfinished runs, or else the newest. On a terminal the page is live until all runs
-have ended, or Ctrl-C is pressed; in a pipe it is printed once. Each look asks each backend once.
+Without RUN: all unfinished runs, or else the newest. On a terminal the page updates until all runs
+have ended or you press Ctrl-C; in a pipe it is printed once. An update queries each backend once.
 
-deploykit watch                      what runs now
+deploykit watch                      all unfinished runs
 deploykit watch exp-1 exp-2          two runs as a table
 deploykit watch exp-1 --once --json  for programs
 """
@@ -25,14 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", nargs="*", metavar="RUN", help="run id, or its unique beginning or end"
     )
     parser.add_argument(
-        "--once", action="store_true", help="print what is known now, and end; so does --json"
+        "--once",
+        action="store_true",
+        help="print the current state once, and exit; --json does too",
     )
     parser.add_argument(
         "--interval",
         type=arguments.seconds,
         default=_INTERVAL,
         metavar="TIME",
-        help=f"time between two looks, such as 30s (default {_INTERVAL:g}s)",
+        help=f"time between updates, such as 30s (default {_INTERVAL:g}s)",
     )
 
 

@@ -15,8 +15,8 @@ from deploykit.commands.watch_panes import CancelPane, LogPane, Pane, StackPane
 from deploykit.model import State
 from deploykit.run_watch import View, Watch
 
-_WITHOUT_KEYS = "Ctrl-C ends the page; the runs go on"
-_KEYS = "l log   d stacks   c cancel   q quit; the runs go on"
+_WITHOUT_KEYS = "Ctrl-C closes this page; the runs continue"
+_KEYS = "l log   d stacks   c cancel   q quit; the runs continue"
 _SELECT = "up/down run   "
 
 

@@ -119,7 +119,7 @@ class CancelPane:
     def lines(self, view: View, height: int) -> list[str]:
         """The question, or what became of it."""
         question = f"Cancel {self._row.run}? Its ranks get SIGTERM and time to save. (y/n)"
-        return ["", *(self._error or [question]), "", f"It is {view.row.state}."][:height]
+        return ["", *(self._error or [question]), "", f"Its state is {view.row.state}."][:height]
 
     def press(self, key: str) -> bool:
         """Stop the run at ``y``; an error stays until the next key."""
@@ -137,22 +137,22 @@ class CancelPane:
 def _log(row: Run, rank: int) -> list[str]:
     wanted = Selection(rank=rank)
     try:
-        found = log_selection.tail(
+        lines = log_selection.tail(
             row, wanted, _MOST, lambda new: Folding().fold(new), follow=False
         )
-        return [text for line in found for text in terminal.log(line.text, colors=False)[-1:]]
+        return [text for line in lines for text in terminal.log(line.text, colors=False)[-1:]]
     except (DeploykitError, OSError) as error:
         return _explained(error)
 
 
 def _stacks(row: Run) -> list[str]:
     try:
-        found = run_stacks.take(row)
+        taken = run_stacks.take(row)
     except DeploykitError as error:
         return _explained(error)
-    kept = " (it has ended; these were kept)" if found.kept else ""
-    warnings = [f"warning: {text}" for text in found.warnings]
-    return [f"{row.run}: stacks{kept}", "", *run_stacks.lines(found, threads=False), *warnings]
+    kept = " (it has ended; these were kept)" if taken.kept else ""
+    warnings = [f"warning: {text}" for text in taken.warnings]
+    return [f"{row.run}: stacks{kept}", "", *run_stacks.lines(taken, threads=False), *warnings]
 
 
 def _explained(error: Exception) -> list[str]:

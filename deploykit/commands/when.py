@@ -1,10 +1,11 @@
-"""Show when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
+"""Estimate when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
 
 On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
-come in with a higher priority change them. SageMaker tells no time: its quota is shown.
+arrive with a higher priority change them. SageMaker gives no times: its quotas are shown, and
+the prices of spot instances in the last days.
 
 deploykit when job.yaml
-deploykit when --pick                 write the earliest one into the job file
+deploykit when --pick                 write the earliest choice into the job file
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Choice(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --pick."""
     parser.add_argument(
-        "--pick", action="store_true", help="write the earliest one into the job file"
+        "--pick", action="store_true", help="write the earliest choice into the job file"
     )
 
 
@@ -52,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
     output.warnings(prepared.warnings)
     engine = capabilities.require(plan.backend, capabilities.When)
     now = registry.now()
-    found = sorted(
+    choices = sorted(
         (_priced(plan, one) for one in engine.when(plan)), key=lambda one: one.order(now)
     )
     if args.json:
-        output.emit({"backend": plan.backend, "starts": [_data(one) for one in found]})
+        output.emit({"backend": plan.backend, "starts": [_data(one) for one in choices]})
     else:
-        _show(found)
-    best = next((one.start for one in found if one.start.possible), None)
+        _show(choices)
+    best = next((one.start for one in choices if one.start.possible), None)
     if best is None:
         return NeverStarts.exit_code
     if args.pick:
@@ -85,9 +86,9 @@ def _data(one: _Choice) -> dict[str, Any]:
     }
 
 
-def _show(found: Sequence[_Choice]) -> None:
+def _show(choices: Sequence[_Choice]) -> None:
     headings = ["where", "starts", "in", "worst cost", "what is known"]
-    output.table(headings, [_row(one) for one in found])
+    output.table(headings, [_row(one) for one in choices])
 
 
 def _row(one: _Choice) -> list[str]:
@@ -102,11 +103,14 @@ def _row(one: _Choice) -> list[str]:
 def _pick(job: Path, start: Start) -> None:
     """Write what chooses a start into the job file. Raises UsageError where that fails."""
     if not start.settings:
-        output.note(f"{start.where}: nothing to change, the job starts there already")
+        output.note(f"{start.where}: no change needed, the job already starts there")
+        return
+    if start.at is None:
+        output.note(f"{start.where}: no start time is known, so nothing is changed")
         return
     if not job.exists() or job.suffix == ".py":
         hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())
-        raise UsageError(f"--pick requires a job file, and {job} is none", hint=hint)
+        raise UsageError(f"--pick requires a job file, and {job} is not one", hint=hint)
     for key, value in start.settings.items():
         jobfile_edit.set_key(job, key, value)
         output.note(f"{job}: {key} is {value}")

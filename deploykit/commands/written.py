@@ -17,13 +17,13 @@ _NAMED = 5
 
 def data(run: Run) -> dict[str, Any] | None:
     """What the program wrote, as JSON; None where it is not known."""
-    found = exit_records.written(Path(run.folder))
-    if found is None:
+    record = exit_records.written(Path(run.folder))
+    if record is None:
         return None
     return {
-        "output": _data(found.output),
-        "checkpoints": _data(found.checkpoints),
-        "working_folder": _data(found.working_folder),
+        "output": _data(record.output),
+        "checkpoints": _data(record.checkpoints),
+        "working_folder": _data(record.working_folder),
     }
 
 
@@ -38,10 +38,10 @@ def _data(files: exit_records.Files) -> dict[str, Any]:
 
 def lines(run: Run) -> Iterator[str]:
     """Lines about what the program wrote into output, checkpoints and its working folder."""
-    found = exit_records.written(Path(run.folder))
-    if found is None:
+    record = exit_records.written(Path(run.folder))
+    if record is None:
         return
-    working, results, checkpoints = found.working_folder, found.output, found.checkpoints
+    working, results, checkpoints = record.working_folder, record.output, record.checkpoints
     written = working.count or results.count or checkpoints.count
     if not written and run.state == State.FAILED.value:
         return
@@ -51,7 +51,7 @@ def lines(run: Run) -> Iterator[str]:
         yield from _listed("in checkpoints", checkpoints)
     if working.count:
         yield from _listed(f"in the working folder, {working.folder}", working)
-    if working.count and not found.collects:
+    if working.count and not record.collects:
         names = ", ".join(quoting.yaml(path) for path, _ in working.largest[:_NAMED])
         yield f"to have them copied to output, add to the job file: outputs: [{names}]"
 

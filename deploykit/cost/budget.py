@@ -59,15 +59,15 @@ def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
         return
     budget = parse(job.budget)
     if estimate is None:
-        message = "this backend does not say what a job costs, so the budget cannot be kept"
+        message = "this backend has no prices, so the budget cannot be enforced"
         yield Problem("budget", message, "remove it")
     elif estimate.unknown:
-        yield Problem("budget", f"cannot be kept: {'; '.join(estimate.unknown)}")
+        yield Problem("budget", f"cannot be enforced: {'; '.join(estimate.unknown)}")
     elif budget.limit.currency != estimate.currency:
         message = f"is in {budget.limit.currency}, but the prices are in {estimate.currency}"
         yield Problem("budget", message, f"for example 500 {estimate.currency}/month")
     elif (amount := worst(job, estimate)) is None:
-        message = "cannot be kept: the job may cost any sum"
+        message = "cannot be enforced: the cost of the job has no upper bound"
         yield Problem("budget", message, "set a time limit, or max_cost and stop_at_cap")
     elif amount > budget.limit.amount:
         may = money.text(amount, estimate.currency)

@@ -32,10 +32,10 @@ def problems(job: JobSpec, estimate: Estimate | None) -> Iterator[Problem]:
         return
     cap = money.parse(job.max_cost)
     if estimate is None:
-        message = "this backend does not say what a job costs, so the cap cannot be kept"
+        message = "this backend has no prices, so the cap cannot be enforced"
         yield Problem("max_cost", message, "remove it")
     elif estimate.unknown:
-        yield Problem("max_cost", f"cannot be kept: {'; '.join(estimate.unknown)}")
+        yield Problem("max_cost", f"cannot be enforced: {'; '.join(estimate.unknown)}")
     elif not estimate.charges:
         yield Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")
     elif cap.currency != estimate.currency:
@@ -79,7 +79,7 @@ def paid(cap: Money, estimate: Estimate) -> int | None:
     return int(seconds.to_integral_value(ROUND_FLOOR))
 
 
-def told(job: JobSpec, estimate: Estimate) -> Iterator[str]:
+def notices(job: JobSpec, estimate: Estimate) -> Iterator[str]:
     """A line about a job that is to be stopped at its cap; none about any other."""
     stop = _stop(job, estimate)
     if stop is not None:

@@ -59,9 +59,9 @@ def ranks(paths: Sequence[Path]) -> Mapping[Path, int]:
     known: dict[Path, int] = {}
     groups: dict[str, dict[Path, int]] = defaultdict(dict)
     for path in paths:
-        told = _RANK.search(path.name) or _RANK.search(path.parent.name)
-        if told:
-            known[path] = int(told[1])
+        named = _RANK.search(path.name) or _RANK.search(path.parent.name)
+        if named:
+            known[path] = int(named[1])
         elif path.parent.name.isdecimal() and _ATTEMPT.fullmatch(path.parent.parent.name):
             groups["torchrun"][path] = int(path.parent.name[:9])
         elif (match := _TASK.fullmatch(path.name)) and not _ARRAY.match(path.name):
@@ -73,8 +73,8 @@ def ranks(paths: Sequence[Path]) -> Mapping[Path, int]:
 
 def _complete(group: Mapping[Path, int]) -> bool:
     """Whether the numbers are those of several ranks from 0, each of one folder."""
-    places = Counter(number for number, _ in {(n, path.parent) for path, n in group.items()})
-    return 0 in places and len(places) > 1 and max(places.values()) == 1
+    folders = Counter(number for number, _ in {(n, path.parent) for path, n in group.items()})
+    return 0 in folders and len(folders) > 1 and max(folders.values()) == 1
 
 
 def host(path: Path) -> str | None:

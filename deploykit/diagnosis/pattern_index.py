@@ -53,7 +53,7 @@ class PatternIndex(Generic[Owner]):
             for literal in pattern.literals:
                 self._numbers[literal].append(number)
         self._by_trigram: dict[str, list[str]] = defaultdict(list)
-        self._with_digits = {t: _alike(t) for t in self._numbers if _DIGIT.search(t)}
+        self._with_digits = {t: zeroed(t) for t in self._numbers if _DIGIT.search(t)}
         for literal in self._numbers.keys() - self._with_digits.keys():
             self._by_trigram[min(_trigrams(literal), key=_frequency)].append(literal)
         self._known: dict[str, _Alike] = {}
@@ -63,7 +63,7 @@ class PatternIndex(Generic[Owner]):
 
         And the owners of those that do, each with the text of its named groups.
         """
-        alike = _alike(line)
+        alike = zeroed(line)
         known = self._known.get(alike)
         if known is None:
             known = self._of_alike(alike, line)
@@ -92,6 +92,21 @@ class PatternIndex(Generic[Owner]):
         numbered = [text for text, zeros in self._with_digits.items() if zeros in alike]
         return _Alike(candidates, numbered, decided, undecided)
 
+    def unlike(self, line: str) -> list[re.Pattern[str]] | None:
+        """What may match another line that differs in its digits only, and does not match this one.
+
+        None where more than that can differ: a line that `find` does not know, or that matches by
+        its digits.
+        """
+        known = self._known.get(zeroed(line))
+        if known is None:
+            return None
+        regexes = [self._owned[number][1].regex for number in known.undecided]
+        regexes = [regex for regex in regexes if not digits.are_alike(regex)]
+        if known.numbered:
+            regexes.append(re.compile("|".join(map(re.escape, known.numbered))))
+        return None if any(regex.search(line) for regex in regexes) else regexes
+
     def match(self, line: str, candidates: Iterable[int]) -> dict[Owner, dict[str, str]]:
         """The owners of the candidates that match, each with the text of its named groups."""
         groups_by_owner: dict[Owner, dict[str, str]] = {}
@@ -110,7 +125,7 @@ def is_plain(pattern: str) -> bool:
     return _SPECIAL.search(pattern) is None
 
 
-def _alike(line: str) -> str:
+def zeroed(line: str) -> str:
     """The line with a zero for each digit."""
     return line.translate(_ZEROS)
 

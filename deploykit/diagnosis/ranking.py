@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from deploykit.diagnosis import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
+from deploykit.diagnosis.repeats import Repeats, proves_by_itself
 from deploykit.diagnosis.scan import Line
 from deploykit.diagnosis.tracebacks import Tracebacks
 
@@ -120,10 +121,13 @@ class Diagnosis:
         log = _Log(name, self._files, rank)
         pending: list[_Pending] = []
         for line in lines:
+            if line.hit and not pending and self._repeats(log, line):
+                continue
             concludes = log.tracebacks.read(scan.start(line.text))
+            log.exception = line.number if concludes else log.exception
             if log.watched:
                 self._withdraw(log, line)
-            if not line.hit:
+            if not line.hit or log.tracebacks.in_code:
                 if concludes and self._uncaught is not None:
                     self._record(log, line, line.text, {("cause", self._uncaught): {}})
                 pending = [each.joined(line) for each in pending]
@@ -132,6 +136,14 @@ class Diagnosis:
             self._note_summary(log, scan.start(line.text))
             pending = list(self._assign(log, line))
         self._settle(log, pending)
+
+    def _repeats(self, log: _Log, line: Line) -> bool:
+        """Whether a line proves only what others of this log have proved often enough."""
+        if line.number <= log.skip_until or log.watched or log.tracebacks.are_open:
+            return False
+        time = log.repeats.time(line.text, log.time, log.number, line.number)
+        log.time = log.time if time is None else time
+        return time is not None
 
     def _assign(self, log: _Log, line: Line) -> Iterator[_Pending]:
         """Assign a line to causes; yield it, to be joined with the next lines, without a root."""
@@ -147,10 +159,20 @@ class Diagnosis:
                 log.skip_until = max(log.skip_until, line.number + spans)
                 continue
             kinds = self._record(log, line, piece, hits)
+            if "root" in kinds and piece is line.text:
+                self._note_repeats(log, line, text, hits)
             if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
                 self._remember_irrelevant(key)
-            if "root" not in kinds:
+            if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
+
+    def _note_repeats(self, log: _Log, line: Line, text: str, hits: _Hits) -> None:
+        """Note a line if the cause that it proves has its evidence, from this log too."""
+        if not proves_by_itself(self._rules, hits):
+            return
+        cause = self._causes[min(number for _, number in hits)]
+        if len(cause.evidence) == SHOWN and log.number in cause.firm:
+            log.repeats.add(line.text, text, cause, self._rules.index.unlike(text))
 
     def _remember_irrelevant(self, key: int) -> None:
         if len(self._irrelevant) < _MAX_IRRELEVANT:
@@ -179,7 +201,8 @@ class Diagnosis:
         matched = list(self._matching_rules(log, line, raw, hits))
         for number in matched:
             rule = self._rules.causes[number]
-            firm = (_MILD not in hits or rule.firm) and log.counts(number, rule, line)
+            mild = _MILD in hits and line.number != log.exception
+            firm = (not mild or rule.firm) and log.counts(number, rule, line)
             self._add_evidence(number, log, line, raw, firm=firm)
             if groups := hits["cause", number]:
                 cause = self._causes[number]
@@ -202,6 +225,7 @@ class Diagnosis:
         """The log reports success: its earlier failures no longer count."""
         for cause in self._causes.values():
             cause.firm.discard(log.number)
+        log.repeats.clear()
 
     def _matching_rules(self, log: _Log, line: Line, raw: str, hits: _Hits) -> Iterator[int]:
         """The first rule that matches, and the next ones while `unless` may rule it out.
@@ -307,8 +331,8 @@ def _shown(rule: CauseRule, raw: str) -> str:
     text = " ".join(log_prefixes.bare(raw).split())
     if len(text) <= _WIDTH:
         return text
-    found = (match.start() for each in rule.match if (match := each.regex.search(text)))
-    start = max(0, min(found, default=0) - _BEFORE)
+    starts = (match.start() for each in rule.match if (match := each.regex.search(text)))
+    start = max(0, min(starts, default=0) - _BEFORE)
     start = 0 if start < _BEFORE else start
     end = start + _WIDTH
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
@@ -340,10 +364,13 @@ class _Log:
     number: int
     rank: int | None
     skip_until: int = 0
+    exception: int = 0
+    """The last line that ended a traceback: no word in it makes it mild."""
     time: str = ""
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    repeats: Repeats = field(default_factory=Repeats)
     watched: dict[int, int] = field(default_factory=dict)
     """Rules with an `until`, and the line of their last proof."""
     counted: dict[int, int] = field(default_factory=dict)

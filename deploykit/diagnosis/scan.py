@@ -119,8 +119,8 @@ def _grep_all(
     """What one grep finds in files, by file."""
     words = ["--null", "-H", "--", *(os.path.abspath(path) for path in paths)]  # noqa: PTH100 - no link is followed
     by_name = dict(zip(words[3:], paths, strict=True))
-    with _grepping(program, words, None, literals) as found:
-        for name, pieces in groupby(_with_names(found), lambda piece: piece[0]):
+    with _grepping(program, words, None, literals) as matching:
+        for name, pieces in groupby(_with_names(matching), lambda piece: piece[0]):
             yield by_name[os.fsdecode(name)], _parsed_lines((text, new) for _, text, new in pieces)
 
 
@@ -170,8 +170,8 @@ def _scanned(
         yield from lines(text, literals)
     elif text is source and path and path.is_file() and not _has_long_line(path):
         os.lseek(source.fileno(), 0, os.SEEK_SET)  # its beginning was read to learn its form
-        with _grepping(grep, [], source.fileno(), literals) as found:
-            yield from _parsed_lines(found)
+        with _grepping(grep, [], source.fileno(), literals) as matching:
+            yield from _parsed_lines(matching)
     else:
         yield from _grep_cut(grep, text, literals)
 
@@ -183,9 +183,9 @@ def _grep_cut(program: str, source: io.BufferedIOBase, literals: Sequence[str]) 
     feeder = threading.Thread(target=_cut, args=(source, begin, cuts), daemon=True)
     feeder.start()
     try:
-        with _grepping(program, [], end, literals) as found:
+        with _grepping(program, [], end, literals) as matching:
             os.close(end)  # grep's alone from now on: where grep ends, the feeder ends
-            for line in _parsed_lines(found):
+            for line in _parsed_lines(matching):
                 yield line._replace(number=line.number - bisect_right(cuts, line.number))
     finally:
         feeder.join()

@@ -9,7 +9,7 @@ from deploykit.diagnosis import log_prefixes
 
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
-_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(: .*)?$")
+_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(:( .*)?)?$")
 _INDENT = 2
 """Blanks before a frame."""
 _CODE = 200
@@ -32,10 +32,13 @@ class Tracebacks:
     def __init__(self) -> None:
         self._of_rank: dict[int | None, _Traceback] = {}
         self._open: set[int | None] = set()
+        self.in_frame = self.in_code = False
+        """Whether the last line names a frame, or is its code: what that says did not happen."""
 
     def read(self, text: str) -> bool:
         """Take the next line as it is; whether it is the last of a traceback: the exception."""
         frame = _FRAME.search(text) if 'File "' in text else None
+        self.in_frame, self.in_code = bool(frame), False
         if not frame and not self._open and BEGIN not in text:
             return False
         rank = log_prefixes.rank(text)
@@ -52,6 +55,11 @@ class Tracebacks:
         return False
 
     @property
+    def are_open(self) -> bool:
+        """Whether the next line may be one of a traceback."""
+        return bool(self._open)
+
+    @property
     def unfinished(self) -> bool:
         """Whether frames of a rank stand without the exception that follows them."""
         return any(self._of_rank[rank].frame for rank in self._open)
@@ -65,7 +73,7 @@ class Tracebacks:
         rest = text[one.column :]
         if rest[:1].isspace():
             one.frame += f" {rest.strip()[:_CODE]}" if one.awaits_code else ""
-            one.awaits_code = False
+            self.in_code, one.awaits_code = one.awaits_code, False
             return False
         self._open.discard(rank)
         return bool(one.frame) and _EXCEPTION.match(rest.rstrip()) is not None

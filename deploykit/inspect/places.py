@@ -12,7 +12,7 @@ from deploykit.inspect.stacks import Frame, Process, RankStacks
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
-    "D": "waiting for the kernel, as for a file system that does not answer",
+    "D": "waiting in the kernel, for example for a file system that does not respond",
     "Z": "ended",
     "X": "ended",
 }
@@ -106,13 +106,13 @@ def label(numbers: Sequence[int]) -> str:
 
 def spans(numbers: Iterable[int]) -> str:
     """``0-2,4`` for 0, 1, 2 and 4."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def file(frame: Frame) -> str:

@@ -65,11 +65,12 @@ def _samples(path: Path) -> Iterator[Sample]:
 
 
 def read(folder: Path, attempt: int) -> list[RankUsage]:
-    """The last usage of each rank in an attempt, by rank; for a run that runs."""
-    found = [
-        one for path in folder.glob("exit_records/usage-*.json") for one in _of_node(path, attempt)
-    ]
-    return sorted(found, key=lambda one: one.rank)
+    """The last usage of each rank in an attempt, by rank; of nodes that have not ended."""
+    ended = {path.name.removeprefix("node") for path in folder.glob("exit_records/node-*.json")}
+    paths = folder.glob("exit_records/usage-*.json")
+    running = (path for path in paths if path.name.removeprefix("usage") not in ended)
+    usage = [one for path in running for one in _of_node(path, attempt)]
+    return sorted(usage, key=lambda one: one.rank)
 
 
 def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:

@@ -106,12 +106,12 @@ def _scalar(message: bytes) -> tuple[str, float | None]:
 
 def _tensor(message: bytes) -> float | None:
     """The number of a tensor without dimensions; None for any other tensor."""
-    found = dict(wire.fields(message))
-    kind = found.get(_DTYPE)
+    fields = dict(wire.fields(message))
+    kind = fields.get(_DTYPE)
     letter = _LETTERS.get(kind) if isinstance(kind, int) else None
-    if letter is None or found.get(_SHAPE):
+    if letter is None or fields.get(_SHAPE):
         return None
     own = _OWN_FIELDS.get(kind, 0) if isinstance(kind, int) else 0
-    content = found.get(_CONTENT) or found.get(own, b"")
+    content = fields.get(_CONTENT) or fields.get(own, b"")
     numbers = wire.floats(content, letter)
     return float(numbers[0]) if len(numbers) == 1 else None

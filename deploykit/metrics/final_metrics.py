@@ -18,7 +18,7 @@ def points(listed: object) -> Iterator[Point]:
     for one in listed if isinstance(listed, list) else []:
         match one:
             case {"MetricName": str(name), "Value": value, **rest}:
-                found, when = real(value), rest.get("Timestamp")
+                number, when = real(value), rest.get("Timestamp")
                 time = when.timestamp() if isinstance(when, datetime) else None
-                if found is not None:
-                    yield Point(name[:LONGEST_NAME], found, time=time, source=SOURCE)
+                if number is not None:
+                    yield Point(name[:LONGEST_NAME], number, time=time, source=SOURCE)

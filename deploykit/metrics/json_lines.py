@@ -56,11 +56,11 @@ def points(line: bytes | str, source: str) -> Iterator[Point]:
     time = next((_finite(data.get(name)) for name in TIMES if name in data), None)
     epoch = _finite(data.get("epoch"))
     for name, value in list(data.items())[:_MOST]:
-        found = real(value)
-        if found is not None and name not in _NOT_METRICS:
-            yield Point(name[:LONGEST_NAME], found, step, epoch, time, source=source)
+        number = real(value)
+        if number is not None and name not in _NOT_METRICS:
+            yield Point(name[:LONGEST_NAME], number, step, epoch, time, source=source)
 
 
 def _finite(value: object) -> float | None:
-    found = real(value)
-    return found if found is not None and math.isfinite(found) else None
+    number = real(value)
+    return number if number is not None and math.isfinite(number) else None

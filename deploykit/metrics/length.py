@@ -24,13 +24,13 @@ class Length(NamedTuple):
 
 def of(arguments: Sequence[str]) -> Length:
     """What the arguments of a trainer say: ``--max-steps 500``, ``--trainer.max_epochs=3``."""
-    found: dict[str, tuple[int, str]] = {}
+    by_option: dict[str, tuple[int, str]] = {}
     for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = word.partition("=")
         name = option.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
         text = value if equals else after
         if (equals or option.startswith("-")) and re.fullmatch(r"[1-9][0-9]{0,14}", text):
-            found[name] = int(text), f"argument {option}"
-    total = next((found[name] for name in _TOTALS if name in found), (None, ""))
-    epochs = next((found[name] for name in _EPOCHS if name in found), (None, ""))
+            by_option[name] = int(text), f"argument {option}"
+    total = next((by_option[name] for name in _TOTALS if name in by_option), (None, ""))
+    epochs = next((by_option[name] for name in _EPOCHS if name in by_option), (None, ""))
     return Length(*total, *epochs)

@@ -95,9 +95,9 @@ class LogReader:
         if match := _EPOCHS.search(line):
             self.epochs = int(match[1].replace(",", "") or 0) or None
         last = line.rpartition("\r")[2]
-        found = bars.read(last) or self._table.read(last) or text.read(last)
+        reading = bars.read(last) or self._table.read(last) or text.read(last)
         own = patterns.read(line, self._own)
-        return found if own is None else _completed(own, found)
+        return reading if own is None else _completed(own, reading)
 
     def _points(self, reading: Reading, time: float | None) -> Iterator[Point]:
         if reading.title is not None and _OTHER_WORK.search(reading.title):
@@ -127,13 +127,13 @@ class LogReader:
         return Seen(placed, time, pace)
 
 
-def _completed(own: Reading, found: Reading | None) -> Reading:
+def _completed(own: Reading, other: Reading | None) -> Reading:
     """What the patterns of the user have found; the position of another reader where none has."""
-    if found is None:
+    if other is None:
         return own
     names = ("step", "total", "epoch", "epochs")
     given = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
-    return replace(found, format=own.format, values=own.values, **given)
+    return replace(other, format=own.format, values=own.values, **given)
 
 
 def _key(bar: Reading) -> str:

@@ -21,8 +21,8 @@ def compiled(patterns: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
 def problems(patterns: Mapping[str, str]) -> Iterator[Problem]:
     """Why some of the patterns of a job file are none."""
     for name, regex in patterns.items():
-        if found := problem(regex):
-            yield Problem(f"metrics.{name}", found, "for example loss: 'loss ([0-9.]+)'")
+        if message := problem(regex):
+            yield Problem(f"metrics.{name}", message, "for example loss: 'loss ([0-9.]+)'")
 
 
 def problem(regex: str) -> str:
@@ -36,20 +36,20 @@ def problem(regex: str) -> str:
 
 def read(line: str, patterns: Mapping[str, re.Pattern[str]]) -> Reading | None:
     """The numbers that the patterns find in a line; None where they find none."""
-    found = {}
+    numbers = {}
     for name, pattern in patterns.items():
         match = pattern.search(line)
         value = number(match[1] or "") if match else None
         if value is not None:
-            found[name] = value
-    if not found:
+            numbers[name] = value
+    if not numbers:
         return None
-    values = {name: value for name, value in found.items() if name not in POSITIONS}
+    values = {name: value for name, value in numbers.items() if name not in POSITIONS}
     return Reading(
         "metrics of the job file",
         values,
-        count(found.get("step")),
-        count(found.get("total")),
-        epoch=found.get("epoch"),
-        epochs=count(found.get("epochs")),
+        count(numbers.get("step")),
+        count(numbers.get("total")),
+        epoch=numbers.get("epoch"),
+        epochs=count(numbers.get("epochs")),
     )

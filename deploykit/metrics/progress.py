@@ -121,17 +121,17 @@ def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
     for source, series in newest.items():
         last = series.last
         if last.step is not None or last.epoch is not None:
-            place = (last.step, None, last.epoch, None)
-            yield _Position(*place, last.time or 0.0, source, pace=collection.paces.get(source))
+            position = (last.step, None, last.epoch, None)
+            yield _Position(*position, last.time or 0.0, source, pace=collection.paces.get(source))
 
 
 def _of_log(seen: Seen) -> _Position:
     one = seen.reading
     source = f"log ({one.format})"
     complete = one.title is not None and one.total is not None and one.step == one.total
-    place = (one.step, one.total, one.epoch, one.epochs)
+    position = (one.step, one.total, one.epoch, one.epochs)
     time = seen.time or 0.0
-    return _Position(*place, time, source, one.rate, one.left, complete, seen.pace)
+    return _Position(*position, time, source, one.rate, one.left, complete, seen.pace)
 
 
 def _duration(seen: Seen) -> float:
@@ -168,17 +168,17 @@ def _lengths(
     totals += [(int(one.last.value), one.source) for one in metrics.values() if _counts(one)]
     totals += [(known.total, known.total_source)]
     epochs = [(log.epochs, "log"), (known.epochs, known.epochs_source)]
-    found = []
+    lengths = []
     for name, candidates in (("total", totals), ("epochs", epochs)):
         value, source = next((one for one in candidates if one[0]), (None, ""))
         if value is not None:
             sources[name] = source
-        found.append(value)
-    total = found[0]
+        lengths.append(value)
+    total = lengths[0]
     if total is not None and best.step is not None and best.step > total:
         total = None  # counted in another unit
         del sources["total"]
-    return total, found[1]
+    return total, lengths[1]
 
 
 def _counts(series: Series) -> bool:

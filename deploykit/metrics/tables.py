@@ -38,9 +38,9 @@ class Table:
 
 def _reading(names: Sequence[str], cells: Sequence[str]) -> Reading:
     """A row, which ends with its time; a column without a name is called by its number."""
-    more = [f"metric_{place}" for place in range(1, len(cells))]
+    more = [f"metric_{column}" for column in range(1, len(cells))]
     named = dict(zip([*names, *more], cells[:-1], strict=False))
-    found = {name[:LONGEST_NAME]: number(cell) for name, cell in named.items()}
-    epoch = found.pop("epoch", None)
-    values = {name: value for name, value in found.items() if value is not None}
+    numbers = {name[:LONGEST_NAME]: number(cell) for name, cell in named.items()}
+    epoch = numbers.pop("epoch", None)
+    values = {name: value for name, value in numbers.items() if value is not None}
     return Reading("fastai", values, epoch=None if epoch is None else epoch + 1)

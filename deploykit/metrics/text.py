@@ -70,11 +70,11 @@ def read(line: str) -> Reading | None:
         return None
     step, total, in_epoch = _step(line)
     epoch = EPOCH.search(line)
-    found = dict(pairs(line))
+    numbers = dict(pairs(line))
     if step is None and not _OTHER_STEP.search(line):
-        step = next((count(found[name]) for name in STEPS if name in found), None)
-    epoch_number = number(epoch[1]) if epoch else found.get("epoch")
-    values = {name: value for name, value in found.items() if not COUNTS.fullmatch(name)}
+        step = next((count(numbers[name]) for name in STEPS if name in numbers), None)
+    epoch_number = number(epoch[1]) if epoch else numbers.get("epoch")
+    values = {name: value for name, value in numbers.items() if not COUNTS.fullmatch(name)}
     if step is None and epoch_number is None:
         values = {name: value for name, value in values.items() if _IS_RESULT.fullmatch(name)}
         if not values:

@@ -47,10 +47,10 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits, 7 in a byte, and the position after it."""
     value = 0
-    for place, byte in enumerate(data[at : at + _LONGEST_VARINT]):
-        value |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[at : at + _LONGEST_VARINT]):
+        value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:  # noqa: PLR2004 - the last byte has no high bit
-            return value & 0xFFFFFFFFFFFFFFFF, at + place + 1
+            return value & 0xFFFFFFFFFFFFFFFF, at + index + 1
     raise Malformed("a number does not end")
 
 

@@ -136,7 +136,7 @@ def ticks(low: float, high: float, *, logarithmic: bool = False) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)] if last - first < 100 else [low]  # noqa: PLR2004
+    return [index * step for index in range(first, last + 1)] if last - first < 100 else [low]  # noqa: PLR2004
 
 
 _SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
@@ -179,8 +179,8 @@ def _marked(marks: Sequence[tuple[float, str]], across: _Scale) -> Iterator[str]
             middle = min(at, _WIDTH - half)
             if middle - half >= free:
                 free = middle + half
-                place = f'x="{middle:.1f}" y="{_TOP - 3}"'
-                yield f'<text class="mid small" {place}>{text(label)}</text>'
+                anchor = f'x="{middle:.1f}" y="{_TOP - 3}"'
+                yield f'<text class="mid small" {anchor}>{text(label)}</text>'
 
 
 def _line(curve: Curve, at: int, across: _Scale, up: _Scale) -> str:

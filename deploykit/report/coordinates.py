@@ -8,12 +8,14 @@ from typing import NamedTuple
 from deploykit.report.markup import Markup, text
 
 _WIDTH, _HEIGHT = 1000, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 14
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 34
 """Margins around the axes; texts are to the right of an axis."""
+_NONE = -0.08
+"""The height of a line below an axis on which it has no value."""
 _NAME = 18
 """Characters of an axis' name and of a mark."""
-_BAR, _LABEL, _SHARE = 24, 200, 60
-"""Height of a bar with its gap, width of its label, and of its number."""
+_BARS, _BAR, _LABEL, _SHARE = 420, 22, 124, 40
+"""Width of the bars, height of one with its gap, width of its label, and of its number."""
 _STYLES = {
     "best": "stroke:var(--c1);stroke-width:3",
     "good": "stroke:var(--c0);stroke-width:1.6;opacity:.8",
@@ -24,17 +26,20 @@ KINDS = tuple(_STYLES)
 
 
 class Axis(NamedTuple):
-    """A vertical axis: its name, and its marks by their place from 0, at the bottom, to 1."""
+    """A vertical axis: its name, and its marks by their height from 0, at the bottom, to 1."""
 
     name: str
     marks: Sequence[tuple[float, str]]
 
 
 class Path(NamedTuple):
-    """A line through all axes: its place on each, None where it has none; `kind` is in `KINDS`."""
+    """A line through all axes: its height on each, None where it has no value.
+
+    `kind` is in `KINDS`.
+    """
 
     label: str
-    places: Sequence[float | None]
+    heights: Sequence[float | None]
     kind: str
 
 
@@ -43,8 +48,10 @@ def draw(axes: Sequence[Axis], lines: Sequence[Path], title: str) -> Markup:
     if len(axes) < 2 or not lines:  # noqa: PLR2004 - one axis has no line
         return Markup("")
     ordered = sorted(lines, key=lambda one: -KINDS.index(one.kind))
-    parts = [*(_line(one, len(axes)) for one in ordered), *_axes(axes)]
-    return _figure(_HEIGHT, parts, title)
+    lacking = [any(one.heights[at] is None for one in lines) for at in range(len(axes))]
+    parts = [*(_line(one, len(axes)) for one in ordered), *_axes(axes, lacking)]
+    size = (_WIDTH, _HEIGHT)
+    return _figure(size, parts, title, "min-width:40rem")
 
 
 def bars(shares: Sequence[tuple[str, float]], title: str) -> Markup:
@@ -52,13 +59,13 @@ def bars(shares: Sequence[tuple[str, float]], title: str) -> Markup:
     if not shares:
         return Markup("")
     parts = [part for at, one in enumerate(shares) for part in _bar(at, *one)]
-    return _figure(len(shares) * _BAR, parts, title)
+    return _figure((_BARS, len(shares) * _BAR), parts, title, "max-width:32rem")
 
 
-def _figure(height: int, parts: Sequence[str], title: str) -> Markup:
+def _figure(size: tuple[int, int], parts: Sequence[str], title: str, width: str) -> Markup:
     return Markup(
-        f'<div class="wide" tabindex="0"><svg viewBox="0 0 {_WIDTH} {height}" role="img"'
-        f' aria-label="{text(title)}" style="min-width:40rem">{"".join(parts)}</svg></div>'
+        f'<div class="wide" tabindex="0"><svg viewBox="0 0 {size[0]} {size[1]}" role="img"'
+        f' aria-label="{text(title)}" style="{width}">{"".join(parts)}</svg></div>'
     )
 
 
@@ -66,46 +73,42 @@ def _x(at: int, count: int) -> float:
     return _LEFT + at * (_WIDTH - _LEFT - _RIGHT) / (count - 1)
 
 
-def _y(place: float) -> float:
-    return _HEIGHT - _BOTTOM - place * (_HEIGHT - _BOTTOM - _TOP)
+def _y(height: float) -> float:
+    return _HEIGHT - _BOTTOM - height * (_HEIGHT - _BOTTOM - _TOP)
 
 
 def _line(one: Path, count: int) -> str:
-    """A line, broken where an axis does not apply; a point between two gaps is a short stroke."""
-    pieces, pen = [], "M"
-    for at, place in enumerate(one.places):
-        if place is None:
-            pen = "M"
-            continue
-        x, y = _x(at, count), _y(place)
-        pieces.append(
-            f"M{x - 8:.1f} {y:.1f}L{x:.1f} {y:.1f}" if pen == "M" else f"L{x:.1f} {y:.1f}"
-        )
-        pen = "L"
-    shape = f'class="line" style="{_STYLES[one.kind]}" d="{"".join(pieces)}"'
+    """A line, which passes below an axis on which it has no value."""
+    points = (
+        f"{_x(at, count):.1f} {_y(_NONE if height is None else height):.1f}"
+        for at, height in enumerate(one.heights)
+    )
+    shape = f'class="line" style="{_STYLES[one.kind]}" d="M{"L".join(points)}"'
     return f"<path {shape}><title>{text(one.label)}</title></path>"
 
 
-def _axes(axes: Sequence[Axis]) -> Iterator[str]:
+def _axes(axes: Sequence[Axis], lacking: Sequence[bool]) -> Iterator[str]:
+    """The axes; `lacking` says on which of them some line has no value."""
     for at, axis in enumerate(axes):
         x = _x(at, len(axes))
         line = f"M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"
         yield f'<path class="grid" style="stroke:var(--ink)" d="{line}"/>'
         name = f'class="mid" style="fill:var(--ink);font-weight:600" x="{x:.1f}" y="{_TOP - 16}"'
         yield f"<text {name}>{_brief(axis.name)}<title>{text(axis.name)}</title></text>"
-        for place, mark in axis.marks:
-            where = f'x="{x + 5:.1f}" y="{_y(place) + 4:.1f}"'
+        none = [(_NONE, "none")] if lacking[at] else []
+        for height, mark in (*axis.marks, *none):
+            where = f'x="{x + 5:.1f}" y="{_y(height) + 4:.1f}"'
             # the color of the paper around the letters, since lines cross them
             halo = 'style="paint-order:stroke;stroke:var(--paper);stroke-width:3"'
             yield f"<text {where} {halo}>{_brief(mark)}</text>"
 
 
 def _bar(at: int, name: str, share: float) -> Iterator[str]:
-    top, most = at * _BAR, _WIDTH - _LABEL - _SHARE
+    top, most = at * _BAR, _BARS - _LABEL - _SHARE
     width = max(1.0, min(1.0, share) * most)
-    yield f'<text class="end" x="{_LABEL - 8}" y="{top + 16}">{_brief(name)}</text>'
+    yield f'<text class="end" x="{_LABEL - 8}" y="{top + 15}">{_brief(name)}</text>'
     yield f'<rect class="ran" x="{_LABEL}" y="{top + 3}" width="{width:.1f}" height="{_BAR - 6}"/>'
-    yield f'<text x="{_LABEL + width + 6:.1f}" y="{top + 16}">{share:.0%}</text>'
+    yield f'<text x="{_LABEL + width + 6:.1f}" y="{top + 15}">{share:.0%}</text>'
 
 
 def _brief(name: str) -> Markup:

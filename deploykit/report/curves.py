@@ -47,10 +47,10 @@ def charts(runs: Sequence[Numbers]) -> list[Chart]:
     for one in runs:
         for line in _lines(one, several=len(runs) > 1):
             by_chart.setdefault((line.group, line.axis), []).append(line.curve)
-    order = {name: place for place, (name, _) in enumerate(_GROUPS)}
-    place = lambda key: (order.get(key[0].partition(":")[0], len(order)), key[1] != "step")  # noqa: E731
-    found = sorted(by_chart, key=place)
-    chosen = [(key, by_chart[key][:COLORS]) for key in found][:_MOST_CHARTS]
+    order = {name: position for position, (name, _) in enumerate(_GROUPS)}
+    position = lambda key: (order.get(key[0].partition(":")[0], len(order)), key[1] != "step")  # noqa: E731
+    keys = sorted(by_chart, key=position)
+    chosen = [(key, by_chart[key][:COLORS]) for key in keys][:_MOST_CHARTS]
     count = sum(len(curves) for _, curves in chosen)
     most = max(20, min(MOST_POINTS, _BYTES // _POINT // max(1, count)))
     marks = list(runs[0].restarts) if len(runs) == 1 else []

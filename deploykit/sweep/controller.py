@@ -30,7 +30,7 @@ from deploykit.sweep.trials import Live
 
 _POLL = (0.1, 5.0)
 """Shortest and longest interval between two looks at the runs, in seconds."""
-_PRUNING = 0.5
+_PRUNING = 0.2
 """The longest interval where a look costs little, and a pruner may end a run that goes on."""
 _IDLE = 10
 """How many times as long as it computes a controller sleeps, at least: it shares its machine."""
@@ -177,7 +177,9 @@ class Controller:
         try:
             run_state.cancel(row)
         except DeploykitError as error:
-            self._say_once(f"trial {live.number}: {row.run} is not cancelled: {error.message}")
+            self._say_once(
+                f"trial {live.number}: {row.run} could not be cancelled: {error.message}"
+            )
 
     def _finish(self, live: Live) -> None:
         self.live.remove(live)
@@ -197,7 +199,9 @@ class Controller:
         most = max(self._limit, self._array)
         while self._number < self._last and busy < most:
             if not self.budget.allows(committed, sweep.repeat):
-                self._say_once(f"no trial is started: it could exceed max_cost, {self.budget.cap}")
+                self._say_once(
+                    f"no more trials start: the next could exceed max_cost, {self.budget.cap}"
+                )
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
                 return
@@ -272,13 +276,13 @@ class Controller:
 
     def _passed(self, live: Live, repeat: int) -> space.Passed:
         """What a run adds to the job, the variables of its slot included."""
-        found = live.passed(repeat)
+        passed = live.passed(repeat)
         if self.slots:
             if live.slot(repeat) is None:
                 taken = {one.slot(other) for one in self.live for other in one.open}
                 live.take(repeat, min(set(range(len(self.slots))) - taken))
-            found.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
-        return found
+            passed.env.update(self.slots[(live.slot(repeat) or 0) % len(self.slots)])
+        return passed
 
     def _stop(self) -> bool:
         """Cancel all runs, and wait for their end; whether any is left."""
@@ -299,7 +303,7 @@ class Controller:
         try:
             run_array.cancel(cancelled)
         except DeploykitError as error:
-            self._say_once(f"{len(cancelled)} runs are not cancelled: {error.message}")
+            self._say_once(f"{len(cancelled)} runs could not be cancelled: {error.message}")
         return left
 
     def _say_once(self, text: str) -> None:

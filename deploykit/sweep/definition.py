@@ -44,9 +44,9 @@ def define(file: SweepFile, request: Request) -> Defined:
     source = _job(file)
     prepared = lifecycle.prepare(source, request.overrides, request.backend, None)
     base = trial_job.base(prepared.plan)
-    found = [*spending.problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
-    if any(problem.severity == "error" for problem in found):
-        raise JobFileError(str(file.source), found)
+    problems = [*spending.problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
+    if any(problem.severity == "error" for problem in problems):
+        raise JobFileError(str(file.source), problems)
     record = SweepRecord(
         _id(file.sweep, base, request.id),
         file.sweep,
@@ -57,7 +57,7 @@ def define(file: SweepFile, request: Request) -> Defined:
         base.bundle.hash,
         registry.now(),
     )
-    return Defined(record, base, [*prepared.warnings, *found])
+    return Defined(record, base, [*prepared.warnings, *problems])
 
 
 def keep(defined: Defined) -> None:

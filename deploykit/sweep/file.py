@@ -125,17 +125,17 @@ def _check_parameter(path: str, one: Parameter) -> Iterator[Problem]:
 def _check_choice(path: str, one: Parameter) -> Iterator[Problem]:
     values = one.choice or ()
     if len(set(values)) < max(1, len(values)):
-        message = "has the same value twice" if values else "is empty"
+        message = "contains a value twice" if values else "is empty"
         yield Problem(f"{path}.choice", message)
     for key in ("log", "int", "step"):
         if getattr(one, key):
-            yield Problem(f"{path}.{key}", "has an effect on a `range` only", "remove it")
+            yield Problem(f"{path}.{key}", "applies to a `range` only", "remove it")
 
 
 def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
     ends = [float(end) for end in one.range or ()]
     if len(ends) != 2 or not -_INFINITE < ends[0] < ends[1] < _INFINITE:  # noqa: PLR2004 - both ends
-        yield Problem(f"{path}.range", "expected the least and the greatest value", "[0.1, 1]")
+        yield Problem(f"{path}.range", "expected the lowest and the highest value", "[0.1, 1]")
         return
     if one.log and ends[0] <= 0:
         yield Problem(f"{path}.range", "must be above 0 with `log`")
@@ -143,7 +143,7 @@ def _check_range(path: str, one: Parameter) -> Iterator[Problem]:
         yield Problem(f"{path}.step", "cannot be combined with `log`", "use `choice`")
     numbers = [*(one.range or ()), *([one.step] if one.step else [])]
     if one.int and any(not float(number).is_integer() for number in numbers):
-        yield Problem(path, "has `int`, so its numbers must be whole")
+        yield Problem(path, "must have whole numbers, because of `int`")
     if one.int and max(map(abs, ends)) > _LARGEST:
         yield Problem(f"{path}.range", "is too large for whole numbers")
     width = ends[1] - ends[0]
@@ -161,8 +161,8 @@ def _check_conditions(
     for other, value in one.if_.items():
         path = f"parameters.{name}.if.{other}"
         if other not in above:
-            hint = did_you_mean(other, above) or "name one that stands above it"
-            yield Problem(path, "is not a parameter above this one", hint)
+            hint = did_you_mean(other, above) or "name a parameter that is listed above it"
+            yield Problem(path, "is not a parameter listed above this one", hint)
         elif value not in (values := parameters[other].choice or ()):
             hint = did_you_mean(value, values) or f"one of {', '.join(values) or 'a `choice`'}"
             yield Problem(path, f"{value!r} is not one of its values", hint)
@@ -176,10 +176,10 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("trials", "is required", "for example trials: 40")
     ranges = [one for one in sweep.parameters.values() if one.range and not one.if_]
     if sweep.sampler == "cma-es" and len(ranges) < _LEARNS_FROM_RANGES:
-        message = "`cma-es` needs two parameters with a `range` or more"
+        message = "`cma-es` requires at least two parameters with a `range`"
         yield Problem("sampler", message, "sampler: tpe")
     if sweep.pruner == "hyperband" and sweep.max_steps is None:
-        yield Problem("max_steps", "is required for `hyperband`", "the steps of a whole trial")
+        yield Problem("max_steps", "is required for `hyperband`", "the steps of a complete trial")
 
 
 def _check_grid(sweep: Sweep) -> Iterator[Problem]:
@@ -187,7 +187,7 @@ def _check_grid(sweep: Sweep) -> Iterator[Problem]:
     right = {name: one for name, one in each if not any(_check_parameter(name, one))}
     for name, one in right.items():
         if one.range is not None and not space.grid_values(one):
-            message = "a grid needs a `step`, or a `choice`"
+            message = "a grid requires a `step` or a `choice`"
             yield Problem(f"parameters.{name}", message, "or sampler: random")
     if space.size(right) > _MOST_POINTS:
         message = f"the grid has more than {_MOST_POINTS:,} points"

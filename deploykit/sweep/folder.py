@@ -138,11 +138,11 @@ def find(name: str | None) -> SweepRecord:
 
 def every() -> list[SweepRecord]:
     """All sweeps, the newest first; folders without a valid definition are left out."""
-    found = []
+    records = []
     for folder in sweep_folders.every():
         with contextlib.suppress(OSError, Malformed):
-            found.append(_read(folder))
-    return sorted(found, key=lambda one: (-one.created, one.id))
+            records.append(_read(folder))
+    return sorted(records, key=lambda one: (-one.created, one.id))
 
 
 def _read(folder: Path) -> SweepRecord:

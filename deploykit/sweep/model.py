@@ -23,44 +23,46 @@ Number = Annotated[str, NUMBER]
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is varied, within which limits, and how the script gets it."""
+    """A parameter to search: its values, and how they are passed to the script."""
 
     choice: Annotated[
-        tuple[str, ...] | None, Help("Values to choose from, as they are written.", "[sgd, adamw]")
+        tuple[str, ...] | None, Help("Values to choose from, passed as written.", "[sgd, adamw]")
     ] = None
     range: Annotated[
-        tuple[Number, ...] | None, Help("The least and the greatest value.", "[1e-4, 1e-1]")
+        tuple[Number, ...] | None, Help("The lowest and the highest value.", "[1e-4, 1e-1]")
     ] = None
-    log: Annotated[bool, Help("Search the range by orders of magnitude.")] = False
+    log: Annotated[bool, Help("Search the range on a logarithmic scale.")] = False
     int: Annotated[bool, Help("Whole numbers only.")] = False
     step: Annotated[
-        Number | None, Help("The distance of the values of a range; for `grid` it is needed.", "16")
+        Number | None, Help("Step between the values of a range; required for `grid`.", "16")
     ] = None
     as_: Annotated[
         str | None,
         Help(
-            "How the script gets it: `env:NAME`, or words with `{value}`. Default: "
-            "`--NAME {value}`.",
+            "How it is passed to the script: `env:NAME`, or arguments that contain `{value}`. "
+            "Default: `--NAME {value}`.",
             "--opt.lr={value}",
         ),
         NOT_EMPTY,
     ] = None
     if_: Annotated[
         Mapping[Annotated[str, PARAMETER], str],
-        Help("Only where parameters above it have these values.", "{optimizer: sgd}"),
+        Help("Use it only if parameters listed above it have these values.", "{optimizer: sgd}"),
     ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The number that tells how good a trial is."""
+    """The metric to optimize."""
 
-    metric: Annotated[str, Help("A metric, as `deploykit metrics` names it.", "loss"), METRIC]
+    metric: Annotated[
+        str, Help("Name of the metric, as `deploykit metrics` prints it.", "loss"), METRIC
+    ]
     direction: Annotated[
-        Literal["minimize", "maximize"], Help("Whether less or more is better.")
+        Literal["minimize", "maximize"], Help("Whether lower or higher is better.")
     ] = "minimize"
     value: Annotated[
-        Literal["last", "best"], Help("Of the values of a trial the last one, or the best.")
+        Literal["last", "best"], Help("The value of a trial that counts: its last or its best.")
     ] = "last"
 
 
@@ -70,56 +72,60 @@ class Sweep:
 
     parameters: Annotated[
         Mapping[Annotated[str, PARAMETER], Parameter],
-        Help("What is varied.", "{lr: {range: [1e-4, 1e-1], log: true}}"),
+        Help("The parameters to search.", "{lr: {range: [1e-4, 1e-1], log: true}}"),
     ]
-    objective: Annotated[Objective, Help("What is searched for.", "{metric: loss}")]
-    name: Annotated[str | None, Help("Name of the sweep. Default: that of its job."), SWEEP] = None
+    objective: Annotated[Objective, Help("The metric to optimize.", "{metric: loss}")]
+    name: Annotated[str | None, Help("Name of the sweep. Default: the name of its job."), SWEEP] = (
+        None
+    )
     job: Annotated[
         str, Help("The job file or script of each trial, relative to the sweep file."), NOT_EMPTY
     ] = "job.yaml"
     trials: Annotated[
         int | None,
-        Help("Number of trials; `grid` tries all points without it.", "40"),
+        Help("Number of trials. Default for `grid`: all points.", "40"),
         Bounds(1, 100_000),
     ] = None
-    parallel: Annotated[int, Help("Runs at the same time."), Bounds(1, 10_000)] = 1
+    parallel: Annotated[int, Help("Number of runs at a time."), Bounds(1, 10_000)] = 1
     sampler: Annotated[
         Literal["grid", "random", "sobol", "tpe", "cma-es"],
-        Help("What chooses the next values; `tpe` and `cma-es` learn from the trials so far."),
+        Help("How the next values are chosen; `tpe` and `cma-es` learn from earlier trials."),
     ] = "tpe"
     pruner: Annotated[
         Literal["none", "asha", "hyperband", "median"],
-        Help("What stops trials early that are worse than others were at the same step."),
+        Help("How to stop trials early that are worse than others were at the same step."),
     ] = "none"
     min_steps: Annotated[
         int,
-        Help("Steps, as the metric counts them, before a trial may be stopped."),
+        Help("Steps of the metric before which no trial is stopped."),
         Bounds(1, 10**12),
     ] = 1
     max_steps: Annotated[
-        int | None, Help("Steps of a whole trial, for `hyperband`.", "1000"), Bounds(1, 10**12)
+        int | None,
+        Help("Steps of a complete trial; required for `hyperband`.", "1000"),
+        Bounds(1, 10**12),
     ] = None
     reduction: Annotated[
         int,
-        Help("Of how many trials `asha` and `hyperband` keep one at each rung."),
+        Help("`asha` and `hyperband` keep one of this many trials at each rung."),
         Bounds(2, 100),
     ] = 3
-    seed: Annotated[int, Help("Of the sampler."), Bounds(0, 2**31 - 1)] = 0
+    seed: Annotated[int, Help("Seed of the sampler."), Bounds(0, 2**31 - 1)] = 0
     retries: Annotated[
         int,
-        Help("How often a run is repeated that was lost to the machines, not to the script."),
+        Help("How often to restart a run that failed because of the machines, not the script."),
         Bounds(0, 100),
     ] = 2
     repeat: Annotated[
         int,
-        Help("Runs of each trial, with seeds 0, 1, ...; the value is their mean."),
+        Help("Runs of each trial, with seeds 0, 1, ...; its value is their mean."),
         Bounds(1, 1000),
     ] = 1
     repeat_as: Annotated[
-        str, Help("How the script gets the seed of a repeated run, as `as`."), NOT_EMPTY
+        str, Help("How the seed of a repeated run is passed to the script, like `as`."), NOT_EMPTY
     ] = "--seed {value}"
     max_cost: Annotated[
         str | None,
-        Help("What all runs together may cost. No trial starts that could cost more.", "50 USD"),
+        Help("Maximum cost of all runs together. No trial starts that could exceed it.", "50 USD"),
         MONEY,
     ] = None

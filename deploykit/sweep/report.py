@@ -48,20 +48,20 @@ class SweepReport:
 
 def of(record: SweepRecord) -> SweepReport:
     """Everything that is known of a sweep. Reads the logs of its best trials."""
-    found = summary.of(record)
-    ranked = found.ranked
+    sweep = summary.of(record)
+    ranked = sweep.ranked
     importance = _importance(record, len(ranked))
     names = [*importance, *(name for name in record.sweep.parameters if name not in importance)]
     shown = {name: record.sweep.parameters[name] for name in names[: _MOST_AXES - 1]}
     values = [one.value for one in ranked if one.value is not None]
     scale = _Scale.of(values) if values else None
-    charts = [chart for chart in (_history(found), _curves(found)) if chart is not None]
+    charts = [chart for chart in (_history(sweep), _curves(sweep)) if chart is not None]
     if scale is None:
-        return SweepReport(found, importance, charts, [], [])
+        return SweepReport(sweep, importance, charts, [], [])
     metric = record.sweep.objective.metric
     axes = [*(_axis(name, one) for name, one in shown.items()), Axis(metric, scale.marks())]
     lines = _lines(ranked[:_MOST_LINES], shown, scale, metric)
-    return SweepReport(found, importance, charts, axes, lines)
+    return SweepReport(sweep, importance, charts, axes, lines)
 
 
 def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
@@ -76,20 +76,20 @@ def _importance(record: SweepRecord, trials: int) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
         except (RuntimeError, ValueError):  # where all values are alike
             return {}
-    known = {name: value for name, value in found.items() if name in record.sweep.parameters}
+    known = {name: value for name, value in shares.items() if name in record.sweep.parameters}
     return known if all(map(math.isfinite, known.values())) else {}
 
 
-def _history(found: SweepSummary) -> Chart | None:
+def _history(sweep: SweepSummary) -> Chart | None:
     """The value of each trial, and the best so far."""
-    objective = found.record.sweep.objective
+    objective = sweep.record.sweep.objective
     better = min if objective.direction == "minimize" else max
     each: list[tuple[float, float]] = []
     best: list[tuple[float, float]] = []
-    for one in found.trials:
+    for one in sweep.trials:
         if one.state == "succeeded" and one.value is not None:
             each.append((float(one.number), one.value))
             best.append(
@@ -101,14 +101,15 @@ def _history(found: SweepSummary) -> Chart | None:
     return Chart(f"{objective.metric} by trial", "trial", _thinned(curves))
 
 
-def _curves(found: SweepSummary) -> Chart | None:
-    """The objective of the best trials, step by step."""
-    objective = found.record.sweep.objective
+def _curves(sweep: SweepSummary) -> Chart | None:
+    """The objective of the best trials, step by step; then of those that were stopped early."""
+    objective = sweep.record.sweep.objective
     curves = []
-    for one in found.ranked[:COLORS]:
+    for one in [*sweep.ranked, *sweep.pruned][:COLORS]:
         if one.runs:
             points = outcomes.of_objective(RunMetrics(one.runs[-1]).refresh()[1], objective)
-            curves.append(Curve(f"trial {one.number}", _pairs(points)))
+            label = f"trial {one.number}{', stopped' * (one.state == 'pruned')}"
+            curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
     return (
         Chart(f"{objective.metric} of the best trials", "step", _thinned(known)) if known else None
@@ -116,11 +117,11 @@ def _curves(found: SweepSummary) -> Chart | None:
 
 
 def _pairs(points: Sequence[Point]) -> list[tuple[float, float]]:
-    found = (
+    pairs = (
         (number if point.step is None else point.step, point.value)
         for number, point in enumerate(points)
     )
-    return sorted((float(step), value) for step, value in found)
+    return sorted((float(step), value) for step, value in pairs)
 
 
 def _thinned(curves: Sequence[Curve]) -> list[Curve]:
@@ -129,7 +130,7 @@ def _thinned(curves: Sequence[Curve]) -> list[Curve]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Maps numbers to places from 0 to 1."""
+    """Maps numbers to heights from 0 to 1."""
 
     low: float
     high: float
@@ -140,7 +141,7 @@ class _Scale:
         low, high = min(values), max(values)
         return cls(low, high, low > 0 and high / low >= _DECADES)
 
-    def place(self, value: float) -> float:
+    def height(self, value: float) -> float:
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
@@ -152,7 +153,7 @@ class _Scale:
         if not self.high > self.low:
             return [(0.5, short(self.low, 3))]
         between = (
-            (self.place(it), short(it, 3))
+            (self.height(it), short(it, 3))
             for it in ticks(self.low, self.high, logarithmic=self.log)
         )
         return [*ends.items(), *(one for one in between if 0.08 < one[0] < 0.92)]  # noqa: PLR2004
@@ -177,21 +178,21 @@ def _lines(
     ranked: Sequence[TrialSummary], shown: Mapping[str, Parameter], scale: _Scale, metric: str
 ) -> list[Path]:
     good = max(1, round(len(ranked) * _GOOD))
-    found = []
+    lines = []
     for rank, one in enumerate(ranked):
         kind = "best" if rank == 0 else "good" if rank < good else "other"
         value = one.value or 0.0
         label = f"trial {one.number}: {metric} {value:.6g}"
-        found.append(Path(label, [*_places(one.values, shown), scale.place(value)], kind))
-    return found
+        lines.append(Path(label, [*_heights(one.values, shown), scale.height(value)], kind))
+    return lines
 
 
-def _places(values: space.Values, shown: Mapping[str, Parameter]) -> Iterator[float | None]:
+def _heights(values: space.Values, shown: Mapping[str, Parameter]) -> Iterator[float | None]:
     for name, one in shown.items():
         value = values.get(name)
         if value is None:
             yield None
         elif one.choice is None:
-            yield _range(one).place(float(value))
+            yield _range(one).height(float(value))
         else:
             yield _of_choice(one.choice, value) if value in one.choice else None

@@ -69,10 +69,10 @@ def points(parameters: Mapping[str, Parameter]) -> Sequence[Values]:
     """The points of a grid; the last parameter varies fastest."""
     if not any(one.if_ for one in parameters.values()):
         return _Grid({name: grid_values(one) for name, one in parameters.items()})
-    found: list[dict[str, str]] = [{}]
+    grid: list[dict[str, str]] = [{}]
     for name, one in parameters.items():
-        found = [more for point in found for more in _with(point, name, one)]
-    return found
+        grid = [more for point in grid for more in _with(point, name, one)]
+    return grid
 
 
 def _with(point: dict[str, str], name: str, one: Parameter) -> Iterator[dict[str, str]]:
@@ -92,8 +92,8 @@ def trials(sweep: Sweep) -> int:
     """Number of trials of a sweep; a grid has no more than its points."""
     if sweep.sampler != "grid":
         return sweep.trials or 0
-    found = len(points(sweep.parameters))
-    return min(found, sweep.trials or found)
+    count = len(points(sweep.parameters))
+    return min(count, sweep.trials or count)
 
 
 def grid_values(one: Parameter) -> Sequence[str]:
@@ -125,8 +125,8 @@ class _Grid(Sequence[Values]):
             raise IndexError(index)
         point = {}
         for name, values in reversed(list(self._values.items())):
-            index, place = divmod(index, len(values))
-            point[name] = values[place]
+            index, position = divmod(index, len(values))
+            point[name] = values[position]
         return dict(reversed(list(point.items())))
 
 
@@ -148,10 +148,10 @@ class _Steps(Sequence[str]):
 
 def passed(parameters: Mapping[str, Parameter], values: Values) -> Passed:
     """The arguments and variables of a trial, in the order of the parameters."""
-    found = Passed([], {})
+    result = Passed([], {})
     for name, value in values.items():
-        add(found, parameters[name].as_ or default_form(name), value)
-    return found
+        add(result, parameters[name].as_ or default_form(name), value)
+    return result
 
 
 def default_form(name: str) -> str:
@@ -159,12 +159,12 @@ def default_form(name: str) -> str:
     return f"--{name} {_PLACE}"
 
 
-def add(found: Passed, form: str, value: str) -> None:
+def add(result: Passed, form: str, value: str) -> None:
     """Add a value in its form: a variable, or the words of `form` with the value in them."""
     if form.startswith(_ENVIRONMENT):
-        found.env[form.removeprefix(_ENVIRONMENT)] = value
+        result.env[form.removeprefix(_ENVIRONMENT)] = value
     else:
-        found.arguments.extend(word.replace(_PLACE, value) for word in shlex.split(form))
+        result.arguments.extend(word.replace(_PLACE, value) for word in shlex.split(form))
 
 
 def form_problem(form: str) -> str | None:

@@ -42,8 +42,8 @@ class Budget(NamedTuple):
 
 def total(rows: Iterable[Run]) -> Money | None:
     """What runs have cost so far, as far as it is known; None where nothing is billed."""
-    found = map(_spent, rows)
-    return sum_of(Money(one.amount, one.currency) for one in found if one is not None)
+    costs = map(_spent, rows)
+    return sum_of(Money(one.amount, one.currency) for one in costs if one is not None)
 
 
 def sum_of(amounts: Iterable[Money]) -> Money | None:
@@ -72,10 +72,10 @@ def problems(sweep: Sweep, base: Base) -> list[Problem]:
         return []
     estimate, cap = _estimate(base), money.parse(sweep.max_cost)
     if estimate is None:
-        message = "this backend does not say what a job costs, so the cap cannot be kept"
+        message = "this backend has no prices, so the cap cannot be enforced"
         return [Problem("max_cost", message, "remove it")]
     if estimate.unknown:
-        return [Problem("max_cost", f"cannot be kept: {'; '.join(estimate.unknown)}")]
+        return [Problem("max_cost", f"cannot be enforced: {'; '.join(estimate.unknown)}")]
     if not estimate.charges:
         return [Problem("max_cost", f"has no effect: {estimate.free}", severity="warning")]
     if cap.currency != estimate.currency:
@@ -86,7 +86,7 @@ def problems(sweep: Sweep, base: Base) -> list[Problem]:
 
 def _too_little(sweep: Sweep, cap: Money, most: Decimal | None) -> list[Problem]:
     if most is None:
-        message = "cannot be kept: a run may cost any sum"
+        message = "cannot be enforced: the cost of a run has no upper bound"
         return [Problem("max_cost", message, "set a time limit, or max_cost and stop_at_cap")]
     if sweep.repeat * most > cap.amount:
         each = money.text(sweep.repeat * most, cap.currency)

@@ -93,9 +93,17 @@ class SweepSummary:
     @property
     def ranked(self) -> list[TrialSummary]:
         """The trials that have succeeded, the best first."""
-        done = [trial for trial in self.trials if trial.state == "succeeded"]
+        return self._ranked("succeeded")
+
+    @property
+    def pruned(self) -> list[TrialSummary]:
+        """The trials that were stopped early, by their last value, the best first."""
+        return self._ranked("pruned")
+
+    def _ranked(self, state: str) -> list[TrialSummary]:
+        chosen = [trial for trial in self.trials if trial.state == state]
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
-        return sorted(done, key=lambda trial: sign * (trial.value or 0.0))
+        return sorted(chosen, key=lambda trial: sign * (trial.value or 0.0))
 
     @property
     def best(self) -> TrialSummary | None:
@@ -145,15 +153,15 @@ def of(record: SweepRecord) -> SweepSummary:
     ids = {trial.number: list(trials.runs(record, trial)) for trial in known}
     rows = trials.rows([run for several in ids.values() for run in several])
     _refresh(rows, [run for one in known if not one.state.is_finished() for run in ids[one.number]])
-    found = [
+    summaries = [
         _trial(record, one, [rows[run] for run in ids[one.number] if run in rows]) for one in known
     ]
     return SweepSummary(
         record,
-        found,
+        summaries,
         record.is_controlled(),
         space.trials(record.sweep),
-        spending.sum_of(one.cost for one in found if one.cost is not None),
+        spending.sum_of(one.cost for one in summaries if one.cost is not None),
         bool(study and study.user_attrs.get(controller.CAPPED)),
     )
 
@@ -170,8 +178,8 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
     if trial.state is TrialState.PRUNED:
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
-    found = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
+    interval = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
     cost = trials.cost(trial) if trial.state.is_finished() else spending.total(rows)
     return TrialSummary(
-        trial.number, _STATES[trial.state], values, value, reason, rows, found, cost
+        trial.number, _STATES[trial.state], values, value, reason, rows, interval, cost
     )

@@ -37,9 +37,9 @@ def of(record: SweepRecord) -> Iterator[Base]:
     Raises NotFound where that source is no longer kept.
     """
     with contextlib.suppress(JobFileError):  # the folder may have changed, or be gone
-        found = _prepared(record, {})
-        if found.bundle.hash == record.bundle:
-            yield found
+        prepared = _prepared(record, {})
+        if prepared.bundle.hash == record.bundle:
+            yield prepared
             return
     archive = bundle.kept(record.bundle)
     if archive is None:

@@ -67,10 +67,10 @@ class Live:
     def passed(self, repeat: int) -> space.Passed:
         """What a repeat adds to the job."""
         sweep = self.record.sweep
-        found = space.passed(sweep.parameters, self.values)
+        result = space.passed(sweep.parameters, self.values)
         if sweep.repeat > 1:
-            space.add(found, sweep.repeat_as, str(repeat))
-        return found
+            space.add(result, sweep.repeat_as, str(repeat))
+        return result
 
     def slot(self, repeat: int) -> int | None:
         """The slot of a run; None before it has one. Later attempts keep it."""
@@ -203,7 +203,7 @@ def charged(frozen: FrozenTrial) -> Decimal:
 
 def rows(ids: list[str]) -> dict[str, Run]:
     """The rows of these runs, by their ids, however many they are."""
-    found: dict[str, Run] = {}
+    by_id: dict[str, Run] = {}
     for start in range(0, len(ids), 500):
-        found |= registry.lookup(*ids[start : start + 500])
-    return found
+        by_id |= registry.lookup(*ids[start : start + 500])
+    return by_id

@@ -49,11 +49,11 @@ def _text(field: int, content: bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     """A number of at least 0: 7 bits in a byte, the least significant first."""
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - the greatest of 7 bits
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _record(data: bytes) -> bytes:

@@ -53,9 +53,9 @@ class Client:
     def _ask(self, method: str, url: str, body: bytes) -> Any:
         headers = {"Content-Type": "application/json"} if body else {}
         headers |= self._sign(method, url, body)
-        asked = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
+        message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
         try:
-            with self._opener.open(asked, timeout=_PATIENCE) as answer:
+            with self._opener.open(message, timeout=_PATIENCE) as answer:
                 return _decoded(self._base, answer.read(_LARGEST))
         except error.HTTPError as refusal:
             with refusal:
@@ -72,20 +72,22 @@ def _decoded(base: str, body: bytes) -> Any:
     try:
         return from_json(body or b"{}")
     except ValueError as problem:
-        raise BackendUnavailable(f"{base} answered with something that is not JSON") from problem
+        raise BackendUnavailable(f"{base} did not answer with JSON") from problem
 
 
 def _meaning(base: str, refusal: error.HTTPError) -> DeploykitError:
     """The error for an answer that is none of 2xx."""
     if "Location" in refusal.headers:
-        return BackendUnavailable(f"{base} redirects to {refusal.headers['Location']}; name that")
+        return BackendUnavailable(
+            f"{base} redirects to {refusal.headers['Location']}; use that address"
+        )
     try:
         data = from_json(refusal.read(_LARGEST))
     except (OSError, ValueError):
         data = {}
     data = data if isinstance(data, dict) else {}
-    told = str(data.get("message") or refusal.reason)[:500]
-    message = f"{base} answered {refusal.code}: {told}"
+    reason = str(data.get("message") or refusal.reason)[:500]
+    message = f"{base} answered {refusal.code}: {reason}"
     if refusal.code in _DENIED:
         return NotPermitted(message, hint="check the credentials in the environment")
     if refusal.code in _BUSY:

@@ -76,7 +76,7 @@ class MLflow:
             return self._begin()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BackendUnavailable(
-                f"{self._base} does not answer as MLflow does", hint="check the address"
+                f"{self._base} does not seem to be an MLflow server", hint="check the address"
             ) from error
 
     def _begin(self) -> Mapping[str, int]:
@@ -126,9 +126,9 @@ class MLflow:
 
     def _tagged(self) -> Any:
         """The run with the tag of this one; None where there is none yet."""
-        asked = {"filter": f"tags.`{_TAG}` = '{self._about.run}'", "max_results": 1}
-        found = self._ask("runs/search", experiment_ids=[self._experiment()], **asked)
-        run = next(iter(found.get("runs", ())), None)
+        query = {"filter": f"tags.`{_TAG}` = '{self._about.run}'", "max_results": 1}
+        answer = self._ask("runs/search", experiment_ids=[self._experiment()], **query)
+        run = next(iter(answer.get("runs", ())), None)
         return run and self._remembered(run)
 
     def _made(self) -> Any:
@@ -166,8 +166,8 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._about.job
         for first in (True, False):  # another process may make it at the same time
             try:
-                found = self._client.get(f"{_API}/experiments/get-by-name", experiment_name=name)
-                return str(found["experiment"]["experiment_id"])
+                answer = self._client.get(f"{_API}/experiments/get-by-name", experiment_name=name)
+                return str(answer["experiment"]["experiment_id"])
             except Refused as refusal:
                 if refusal.code != "RESOURCE_DOES_NOT_EXIST" or not first:
                     raise
@@ -176,7 +176,7 @@ class MLflow:
             except Refused as refusal:
                 if refusal.code != "RESOURCE_ALREADY_EXISTS":
                     raise
-        raise BackendUnavailable(f"{self._base} has no experiment {name}, and makes none")
+        raise BackendUnavailable(f"{self._base} has no experiment {name}, and did not create it")
 
     def _ask(self, path: str, **data: Any) -> Any:
         return self._client.post(f"{_API}/{path}", data)

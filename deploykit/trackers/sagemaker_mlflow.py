@@ -42,9 +42,9 @@ class Signer:
         headers["X-Amz-Content-SHA256"] = hashlib.sha256(body).hexdigest()
         if body:
             headers["Content-Type"] = "application/json"
-        asked = AWSRequest(method=method, url=url, data=body, headers=headers)
-        self._auth.add_auth(asked)
-        return {str(name): str(value) for name, value in asked.headers.items()}
+        request = AWSRequest(method=method, url=url, data=body, headers=headers)
+        self._auth.add_auth(request)
+        return {str(name): str(value) for name, value in request.headers.items()}
 
     def _new(self) -> Any:
         import boto3

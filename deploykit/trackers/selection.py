@@ -54,11 +54,11 @@ class Selection:
 
     def due(self, sent: Mapping[str, int], *, final: bool) -> list[Value]:
         """The values to send, by step; `sent` is the last step of each name that was sent."""
-        found: list[Value] = []
+        values: list[Value] = []
         for name, sources in self._series.items():
             series = sources[min(sources, key=_place)]
-            found += series.after(name, sent.get(name, -1), whole=final)
-        return sorted(found, key=lambda one: one.step)
+            values += series.after(name, sent.get(name, -1), whole=final)
+        return sorted(values, key=lambda one: one.step)
 
     def forget(self, sent: Mapping[str, int]) -> None:
         """Drop the values up to those steps."""

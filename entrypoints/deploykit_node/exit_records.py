@@ -37,8 +37,11 @@ _RANK_FIELDS = {
     "finished": str,
 }
 """Fields that this module relies on when it reads a record, and their types."""
-_OF_AN_ATTEMPT = ("rank-", "process-", "failed-", "gathering-")
-"""Beginnings of the names that node 0 deletes before another attempt."""
+_OF_AN_ATTEMPT = ("rank-", "failed-", "gathering-")
+"""Beginnings of the names that node 0 deletes before another attempt.
+
+``process-`` is none: the ranks of the next attempt write theirs over them.
+"""
 
 
 class NodeExit(NamedTuple):
@@ -130,10 +133,10 @@ def first_failure(env: Environ, ranks: Path) -> RankRecord | None:
     last, shared = max(map(int, rounds), default=0), records.folder(env)
     for stopped in (False, True):
         name = _failed(env, last, stopped=stopped)
-        found = records.valid(shared / name, _RANK_FIELDS) if shared else None
+        recorded = records.valid(shared / name, _RANK_FIELDS) if shared else None
         own = [one for one in failures(ranks, attempt(env)) if one["stopped"] == stopped]
-        if found and found["attempt"] == attempt(env):
-            return cast(RankRecord, found)
+        if recorded and recorded["attempt"] == attempt(env):
+            return cast(RankRecord, recorded)
         if own:
             return own[0]
     return None

@@ -126,8 +126,8 @@ class Membership:
             self._form(newest)
             self._drain()
             if time.monotonic() - begun > _PATIENCE:
-                there = {member.node for member, _ in self._waiting(newest.number + 1)}
-                missing = sorted(set(range(self._size.most)) - there)
+                present = {member.node for member, _ in self._waiting(newest.number + 1)}
+                missing = sorted(set(range(self._size.most)) - present)
                 raise TooFewNodes(self._size.least, missing)
             time.sleep(_PAUSE)
         return None
@@ -174,10 +174,10 @@ class Membership:
     def _waiting(self, number: int) -> list[tuple[Member, float]]:
         """Nodes that wait for a generation and live, in order, and since when."""
         fields = {"host": str, "port": int, "generation": int, "since": float}
-        found = records.read_all(self._folder, "waiting-*.json", fields)
+        waiting = records.read_all(self._folder, "waiting-*.json", fields)
         each = [
             (Member(node, record["host"], record["port"]), record["since"])
-            for node, record in found
+            for node, record in waiting
             if record["generation"] == number
         ]
         return sorted((member, since) for member, since in each if self._lives(member))
@@ -187,8 +187,8 @@ class Membership:
 
     def _newest(self) -> Generation:
         """The newest generation; number 0 and no member if there is none."""
-        found = records.read_all(self._folder, "generation-*.json", {"members": list})
-        number, record = max(found, key=lambda each: each[0], default=(0, {"members": []}))
+        generations = records.read_all(self._folder, "generation-*.json", {"members": list})
+        number, record = max(generations, key=lambda each: each[0], default=(0, {"members": []}))
         return Generation(number, tuple(Member(*member) for member in record["members"]))
 
     def _form(self, newest: Generation) -> None:

@@ -133,11 +133,9 @@ def _run_group(
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
-        with (
-            outputs.around(env, here.number),
-            _observed(env, here, ranks) as observers,
-            _starter(words, env, meeting) as start,
-        ):
+        observers = _observers(env, here, ranks)
+        launch = _own_copy(ranks) if len(here.hosts) > 1 else _LAUNCH
+        with outputs.around(env, here.number), _starter(words, env, meeting, launch) as start:
             options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(start, env, ranks, options)
         end = _node_exit(code, env, ranks, attempt.stop_signal)
@@ -146,19 +144,14 @@ def _run_group(
         shutil.rmtree(ranks, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _observed(
+def _observers(
     env: Environ, here: cluster.Cluster, ranks: Path
-) -> Iterator[tuple[stall.Watch, usage.Recorder] | None]:
+) -> tuple[stall.Watch, usage.Recorder] | None:
     """The stall rule and the record of what the ranks use, where the run has a folder."""
     if records.folder(env) is None or sys.platform != "linux":
-        yield None
-        return
-    recorder = usage.Recorder(env, here, ranks)
-    try:
-        yield stall.Watch(env, here, ranks, partial(log.say, here.number)), recorder
-    finally:
-        recorder.close()
+        return None
+    watch = stall.Watch(env, here, ranks, partial(log.say, here.number))
+    return watch, usage.Recorder(env, here, ranks)
 
 
 def _supervision(
@@ -186,13 +179,26 @@ def _supervision(
     return replace(options, look=look, look_every=every)
 
 
+def _own_copy(folder: Path) -> str:
+    """A copy of the node plane for torchrun and the ranks of this node.
+
+    Each of these processes would look for a hundred files in the folder that all nodes share.
+    """
+    package, copy = Path(__file__).parent, folder / "node_plane"
+    try:
+        shutil.copytree(package, copy / package.name)
+        return str(shutil.copy2(_LAUNCH, copy))
+    except OSError:  # such as a full disk
+        return _LAUNCH
+
+
 @contextlib.contextmanager
 def _starter(
-    words: Command, env: Environ, meeting: rendezvous.Rendezvous
+    words: Command, env: Environ, meeting: rendezvous.Rendezvous, launch: str
 ) -> Iterator[supervisor.Start]:
     """How to start the ranks: with torchrun, or the only one without."""
     if not one_rank.is_one(words):
-        yield supervisor.torchrun(_torchrun_argv(words, meeting), env, meeting.held)
+        yield supervisor.torchrun(_torchrun_argv(words, meeting, launch), env, meeting.held)
         return
     with contextlib.closing(one_rank.Store()) as store:
         own = {**env, **store.variables(meeting.name), "DEPLOYKIT_ROUND": "0"}
@@ -200,9 +206,9 @@ def _starter(
         yield partial(one_rank.start, words, own, store)
 
 
-def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous) -> list[str]:
-    torchrun = [sys.executable, _LAUNCH, "--torchrun", *words.options, *meeting.options()]
-    return [*torchrun, _LAUNCH, "--rank", "--", *words.program]
+def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous, launch: str) -> list[str]:
+    torchrun = [sys.executable, launch, "--torchrun", *words.options, *meeting.options()]
+    return [*torchrun, launch, "--rank", "--", *words.program]
 
 
 def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> NodeExit:

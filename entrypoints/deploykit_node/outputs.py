@@ -61,11 +61,11 @@ class Outputs:
     def collect(self) -> None:
         """Copy new and changed files into the output folder, and keep them for another attempt."""
         with self._lock():
-            found = self._found()
-            copied = [file for file in found if self._collect(file)]
+            files = self._found()
+            copied = [file for file in files if self._collect(file)]
         if copied:
             self._say(f"outputs collected: {written.named(copied)}")
-        elif self.patterns and not found:
+        elif self.patterns and not files:
             self._say(f"outputs: the program wrote no file that matches {self.patterns}")
 
     @property

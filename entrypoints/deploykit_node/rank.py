@@ -30,7 +30,6 @@ def run(argv: Sequence[str], env: Environ) -> None:
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     exit_records.register(env, Path(folder), this_rank.rank)
     child = run_program(words, env, this_rank, Path(folder))
-    processes.unregister(env, this_rank)
     exit_records.record_rank(
         {**env, "DEPLOYKIT_RANK_DIR": folder}, this_rank, child.returncode, stopped=child.stopped
     )

@@ -83,7 +83,7 @@ class HeartbeatRecord(TypedDict):
 
 
 class ProcessRecord(TypedDict):
-    """``process-N.json``: the process of rank N's program while it runs, for `deploykit dump`."""
+    """``process-N.json``: the process of rank N's program, for `deploykit dump`; kept after it."""
 
     pid: int
     started: int
@@ -125,7 +125,7 @@ class RankUsage(TypedDict):
 
 
 class UsageRecord(TypedDict):
-    """``usage-N.json``: what the ranks of node N use, by rank; deleted when they have ended.
+    """``usage-N.json``: what the ranks of node N use, by rank; kept after their end.
 
     ``history-N.jsonl`` has one in each line, with the greatest values since the line before.
     """

@@ -71,8 +71,8 @@ def in_mask(status: Path, mask: str, number: int) -> bool | None:
         lines = status.read_text().splitlines()
     except OSError:
         return None
-    found = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
-    return bool(int(found, 16) >> (number - 1) & 1)
+    digits = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
+    return bool(int(digits, 16) >> (number - 1) & 1)
 
 
 def child_setup(before: set[int], death: int) -> Callable[[], None]:

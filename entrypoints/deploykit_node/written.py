@@ -111,9 +111,9 @@ def say(env: Environ, folder: Path, node: int, *, named: bool) -> None:
         log.say(node, f"written in the working folder: {_text(listed)}{hint}")
 
 
-def named(found: Iterable[File]) -> str:
+def named(listed: Iterable[File]) -> str:
     """``2 files, 1.5 MB: a.pt (1.4 MB), b.log (20 B)``."""
-    return _text(_summary(Path(), found))
+    return _text(_summary(Path(), listed))
 
 
 def readable(size: float) -> str:
@@ -134,8 +134,8 @@ def _began(env: Environ) -> int | None:
         return None
 
 
-def _summary(folder: Path, found: Iterable[File]) -> FilesRecord:
-    counted = list(itertools.islice(found, _MOST))
+def _summary(folder: Path, listed: Iterable[File]) -> FilesRecord:
+    counted = list(itertools.islice(listed, _MOST))
     largest = sorted(counted, key=lambda file: (-file.size, file.path))[:_LARGEST]
     return {
         "folder": str(folder),

@@ -22,11 +22,16 @@ OWN = {"lr": 1e-3, "batch_size": 32, "optimizer": "adamw", "epochs": 1}
 AT_LEAST_ONE = (
     *("epochs", "batch_size", "micro_batches", "sequence", "layers", "log_every", "keep"),
     *("shard_ranks", "tensor_parallel", "pipeline_parallel", "stages_per_rank"),
+    "context_parallel",
 )
 
 _SHARDED = tuple(name for name, each in STRATEGIES.items() if each.sharded)
 _TENSOR = tuple(name for name, each in STRATEGIES.items() if each.tensor)
 _PIPELINE = tuple(name for name, each in STRATEGIES.items() if each.pipeline)
+_WHOLE = tuple(name for name, each in STRATEGIES.items() if not (each.tensor or each.pipeline))
+_REDUCING = tuple(
+    name for name, each in STRATEGIES.items() if each.data not in {"", "dp"} and not each.pipeline
+)
 
 STRATEGIES_OF_OPTION = {
     "compress": ("ddp", "zero1"),
@@ -37,6 +42,7 @@ STRATEGIES_OF_OPTION = {
     "tensor_parallel": _TENSOR,
     "sequence_parallel": _TENSOR,
     "loss_parallel": _TENSOR,
+    "context_parallel": _REDUCING,
     "pipeline_parallel": _PIPELINE,
     "schedule": _PIPELINE,
     "stages_per_rank": _PIPELINE,
@@ -130,7 +136,7 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("parallelism and memory").add_argument
     add("--strategy", choices=STRATEGIES, default="ddp")
     add("--micro-batches", type=int, default=1, metavar="N", help="per rank and step")
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    add("--precision", choices=("fp32", "bf16", "fp16", "float8"), default="fp32")
     add(
         "--checkpoint-activations",
         nargs="?",
@@ -164,6 +170,12 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", action="store_true", help="tp: also shard activations between layers"
     )
     add("--loss-parallel", action="store_true", help="tp: each rank has the scores of some classes")
+    add(
+        "--context-parallel",
+        type=int,
+        metavar="N",
+        help="ranks that share each sequence, with any strategy of ddp, zero, fsdp or hsdp",
+    )
     add("--pipeline-parallel", type=int, metavar="N", help="pipeline size; pp: all, else 2")
     add("--schedule", choices=("gpipe", "1f1b", "interleaved"), help="pp: default 1f1b")
     add("--stages-per-rank", type=int, metavar="N", help="pp: default 2 if interleaved, else 1")
@@ -195,6 +207,10 @@ def _problems(options: TrainOptions) -> Iterator[str]:
             yield (
                 f"{_flag(name)} requires --strategy {' or '.join(allowed)}, not {options.strategy}"
             )
+    if options.precision == "float8" and options.strategy not in _WHOLE:
+        yield (
+            f"--precision float8 requires --strategy {' or '.join(_WHOLE)}, not {options.strategy}"
+        )
     if options.ema is not None and not 0 < options.ema < 1:
         yield f"--ema {options.ema:g} must be between 0 and 1, such as 0.999"
     if options.heads < 1 or options.width % options.heads:

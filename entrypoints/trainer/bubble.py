@@ -107,12 +107,12 @@ class TimedStage(PipelineStage):
     """Inputs of the model for each micro-batch, if every stage needs them."""
 
     def forward_one_chunk(
-        self, number: int, args: Any, kwargs: Any = None, *more: Any, **options: Any
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
         """The forward pass of one micro-batch; not timed in evaluation."""
         if self.inputs:
-            kwargs = {"inputs": self.inputs[number]}
-        run = partial(super().forward_one_chunk, number, args, kwargs, *more, **options)
+            kwargs = {"inputs": self.inputs[fwd_chunk_id]}
+        run = partial(super().forward_one_chunk, fwd_chunk_id, args, kwargs, *more, **options)
         if not self.has_backward:
             return run()
         with self.timer("forward"), self.bubble.busy():

@@ -238,8 +238,8 @@ class ForwardCut:
     def check_tied(self, stages: Sequence[Sequence[int]]) -> None:
         """Raise ConfigError if a parameter is used in two of these stages."""
         for names in shards.tied(self._model):
-            places = {self._place(name, stages) for name in names}
-            if len(places) > 1:
+            numbers = {self._place(name, stages) for name in names}
+            if len(numbers) > 1:
                 raise ConfigError(
                     f"{' and '.join(names)} are one tensor, in several stages of the pipeline: "
                     f"untie them (tie_word_embeddings=False in Hugging Face), or {OTHER}"
@@ -271,12 +271,12 @@ class _Stage(nn.Module):
         self.stage_entry[:] = hidden or [None]
         model: Any = super().forward
         try:
-            found = scores(self.stage_objective.outputs(model, inputs))
+            result = scores(self.stage_objective.outputs(model, inputs))
         except _Done as done:
-            found = done.hidden
+            result = done.hidden
         finally:
             self.stage_entry[:] = [None]
-        return found
+        return result
 
 
 def _forward(

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
     inputs: Any
     targets: Any
-    count: int | Tensor
+    count: int | Tensor  # type: ignore[assignment]  # a tuple's `count` is not used
     total: int | Tensor
 
     def to(self, device: torch.device) -> Batch:

@@ -114,6 +114,10 @@ def _has_unused_parameters(model: nn.Module, setup: Setup) -> bool:
     if setup.preset.pipeline:
         return False
     objective, sample = setup.objective, setup.sample
+    if setup.context_parallel is not None:
+        from trainer import sequences
+
+        sample = sequences.part(sample, setup.task, setup.context_parallel)
 
     def loss() -> Tensor:
         return objective.loss(objective.outputs(model, sample.inputs), sample)
@@ -174,8 +178,8 @@ class _Sharded(Replica):
     def reshard(self) -> None:
         """Free the layers that an evaluation of stage 2 has left gathered."""
         for module in self.model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+            if reshard := getattr(module, "reshard", None):
+                reshard()
 
 
 def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def _fsdp_options(options: TrainOptions, *, pipeline: bool) -> dict[str, Any]:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     chosen: dict[str, Any] = {}
-    if options.precision == "bf16" and not pipeline:
+    if options.precision in {"bf16", "float8"} and not pipeline:
         chosen["mp_policy"] = MixedPrecisionPolicy(
             torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )

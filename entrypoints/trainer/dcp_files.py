@@ -32,7 +32,7 @@ from trainer.safe_pickle import InvalidFile
 
 def save(state: dict[str, Tensor], folder: Path, group: ProcessGroup) -> None:
     """Write tensors to `folder`, each rank its shards. Collective."""
-    dcp.save(  # type: ignore[attr-defined]
+    dcp.save(
         state,
         storage_writer=FileSystemWriter(folder),
         planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
@@ -45,7 +45,7 @@ def load(state: dict[str, Tensor], folder: Path, group: ProcessGroup) -> None:
 
     Raises FileNotFoundError or InvalidFile if the files are not valid.
     """
-    dcp.load(  # type: ignore[attr-defined]
+    dcp.load(
         state,
         storage_reader=CheckpointReader(folder, integrity.read_metadata(folder)),
         planner=TensorOnlyPlanner(),

@@ -58,6 +58,20 @@ class Layout:
         index = self.position.dp_replicate * self.dims.dp_shard + self.position.dp_shard
         return DataShard(index, self.dims.dp, self._data_group, equal_sizes=self.preset.pipeline)
 
+    @cached_property
+    def token_shard(self) -> DataShard:
+        """The part of all positions of a global batch for this rank: of its samples, or of their
+        sequences. Collective when it is first used.
+        """
+        samples, parts = self.data_shard, self.dims.cp
+        if parts == 1:
+            return samples
+        ranks = samples.num_shards * parts
+        group = None
+        if ranks != self.dims.ranks:
+            group = self.mesh.group("dp_replicate", "dp_shard", "cp")
+        return DataShard(samples.index * parts + self.position.cp, ranks, group)
+
     @property
     def _data_group(self) -> ProcessGroup | None:
         if self.dims.dp in (1, self.dims.ranks):
@@ -76,26 +90,27 @@ class Layout:
     def random_stream(self) -> int:
         """Ranks with the same number draw the same random numbers.
 
-        Ranks with other samples draw others, and so do the stages of a pipeline; the ranks that
-        share a layer draw the same.
+        Ranks with other samples or positions draw others, and so do the stages of a pipeline; the
+        ranks that share a layer draw the same.
         """
-        return self.data_shard.index * self.dims.pp + self.position.pp
+        return self.token_shard.index * self.dims.pp + self.position.pp
 
 
 def _dims(options: TrainOptions, preset: Preset, context: DistributedContext) -> ParallelDims:
     """The sizes that the options ask for, and defaults. Their product may miss the ranks."""
     world, node = context.world_size, context.local_world_size
     pp = _pipeline_size(options, preset, world)
-    tp = _tensor_size(options, preset, world // pp, node)
-    rest = max(1, world // (pp * tp))
+    cp = options.context_parallel or 1
+    tp = _tensor_size(options, preset, world // (pp * cp), node // cp)
+    rest = max(1, world // (pp * cp * tp))
     if preset.data == "hsdp":
-        shard = options.shard_ranks or min(rest, max(1, node // tp))
-        return ParallelDims(pp, max(1, rest // shard), shard, tp)
+        shard = options.shard_ranks or min(rest, max(1, node // (cp * tp)))
+        return ParallelDims(pp, max(1, rest // shard), shard, cp, tp)
     if preset.data in {"", "dp"}:
-        return ParallelDims(pp, 1, 1, tp)
+        return ParallelDims(pp, 1, 1, cp, tp)
     if preset.data in {"zero2", "zero3"}:
-        return ParallelDims(pp, 1, rest, tp)
-    return ParallelDims(pp, rest, 1, tp)
+        return ParallelDims(pp, 1, rest, cp, tp)
+    return ParallelDims(pp, rest, 1, cp, tp)
 
 
 def _pipeline_size(options: TrainOptions, preset: Preset, world: int) -> int:
@@ -114,7 +129,7 @@ def _tensor_size(options: TrainOptions, preset: Preset, ranks: int, node: int) -
     if not preset.data:
         return max(1, ranks)
     three = preset.pipeline or preset.data == "hsdp"
-    return min(2, max(1, ranks)) if three else node
+    return min(2, max(1, ranks)) if three else max(1, node)
 
 
 def _problems(
@@ -122,9 +137,12 @@ def _problems(
 ) -> Iterator[str]:
     """Why options, model and ranks do not fit together."""
     if preset.tensor:
-        yield from _model_problems(options, dims.tp)
-    sizes = [*_size_problems(options, preset, dims, context.world_size)]
+        yield from _model_problems(options, dims)
+    world = context.world_size
+    sizes = [*_part_problems(dims.cp, world)] or [*_size_problems(options, preset, dims, world)]
     yield from sizes
+    if dims.cp > 1:
+        yield from _sequence_problems(options, dims.cp)
     if preset.pipeline:
         yield from _schedule_problems(options, dims.pp)
     if preset.data in {"ddp", "zero1"}:
@@ -135,6 +153,15 @@ def _problems(
         yield (
             f"--batch-size {options.batch_size} must be a multiple of {parts}: "
             f"{dims.dp} data shard(s) times {options.micro_batches} micro-batch(es)"
+        )
+
+
+def _part_problems(parts: int, world: int) -> Iterator[str]:
+    """Why so many ranks cannot share each sequence."""
+    if world % parts:
+        yield (
+            f"--context-parallel {parts} does not divide the {world} ranks: "
+            f"use one of {divisors(world)}"
         )
 
 
@@ -166,17 +193,19 @@ def _size_problems(
         )
     elif preset.pipeline and name != "pp":
         yield from _pipelines_problems(options, preset, dims, world)
-    elif preset.tensor and world % dims.tp:
+    elif preset.tensor and world // dims.cp % dims.tp:
+        among = f"{world} ranks" if dims.cp == 1 else f"{world // dims.cp} ranks of each part"
         yield (
-            f"--tensor-parallel {dims.tp} does not divide the {world} ranks: "
-            f"use one of {divisors(world)}"
+            f"--tensor-parallel {dims.tp} does not divide the {among}: "
+            f"use one of {divisors(world // dims.cp)}"
         )
     elif dims.ranks != world:  # hsdp
-        rest = world // dims.tp
-        among = f"{world} ranks" if dims.tp == 1 else f"{rest} ranks outside of {dims.tp} for tp"
+        inner = {name: size for name, size in (("cp", dims.cp), ("tp", dims.tp)) if size > 1}
+        outside = " and ".join(f"{size} for {name}" for name, size in inner.items())
+        rest = world // (dims.cp * dims.tp)
         yield (
-            f"--shard-ranks {dims.dp_shard} does not divide the {among}: "
-            f"use one of {divisors(rest)}"
+            f"--shard-ranks {dims.dp_shard} does not divide the {rest} ranks"
+            f"{' outside of ' * bool(inner)}{outside}: use one of {divisors(rest)}"
         )
 
 
@@ -247,8 +276,23 @@ def _ddp_problems(options: TrainOptions, device: torch.device) -> Iterator[str]:
         )
 
 
-def _model_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
+def _sequence_problems(options: TrainOptions, parts: int) -> Iterator[str]:
+    """Why the sequences of our tasks cannot be divided into so many parts."""
+    if options.compile:
+        yield "--context-parallel does not work with --compile: remove one of the two"
+    if options.task == "digits":
+        yield "--context-parallel requires a sequence: choose --task text, or remove the option"
+    if options.task == "text" and options.sequence % parts:
+        longer = math.ceil(options.sequence / parts) * parts
+        yield (
+            f"--context-parallel {parts} does not divide --sequence {options.sequence}: "
+            f"choose --sequence {longer}"
+        )
+
+
+def _model_problems(options: TrainOptions, dims: ParallelDims) -> Iterator[str]:
     """Why the layers of our models cannot be shared by so many ranks."""
+    ranks, length = dims.tp, options.sequence // dims.cp
     if options.task not in ("digits", "text"):
         if options.sequence_parallel:
             yield "--sequence-parallel: put it into the plan of your task, Task.tensor_parallel"
@@ -264,9 +308,10 @@ def _model_problems(options: TrainOptions, ranks: int) -> Iterator[str]:
         if getattr(options, name) and not text:
             flag = f"--{name.replace('_', '-')}"
             yield f"{flag} requires a sequence: choose --task text, or remove the option"
-    if text and options.sequence_parallel and options.sequence % ranks:
-        longer = math.ceil(options.sequence / ranks) * ranks
+    if text and options.sequence_parallel and length % ranks:
+        parts = ranks * dims.cp
+        longer = math.ceil(options.sequence / parts) * parts
         yield (
             f"--sequence-parallel requires --sequence {options.sequence} to be a multiple of the "
-            f"{ranks} ranks: choose --sequence {longer}"
+            f"{parts} ranks: choose --sequence {longer}"
         )

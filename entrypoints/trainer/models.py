@@ -52,10 +52,14 @@ class Embedding(nn.Module):
         for table in (self.byte, self.position):
             nn.init.normal_(table.weight, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (batch, sequence) to hidden states (batch, sequence, width)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden: Tensor = self.byte(tokens) + self.position(positions)
+    def forward(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Tokens (batch, sequence) to hidden states (batch, sequence, width).
+
+        `position_ids` (1, sequence) are 0, 1, 2 and so on, unless the tokens begin elsewhere.
+        """
+        if position_ids is None:
+            position_ids = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden: Tensor = self.byte(tokens) + self.position(position_ids)
         return hidden
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,35 @@ from trainer.shards import local
 from trainer.task import Task, call
 from trainer.train_options import TrainOptions
 
-_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+if TYPE_CHECKING:
+    from trainer.context_parallel import ContextParallel
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
 class Objective:
     """What a model is trained for: the loss of the task."""
 
-    def __init__(self, options: TrainOptions, task: Task, device: torch.device) -> None:
+    def __init__(
+        self,
+        options: TrainOptions,
+        task: Task,
+        device: torch.device,
+        context: ContextParallel | None = None,
+    ) -> None:
         self.task = task
+        self._context = context
         self._device = device.type
-        self._dtype = _HALF_DTYPES.get(options.precision)
+        self._dtype = _AUTOCAST.get(options.precision)
         self._parallel = options.loss_parallel
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of the forward pass: autocast to 16 bits, or nothing for fp32."""
         return torch.autocast(self._device, self._dtype) if self._dtype else nullcontext()
+
+    def _attention(self) -> AbstractContextManager[object]:
+        """The context of the forward pass: attention over the parts of all ranks."""
+        return self._context.attention() if self._context else nullcontext()
 
     def sharded_scores(self) -> AbstractContextManager[object]:
         """The context of a step: the cross-entropy of scores of which each rank has some classes.
@@ -43,7 +57,7 @@ class Objective:
 
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
         """The outputs of `model`."""
-        with self.autocast():
+        with self._attention(), self.autocast():
             return call(model, inputs)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -66,8 +80,9 @@ class Objective:
 
         Each of the losses has the same derivative, so autograd need not record how they are added.
         """
-        if losses.dim() and isinstance(batch.count, int) and batch.count:
-            torch.autograd.backward(losses, torch.full_like(losses, factor / batch.total))
+        count, total = batch.count, batch.total
+        if losses.dim() and isinstance(count, int) and isinstance(total, int) and count:
+            torch.autograd.backward(losses, torch.full_like(losses, factor / total))
             return _mean(losses.detach(), batch)
         loss = _mean(losses, batch)
         torch.autograd.backward(loss * factor)

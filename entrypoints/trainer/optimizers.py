@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from trainer.errors import ConfigError
-from trainer.task import Settings
+from trainer.task import CreateSchedule, Settings
 from trainer.train_options import TrainOptions
 
 
@@ -74,13 +74,20 @@ def complete_state(optimizer: Optimizer) -> None:
 
 
 def lr_schedule(
-    options: TrainOptions, optimizer: Optimizer, steps: int, completed: int = 0
-) -> LambdaLR:
+    options: TrainOptions,
+    optimizer: Optimizer,
+    steps: int,
+    completed: int = 0,
+    create: CreateSchedule | None = None,
+) -> LRScheduler:
     """The learning-rate scheduler of a run of `steps` steps, `completed` of which are done.
 
     The rate rises linearly over `options.warmup` steps, then stays constant or follows half a
-    cosine down to 0. It is a function of the step alone, so a checkpoint does not store it.
+    cosine down to 0, unless the task's `create` says otherwise. It is a function of the step alone,
+    so a checkpoint does not store it. Raises ConfigError if that of the task is not.
     """
+    if create is not None:
+        return _advanced(create(optimizer, steps), completed)
 
     def factor(epoch: int) -> float:
         step = completed + epoch + 1  # torch counts scheduler steps from 0
@@ -93,3 +100,17 @@ def lr_schedule(
     if options.precision == "fp16":  # a first step that overflows is skipped, on purpose
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     return LambdaLR(optimizer, factor)
+
+
+def _advanced(schedule: LRScheduler, steps: int) -> LRScheduler:
+    """A new scheduler after so many steps."""
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ConfigError(
+            "Task.lr_schedule: ReduceLROnPlateau needs the validation loss, and a schedule here "
+            "follows from the step alone: choose another one, or stop early with --patience"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer made no steps: another process did
+        for _ in range(steps):
+            schedule.step()
+    return schedule

@@ -6,6 +6,7 @@ computes the loss. Within a stage, ranks share or replicate the layers as `paral
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +60,7 @@ class Pipeline:
         self.model = whole.merged(parts)
         name = schedule(setup.options)
         self._schedule: Any = SCHEDULES[name](
-            self._stages if name == "interleaved" else self._stages[0],  # type: ignore[arg-type]
+            self._stages if name == "interleaved" else self._stages[0],
             n_microbatches=setup.options.micro_batches,
             loss_fn=self._micro_batch_loss,
             scale_grads=False,  # the loss is a part of the global mean already
@@ -110,8 +111,8 @@ class Pipeline:
         own = [layer.name for layer in stages[number]]
         if self._needs_inputs:
             parallelize.prepare_layers(part, setup)
-        found = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
-        replica = parallelize.distribute(part, found, setup)
+        names = layers.names(part, lambda _: [part.get_submodule(n) for n in own])
+        replica = parallelize.distribute(part, names, setup)
         outputs = stages[number][-1].output.requires_grad_()
         stage = TimedStage(
             replica.module,
@@ -125,7 +126,7 @@ class Pipeline:
         stage.timer, stage.bubble = setup.timer, self._bubble
         return stage
 
-    def _passed_on(self, stage: list[MeasuredLayer]) -> Tensor:
+    def _passed_on(self, stage: Sequence[MeasuredLayer]) -> Tensor:
         """Hidden states (batch, sequence, ...) of a stage: with sequence parallelism, a part."""
         hidden = stage[-1].output
         if self._setup.options.sequence_parallel:

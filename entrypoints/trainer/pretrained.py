@@ -53,8 +53,10 @@ class Pretrained:
             _named("have, unlike the model,", self._entries.keys() - expected.keys()),
             *(self._mismatch(name, tensor) for name, tensor in expected.items()),
         ]
-        if found := [*filter(None, problems)]:
-            raise ConfigError(f"--init-from {self._path}: the weights {'; '.join(found[:SHOWN])}")
+        if messages := [*filter(None, problems)]:
+            raise ConfigError(
+                f"--init-from {self._path}: the weights {'; '.join(messages[:SHOWN])}"
+            )
 
     def _mismatch(self, name: str, tensor: Tensor) -> str:
         if name not in self._entries:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed.nn.functional  # before init_process_group: see `join`
 from torch import distributed
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -76,7 +76,7 @@ def _rendezvous() -> dict[str, Any]:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restart == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return {}
-    store, rank, world_size = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
+    store, rank, world_size = next(distributed.rendezvous("env://"))
     store = PrefixStore(f"attempt-{restart}", store)
     return {"store": store, "rank": rank, "world_size": world_size}
 

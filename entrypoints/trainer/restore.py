@@ -11,15 +11,15 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from trainer import checkpoint, tasks, weight_average
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.safe_pickle import InvalidFile
-from trainer.task import Task
 from trainer.train_options import TrainOptions
 
 Loaded = TypeVar("Loaded")
@@ -29,9 +29,9 @@ MAX_SETTING = 2**20
 
 
 class RestoredModel(NamedTuple):
-    """A model in evaluation mode, its task and the progress of its run."""
+    """Test data of a run, its model in evaluation mode and its progress."""
 
-    task: Task
+    test: TensorDataset
     model: nn.Module
     progress: Progress
 
@@ -46,7 +46,8 @@ def restore(folder: Path) -> RestoredModel:
     trained = _trained(checkpoint.read(latest.path))
     model = build_on_meta(vars(options), max_layers=len(trained))
     materialize(model, {name: trained[name] for name in model.state_dict()})
-    return RestoredModel(tasks.load(options), model, latest.progress)
+    test = cast("TensorDataset", tasks.load(options).test)  # that of digits and text is in memory
+    return RestoredModel(test, model, latest.progress)
 
 
 def build_on_meta(settings: Mapping[str, Any], max_layers: int) -> nn.Module:

@@ -113,18 +113,18 @@ def entries(path: Path) -> list[Entry]:
         except (ValueError, TypeError, RecursionError):
             raise InvalidFile(f"the header of {path.name} is not valid JSON") from None
     header.pop("__metadata__", None)
-    found = [_entry(name, fields) for name, fields in header.items()]
-    return _placed(sorted(found, key=lambda entry: entry[:2]), 8 + length, size)
+    listed = [_entry(name, fields) for name, fields in header.items()]
+    return _placed(sorted(listed, key=lambda entry: entry[:2]), 8 + length, size)
 
 
-def _placed(found: list[Entry], data: int, size: int) -> list[Entry]:
+def _placed(listed: list[Entry], data: int, size: int) -> list[Entry]:
     """The entries with their position in the file; each must start where the one before it ends."""
     end = data
-    for entry in found:
+    for entry in listed:
         if data + entry.start != end or end + entry.length > size:
             raise InvalidFile(f"the data of {ascii(entry.name)[:100]} overlaps or leaves a gap")
         end += entry.length
-    return [entry._replace(start=data + entry.start) for entry in found]
+    return [entry._replace(start=data + entry.start) for entry in listed]
 
 
 def load(path: Path, entry: Entry) -> Tensor:

@@ -28,7 +28,14 @@ class Setup:
         self.sample = sample
         self.timer = StepTimer(layout.context.device)
         self.weights = FirstWeights(task, layout.options)
-        self.objective = Objective(layout.options, task, layout.context.device)
+        self.context_parallel = None
+        if layout.dims.cp > 1:
+            from trainer.context_parallel import ContextParallel
+
+            self.context_parallel = ContextParallel(layout.mesh.group("cp"), layout.position.cp)
+        self.objective = Objective(
+            layout.options, task, layout.context.device, self.context_parallel
+        )
 
     @property
     def options(self) -> TrainOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 
 from trainer import data, gradients, optimizers, shards
 from trainer.data import SEED_STEP, Batch
+from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
 from trainer.setup import Setup
+from trainer.task import CreateOptimizer
 from trainer.weight_average import WeightAverage
-
-CreateOptimizer = Callable[[Iterable[Any]], Optimizer]
-"""Makes an optimizer of parameters, or of groups of them."""
 
 
 class Strategy:
@@ -42,6 +41,11 @@ class Strategy:
         else:
             self.replica = parallelize(setup)
             self.model = self.replica.model
+        if setup.context_parallel is not None:
+            from trainer import sequences
+
+            sequences.check(self.model, setup)
+            self._reshard()
         self.optimizer = self._make_optimizer(create_optimizer)
         decay = setup.options.ema
         self._average = WeightAverage(self.model, decay) if decay else None
@@ -54,6 +58,7 @@ class Strategy:
         of the model, this saves most of the memory that DDP duplicates.
         https://docs.pytorch.org/docs/stable/distributed.optim.html
         """
+        create = self.setup.task.optimizer or create
         if self.setup.preset.data == "zero1":
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -67,14 +72,28 @@ class Strategy:
             return self.pipeline.forward(inputs)
         return shards.whole(self.objective.outputs(self.model, inputs))
 
+    def part(self, batch: Batch) -> Batch:
+        """What this rank computes of its batch: all, or a part of every sequence.
+
+        Raises ValueError if sequences cannot be divided, which ranks with other samples do not see.
+        """
+        if self.setup.context_parallel is None:
+            return batch
+        from trainer import sequences
+
+        try:
+            return sequences.part(batch, self.setup.task, self.setup.context_parallel)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
     def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
         """Compute the gradients of the mean loss over the global batch, times `loss_scale`.
 
-        Gradients are averaged over the ranks with other samples, and the loss is a mean over the
-        global batch already: it is multiplied by their number. Returns this rank's part of the mean
-        loss, unscaled, as a scalar tensor.
+        Gradients are averaged over the ranks with other samples or positions, and the loss is a
+        mean over the global batch already: it is multiplied by their number. Returns this rank's
+        part of the mean loss, unscaled, as a scalar tensor.
         """
-        factor = self.setup.layout.dims.dp * loss_scale
+        factor = self.setup.layout.dims.dp * self.setup.layout.dims.cp * loss_scale
         with self.objective.sharded_scores():
             if self.pipeline is not None:
                 loss = self.pipeline.backward(batch, factor)
@@ -92,7 +111,7 @@ class Strategy:
         parts = []
         options = self.setup.options
         micro_batches = data.split(batch, options.micro_batches, self.setup.task)
-        for number, micro_batch in enumerate(micro_batches, 1):
+        for number, micro_batch in enumerate(map(self.part, micro_batches), 1):
             last = number == len(micro_batches)
             self.replica.set_gradient_sync(sync=last or options.reduce_each)
             with self.timer("forward"):
@@ -128,11 +147,12 @@ class Strategy:
 
     @torch.no_grad()
     def average_buffers(self) -> None:
-        """Average buffers, such as the statistics of batch normalization, over the data shards.
+        """Average buffers, such as the statistics of batch normalization, over the ranks.
 
-        Each shard has its own while training; evaluation and checkpoints have the mean. Collective.
+        Those with other samples or positions have their own while training; evaluation and
+        checkpoints have the mean. Collective.
         """
-        shard = self.setup.layout.data_shard
+        shard = self.setup.layout.token_shard
         for buffer in self.model.buffers() if shard.num_shards > 1 else ():
             if buffer.is_floating_point() and not hasattr(buffer, "to_local"):
                 distributed.all_reduce(buffer, group=shard.group)

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset
 
@@ -22,6 +24,10 @@ IGNORE_INDEX = -100
 
 Init = Callable[[nn.Module], object]
 Settings = Callable[[str], Mapping[str, Any]]
+
+CreateOptimizer = Callable[[Any], Optimizer]
+"""Makes an optimizer of parameters, or of groups of them."""
+CreateSchedule = Callable[[Optimizer, int], LRScheduler]
 
 Function = Callable[[Any, Any], Tensor]
 """Of the model's outputs and the targets of a batch."""
@@ -44,8 +50,8 @@ def hits(outputs: Any, targets: Tensor) -> Tensor:
 
 def scores(outputs: Any) -> Tensor:
     """The outputs, or their `logits`."""
-    found: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
-    return found
+    tensor: Tensor = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return tensor
 
 
 def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
@@ -91,12 +97,22 @@ class Task:
     that `collate` pads less. None: of any samples."""
     split: Callable[[Any], tuple[Any, Any]] = inputs_and_targets
     """The inputs and the targets of a batch."""
+    slice_sequence: Callable[[Any, slice], Any] | None = None
+    """Some positions of the inputs and targets of a batch, a pair; for ``--context-parallel``.
+    None: tensors (batch, sequence, ...) are sliced, those of one dimension are kept. The number of
+    positions is the second size of the targets, and targets are shifted already: position n has
+    the target of its own output."""
     unit: str = "samples"
     """What one target is: an image has one, a text window has one per byte."""
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     """The layers to shard, to recompute and to compile one by one. None: found in the model."""
     tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
+    optimizer: CreateOptimizer | None = None
+    """An optimizer that steps without a closure. None: that of the command line."""
+    lr_schedule: CreateSchedule | None = None
+    """Makes a learning-rate scheduler of the optimizer and the number of steps. What it does must
+    follow from the step alone. None: that of the command line."""
     optimizer_settings: Settings | None = None
     """Settings of the optimizer for a parameter, by its name: `{"weight_decay": 0.0}`, or a rate of
     its own, `{"lr": 1e-4}`. None: those of the command line, for all."""

@@ -79,7 +79,7 @@ def _check_lengths(task: Task, name: str) -> None:
             f"--task {name}: `lengths` require training data with an index, and this is a stream: "
             "put samples of similar length next to each other in the stream"
         )
-    samples = len(task.training)  # type: ignore[arg-type] - it is no stream
+    samples = len(task.training)  # type: ignore[arg-type]  # it is no stream
     if len(task.lengths) != samples:
         raise ConfigError(
             f"--task {name}: `lengths` has {len(task.lengths)} numbers for {samples} samples"

@@ -49,6 +49,7 @@ class TrainOptions(argparse.Namespace):
     tensor_parallel: int | None
     sequence_parallel: bool
     loss_parallel: bool
+    context_parallel: int | None
     pipeline_parallel: int | None
     schedule: str | None
     stages_per_rank: int | None

@@ -72,7 +72,7 @@ def test_what_is_unknown_is_said_and_never_guessed(section, capsys):
         assert "worst   unknown" in shown
         assert json.loads(run(capsys, "cost", *argv, "--json").out)["worst"] is None
         shown = run(capsys, "submit", "--dry-run", "--max-cost", "9999 USD", *argv, code=65)
-        assert f"max_cost: cannot be kept: {text}" in shown.err
+        assert f"max_cost: cannot be enforced: {text}" in shown.err
 
 
 def test_this_machine_and_a_cluster_without_a_price_bill_nothing(project, capsys):

@@ -25,8 +25,11 @@ Batch normalization divides by the deviation of a batch, and amplifies rounding.
 SHARDED = ("4 zero3", "4 hsdp --shard-ranks 2", "4 pp-fsdp --micro-batches 2")
 SPLIT = ("4 fsdp-tp --tensor-parallel 2", "4 pp-tp --micro-batches 2")
 TRAINED = {
-    "Llama": ("4 zero3 --reduce-each --micro-batches 2", *SHARDED, *SPLIT, "4 tp --loss-parallel"),
-    "GPT-2": ("4 ddp", *SHARDED),
+    "Llama": (
+        *("4 zero3 --reduce-each --micro-batches 2", *SHARDED, *SPLIT, "4 tp --loss-parallel"),
+        "4 fsdp-tp --tensor-parallel 2 --context-parallel 2",
+    ),
+    "GPT-2": ("4 ddp", *SHARDED, "4 zero1 --context-parallel 4"),
     "ResNet-18": ("4 ddp", "4 hsdp --shard-ranks 2", "4 pp-dp --micro-batches 2"),
     "BERT": ("4 tp", *SHARDED, *SPLIT),
     "recommender": ("4 zero1", *SHARDED, *SPLIT),
@@ -68,6 +71,21 @@ def test_a_real_model_trains_like_one_process(name, pools, images, tmp_path):
                 assert len(alone[each]) == STEPS
         tolerance = TOLERANCE.get(name, 1e-6)
         assert alone[layout] == pytest.approx(alone[single], rel=tolerance), layout
+
+
+def test_products_in_float8_are_near_those_of_bf16(pools, tmp_path):
+    """Emulated on CPUs; a number of float8 has 4 significant bits, one of bf16 8."""
+    given = (*options("Llama", tmp_path), "--steps", str(STEPS), "--precision")
+    found = {}
+    for run in ("1 single bf16", "1 single float8", "2 ddp float8", "2 zero3 float8"):
+        layout, _, precision = run.rpartition(" ")
+        folder = tmp_path / run.replace(" ", "")
+        folder.mkdir()
+        found[run] = pools.train(folder, layout, *given, precision)
+    exact, alone, *others = found.values()
+    assert alone == pytest.approx(exact, rel=0.02)
+    assert alone != pytest.approx(exact, rel=1e-4)
+    assert all(each == pytest.approx(alone, rel=0.02) for each in others)
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3", "hsdp --shard-ranks 2"])

@@ -65,7 +65,7 @@ def test_every_parsed_job_has_a_status(parse, sample, data):
         status = states.status(row)
         assert isinstance(status, Status)
         assert status.exit_code is None or 0 <= status.exit_code < 256
-        assert queue_position.describe(row, [])
+        assert queue_position.describe(row, queue_position.Queue([]))
 
 
 @pytest.mark.parametrize("priority", ["N/A", "\u00b2", "-1", "9" * 5000, ""])
@@ -87,7 +87,9 @@ def test_arrays_are_expanded_to_a_million_tasks_in_total():
 @given(text=spoiled(PENDING) | soup("|", "\n", "7", "main"))
 def test_the_list_of_pending_jobs_is_parsed(text):
     row = states.Row("7", "one", "PENDING", partition="main", priority=5)
-    assert "ahead" in queue_position.describe(row, queue_position.parse_pending(text))
+    assert "ahead" in queue_position.describe(
+        row, queue_position.Queue(queue_position.parse_pending(text))
+    )
 
 
 @given(job=spoiled("38_[5-7,9%2]", "38_[0-99999999999]", "38_[1-9,1-9]"))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deploykit_node.preflight import findings
+from deploykit_node.preflight import findings, line_rate
 from deploykit_node.preflight.health import checks, fabric, gpus, judge, machine
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 from tests.node import netns
 from tests.node.test_node_preflight import HELLO, NODES, PLAN, emulated, told
 
@@ -134,6 +134,22 @@ def test_devices_that_are_down_or_count_errors(monkeypatch, tmp_path):
     }
 
 
+def test_what_the_network_devices_of_a_node_carry(monkeypatch, tmp_path):
+    monkeypatch.setattr(fabric, "DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(line_rate, "INTERFACES", tmp_path / "net")
+    assert line_rate.of_node(None) is None
+    assert line_rate.of_node("eth0") is None
+    (tmp_path / "net/eth0").mkdir(parents=True)
+    for speed, rate in (("25000", 3.125e9), ("-1", None), ("unknown", None)):
+        (tmp_path / "net/eth0/speed").write_text(f"{speed}\n")
+        assert line_rate.of_node("eth0") == rate
+    for name, state in (("efa_0", "4: ACTIVE"), ("efa_1", "4: ACTIVE"), ("efa_2", "1: DOWN")):
+        device(tmp_path / "infiniband", name, state, rate="100 Gb/sec (4X EDR)")
+    for port in (tmp_path / "infiniband").glob("*/ports/1"):
+        (port / "counters/rate").rename(port / "rate")
+    assert line_rate.of_node("eth0") == 25e9
+
+
 KERNEL = {
     "NVRM: Xid (PCI:0000:53:00): 79, pid=0, GPU has fallen off the bus.": "Xid 79",
     "NVRM: Xid (PCI:0000:53:00): 31, pid=9, MMU Fault": None,
@@ -141,7 +157,7 @@ KERNEL = {
     "mce: [Hardware Error]: Machine check events logged": "hardware error",
     "blk_update_request: critical medium error, dev nvme0n1, sector 7": "a file system or disk",
     "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received": "a PCIe device",
-    "Out of memory: Killed process 77 (python)": "want of memory",
+    "Out of memory: Killed process 77 (python)": "out of memory",
     "mlx5_core 0000:08:00.0 ens1: Link is Down": "a network link went down",
     "usb 1-1: new high-speed USB device": None,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploykit_node.preflight.health import dcgm, processors
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 from tests.node.test_node_preflight import HELLO, emulated
 
 V1_CPU = Path("/sys/fs/cgroup/cpu")

@@ -1,4 +1,4 @@
-"""The process group of the preflight test: bandwidth, and what helps where NCCL sticks."""
+"""The process group of the preflight test: bandwidth, and what helps where NCCL hangs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def together(tests):
             "works with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1: the fault",
         ),
         ("exits", "NCCL_NET", "works with NCCL_IB_DISABLE=1 NCCL_NET=Socket: the fault is in"),
-        ("exits", "gloo", "NCCL sticks and Gloo works"),
+        ("exits", "gloo", "plain sockets alone, and Gloo works"),
         ("exits", "never", "It fails with Gloo too, so NCCL is not the cause"),
         pytest.param(
             "hangs", "NCCL_IB_DISABLE", "works with NCCL_IB_DISABLE=1", marks=pytest.mark.slow
@@ -144,6 +144,15 @@ def test_what_was_not_measured_in_time_stops_nothing():
     reports[2] = {"rank": 4, "ended": False, "seconds": 3.0, "output": []}
     found = findings.judge("bandwidth", PLAN, reports)
     assert found == [("the bandwidth of all_reduce was not measured in time", False)]
+
+
+def test_bus_bandwidth_is_reported_beside_what_the_network_carries():
+    rates = [50e9, None, 25e9, 50e9]
+    (line,) = bandwidth.lines(measured(4), rates)
+    end = "; the network devices of a node carry 25.00 GB/s (80% of it)"
+    assert line == f"bus bandwidth: 20.00 GB/s with 256 MiB, 100.0 MB/s with 8 KiB{end}"
+    for unknown in ([None] * 4, [50e9]):
+        assert next(bandwidth.lines(measured(4), unknown)) == line.removesuffix(end)
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():

@@ -26,6 +26,7 @@ REPORT = {
     "address": "127.0.0.2",
     "interface": "lo",
     "mtu": 65536,
+    "line_rate": 1.25e9,
     "versions": {"driver": None, "torch": "2.13.0", "NCCL": None},
     "shm": [1 << 34, 1 << 34],
     "disks": {"/tmp": [1 << 34, 1 << 34]},

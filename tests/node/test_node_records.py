@@ -83,6 +83,8 @@ def test_the_control_plane_reads_what_the_node_plane_writes(written, tmp_path):
     assert abs(datetime.now(UTC) - end.finished) < timedelta(days=1)  # the zone is right
     assert exit_records.restarts(tmp_path) == ["preemption", "time_limit"]
     assert exit_records.attempt(tmp_path) == 2
+    assert exit_records.processes(tmp_path) == []
+    (tmp_path / records.FOLDER / "node-0.json").unlink()  # its node has not ended
     (process,) = exit_records.processes(tmp_path)
     assert (process.rank, process.host) == (3, written["process-N.json"]["host"])
 

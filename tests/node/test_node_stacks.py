@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -254,8 +253,20 @@ def test_a_node_writes_one_file_with_all_its_ranks(start, tmp_path):
         assert (only["rank"], only["tool"]) == (0, tool)
         assert only["process"]["threads"][0]["frames"][0]["source"] == "with lock:"
     assert only["problem"] == "py-spy is not installed on the node"
-    processes.unregister(env, cluster.Rank("torchrun", 0, 0, 2, 2))
+    child.kill()
+    child.wait()
     assert processes.here(env) == {}
+
+
+def test_of_a_thousand_nodes_the_records_of_this_one_are_read(start, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    env = {"DEPLOYKIT_RUN_DIR": str(run)}
+    child, file = start(STUCK, **env, RANK="7")
+    record(env, 7, child, file)
+    of_another_run, other_file = start(STUCK, DEPLOYKIT_RUN_DIR=f"{run}2", RANK="8")
+    record(env, 8, of_another_run, other_file)
+    monkeypatch.setattr(records, "read_all", None)
+    assert list(processes.here(env)) == [7]
 
 
 def test_the_workers_of_a_rank_are_read_too(start, tmp_path):
@@ -284,8 +295,6 @@ def test_a_full_disk_does_not_stop_the_program(tmp_path):
     env = {"DEPLOYKIT_RUN_DIR": str(tmp_path / "file")}
     rank = cluster.Rank("torchrun", 0, 0, 1, 1)
     processes.register(env, rank, os.getpid(), stacks=tmp_path)
-    with contextlib.suppress(NotADirectoryError):
-        processes.unregister(env, rank)
 
 
 def test_threads_of_a_newer_python_are_understood():

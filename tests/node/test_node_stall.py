@@ -170,7 +170,7 @@ def test_an_error_of_the_rule_does_not_end_the_run(node):
     watch.look()
     watch.look()
     assert here.said == [here.said[0]]
-    assert here.said[0].startswith("stalls are no longer noticed: FileNotFoundError")
+    assert here.said[0].startswith("stalls are no longer detected: FileNotFoundError")
 
 
 def test_what_a_process_writes_is_counted(node):

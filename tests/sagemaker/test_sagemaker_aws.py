@@ -6,8 +6,9 @@ import copy
 import json
 
 import pytest
+from botocore.exceptions import ClientError
 
-from deploykit.backends.sagemaker.aws import violations
+from deploykit.backends.sagemaker.aws import message, violations
 
 
 @pytest.fixture
@@ -131,3 +132,9 @@ def test_all_violations_are_reported_at_once(request_of):
         "Enviroment",
         "ResourceConfig.InstanceType",
     }
+
+
+def test_a_web_page_in_place_of_an_answer_is_its_status():
+    page = {"Error": {"Message": "<!doctype html>\n<title>500</title>"}}
+    error = ClientError({**page, "ResponseMetadata": {"HTTPStatusCode": 502}}, "ListThings")
+    assert message(error) == "HTTP 502"

@@ -34,9 +34,9 @@ def test_the_weights_are_those_of_slurms_own_example():
     [
         ("CPU=1", {"cpus_per_node": None}, "set resources.cpus_per_node"),
         ("Mem=1G", {"memory": None}, "set resources.memory"),
-        ("License/matlab=3", {}, "of which the job file says nothing"),
-        ("CPU=one", {}, "is not understood"),
-        ("CPU=1=2", {}, "is not understood"),
+        ("License/matlab=3", {}, "which the job file does not set"),
+        ("CPU=one", {}, "cannot be parsed"),
+        ("CPU=1=2", {}, "cannot be parsed"),
     ],
 )
 def test_what_the_job_file_does_not_say_is_not_guessed(text, resources, message):
@@ -88,7 +88,7 @@ def test_a_partition_without_weights_leaves_the_cost_unknown(profile):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"exclusive": True}, "with slurm.exclusive the job is charged for all of each node"),
+        ({"exclusive": True}, "with slurm.exclusive the job is charged by whole nodes"),
         ({"extra": {"gpus-per-task": "1"}}, "slurm.extra sets gpus-per-task"),
     ],
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from deploykit.backends.slurm import queue_position, states
+from deploykit.backends.slurm.queue_position import PendingJob, Queue
 from deploykit.model import State, Status
 from tests.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
 
@@ -65,6 +68,12 @@ def test_final_states(state, code, expected, exit_code, reason):
     assert (status.state, status.native, status.exit_code) == (expected, state, exit_code)
     assert reason in status.reason
     assert (status.started, status.finished) == (at(2, 15, 18), at(2, 15, 19))
+
+
+def test_a_job_that_was_cancelled_in_the_queue_never_started():
+    text = scontrol("CANCELLED", code="0:0", reason="None")
+    ended = text.replace("StartTime=2026-11-21T02:15:18", "StartTime=2026-11-21T02:15:19")
+    assert (one(ended).started, one(ended).finished) == (None, at(2, 15, 19))
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
@@ -194,7 +203,26 @@ nonsense
 def test_the_position_in_the_queue(line, sentence):
     (row,) = states.parse_squeue(line)
     assert queue_position.has_position(row)
-    assert queue_position.describe(row, list(queue_position.parse_pending(QUEUE))) == sentence
+    assert queue_position.describe(row, Queue(queue_position.parse_pending(QUEUE))) == sentence
+
+
+def test_thousands_of_jobs_are_counted_as_one_by_one():
+    chance = random.Random(1)
+    pending = [
+        PendingJob(str(n), frozenset(chance.sample("abc", chance.randint(1, 2))), n * 7 % 5)
+        for n in range(200)
+    ]
+    queue = Queue(pending)
+    for job in pending:
+        row = states.Row(job.id, "n", "PENDING", partition=",".join(job.partitions))
+        row = row._replace(priority=job.priority)
+        before = (
+            other
+            for other in pending
+            if not other.partitions.isdisjoint(job.partitions)
+            and (-other.priority, int(other.id)) < (-job.priority, int(job.id))
+        )
+        assert queue.ahead(row) == sum(1 for _ in before)
 
 
 def test_a_held_job_has_no_position_in_the_queue():

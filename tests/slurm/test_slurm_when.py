@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from deploykit import cli
+from deploykit import cli, jobfile
 from deploykit.backends.slurm import client, start_times
 from tests.slurm.slurm_helpers import output, wait_for
 
@@ -79,15 +79,20 @@ def test_the_earliest_partition_is_picked_and_starts_the_job(when, site):
     assert cli.main(["wait", "one"]) == 0
 
 
-def test_a_queue_in_every_partition_has_an_order(when):
+def picked(site):
+    return jobfile.parse(site / "job.yaml")[0]["slurm"].get("partition")
+
+
+def test_a_queue_in_every_partition_has_an_order(when, site):
     occupy("high", 2, 30)
     occupy("low", 1, 10)
     found = when("--nodes", "3")
     assert list(found)[:1] == ["main"]
     assert 5 * 60 < found["main"]["seconds"] <= 30 * 60
     assert [name for name, one in found.items() if not one["possible"]] == ["low", "high"]
-    found = when()
+    found = when("--set", "slurm.partition=high", "--pick")
     assert 5 * 60 < found["low"]["seconds"] <= 10 * 60 < 25 * 60 < found["high"]["seconds"]
+    assert picked(site) == next(iter(found)) != "high"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +103,10 @@ def test_a_queue_in_every_partition_has_an_order(when):
         ("MaxTime=2", "partition low has a time limit of 120 s"),
     ],
 )
-def test_a_partition_that_would_not_start_it_is_last(when, change, reason):
+def test_a_partition_that_would_not_start_it_is_last(when, site, change, reason):
     update("low", change)
-    found = when()
+    found = when("--set", "slurm.partition=low", "--pick")
+    assert picked(site) == next(iter(found))
     assert list(found)[-1] == "low"
     assert (found["low"]["possible"], found["low"]["reason"]) == (False, reason)
     assert found["low"]["start"] is None

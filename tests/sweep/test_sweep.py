@@ -65,7 +65,8 @@ def test_from_the_grid_to_a_job_file_that_submits(toy, sweep, capsys):
     assert eval((paths.run_folder("again") / "args").read_text()) == ["--lr", "0.030"]
     assert sweep("list") == "g\tfinished\t3/3\tplain\n"
     assert len(sweep("status").splitlines()) == 3 + 3
-    assert sweep("best", "--json")["parameters"] == {"lr": "0.030"}
+    best = sweep("best", "--json")
+    assert (best["parameters"], best["run"]) == ({"lr": "0.030"}, "g-1")
     assert "already exists" in run_error(capsys, "best", "g", "--write", "best.yaml")
 
 
@@ -232,7 +233,7 @@ def test_the_cap_is_kept_with_running_trials_at_their_worst(write, sweep, toy):
     assert found["cost"] == {"amount": 80.0, "currency": "USD"}
     assert found["counts"] == {"succeeded": 4}
     assert (found["state"], found["total"]) == ("capped", 20)
-    assert "no trial is started: it could exceed max_cost, 130.00 USD" in sweep.notes
+    assert "no more trials start: the next could exceed max_cost, 130.00 USD" in sweep.notes
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,10 @@ def test_a_variable_of_the_launcher_is_refused(write, sweep):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        ([], 64, "an action is required"),
         (["strat"], 64, "did you mean 'start'?"),
+        (["nope.yaml"], 66, "cannot read the job file nope.yaml"),
+        (["--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start"], 66, "cannot read the job file sweep.yaml"),
         (["start", "--grid", "lr=1"], 64, "--grid requires --metric"),
         (["start", "x.yaml", "--grid", "lr=1", "--metric", "m"], 64, "both given"),
@@ -287,7 +291,7 @@ def test_wrong_command_lines(toy, sweep, words, code, said):
 
 
 def test_ids(toy, sweep):
-    grid = ["start", "--grid", "lr=1", "--metric", "loss", "--sweep"]
+    grid = ["--grid", "lr=1", "--metric", "loss", "--sweep"]
     sweep(*grid, "a-1")
     sweep(*grid, "a-1", code=64)
     assert "the sweep a-1 exists already" in sweep.notes
@@ -333,6 +337,8 @@ def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good)
     assert bad[0]["reason"].startswith("stopped early at step ")
     assert found["best"]["parameters"]["lr"] == "0.03"
     assert set(plain.started(paths.state()).values()) == {1}
+    sweep("report", "-o", "report.html")  # shows the curves of eight trials, the best first
+    assert (", stopped" in Path("report.html").read_text()) is (found["counts"]["succeeded"] < 8)
 
 
 def shuffled(size, seed):

@@ -43,7 +43,7 @@ def test_the_page_of_a_sweep(searched, sweep):
         "It has cost 200.00 USD.",
         "deploykit sweep best s --write best.yaml",
         "PED-ANOVA",
-        "Each line is a trial that succeeded",
+        "Each line is a successful trial",
         "spent 200.00 USD",
         "0 to 0.9; if optimizer is sgd",
     ):
@@ -95,13 +95,14 @@ def test_texts_of_a_script_are_no_markup(write, sweep, toy, capsys):
     assert "<script>alert(1)" in checked("one.html").text
 
 
-def test_axes_that_a_trial_lacks_break_its_line():
+def test_a_line_passes_below_an_axis_on_which_it_has_no_value():
     axes = [Axis("a", [(0, "x")]), Axis("<b>", []), Axis("c", [])]
     line = coordinates.Path("t<", [0.0, None, 1.0], "best")
     drawn = coordinates.draw(axes, [line], "it")
     assert "&lt;b&gt;" in drawn
     assert drawn.count('class="line"') == 1
-    assert drawn.count("M") == 2 + 3  # two pieces, three axes
+    assert drawn.count("M") == 1 + 3  # a line in one piece, three axes
+    assert drawn.count(">none</text>") == 1
     assert coordinates.draw(axes[:1], [line], "it") == coordinates.draw(axes, [], "it") == ""
     assert coordinates.bars([], "it") == ""
 
@@ -121,7 +122,7 @@ def test_watch_shows_what_runs_and_what_has_ended(write, sweep, toy):
         assert "\nended  state      loss" in shown
         words = ("sweep", "watch", "s", "--interval", "1s")
         live = OnTerminal(*words, PYTHONPATH=os.environ["PYTHONPATH"])
-        live.until("Ctrl-C ends the page")
+        live.until("Ctrl-C closes this page")
         (paths.state() / "runs/go").touch()
         live.until("s: finished")
         assert live.end() == 0

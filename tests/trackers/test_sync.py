@@ -154,13 +154,13 @@ def test_one_tracker_that_fails_does_not_stop_the_others(live, tmp_path, capsys)
 
 
 ANSWERS = {
-    "html": (200, {}, "<html>", 69, "answered with something that is not JSON"),
+    "html": (200, {}, "<html>", 69, "did not answer with JSON"),
     "moved": (
         302,
         {"Location": "https://other/"},
         "",
         69,
-        "redirects to https://other/; name that",
+        "redirects to https://other/; use that address",
     ),
     "denied": (401, {}, "{}", 77, "answered 401"),
     "busy": (503, {}, "no", 75, "answered 503"),

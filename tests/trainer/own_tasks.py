@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
+from torch.optim import NAdam
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from trainer.task import IGNORE_INDEX, Task, hits, reset_parameters
@@ -49,6 +51,24 @@ class Points(Dataset):
 def regression(_options):
     """Mean squared error, a scalar; the last batch has 3 samples, fewer than ranks."""
     return Task(Net, Points(99), Points(21), Points(22), loss=functional.mse_loss)
+
+
+def scheduled(_options):
+    """An optimizer and a learning-rate schedule that no option of the trainer names."""
+
+    def rise_and_fall(optimizer, _steps):
+        rise = LinearLR(optimizer, 0.1, total_iters=4)
+        return SequentialLR(optimizer, [rise, ExponentialLR(optimizer, 0.8)], milestones=[4])
+
+    return replace(
+        regression(_options), optimizer=partial(NAdam, lr=0.01), lr_schedule=rise_and_fall
+    )
+
+
+def plateau(options):
+    return replace(
+        scheduled(options), lr_schedule=lambda optimizer, _: ReduceLROnPlateau(optimizer)
+    )
 
 
 class Tokens(Dataset):
@@ -297,7 +317,14 @@ def deep(options):
     width = int(chosen["width"])
     init = reset_parameters if chosen["deferred"] == "yes" else None
     data = TensorDataset(torch.zeros(8, width), torch.zeros(8, width))
-    return Task(partial(Deep, width), data, loss=functional.mse_loss, init=init)
+    styles = [ColwiseParallel(), RowwiseParallel()] * 12
+    return Task(
+        partial(Deep, width),
+        data,
+        loss=functional.mse_loss,
+        init=init,
+        tensor_parallel=lambda _: {f"layers.{n}": style for n, style in enumerate(styles)},
+    )
 
 
 class Untied(Decoder):

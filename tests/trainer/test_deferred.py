@@ -22,7 +22,7 @@ LAYOUTS = {
     "zero3-offload": ("--offload",),
 }
 PEAK = """
-import sys, train
+import gc, sys, train
 from pathlib import Path
 from trainer import process_group, tasks
 from trainer.arguments import parse
@@ -35,17 +35,30 @@ def kibibytes(name):
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 context = process_group.join()
-for width in (8, 1448):  # the first one imports what is needed
-    options = parse([*sys.argv[1:], "--task-option", f"width={width}"])
-    setup = Setup(Layout(options, context), tasks.load(options), sample=None)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
-    before = kibibytes("VmRSS")
-    replica = parallelize(setup)
-    context.log(kibibytes("VmHWM") - before)
-    del replica, setup
+for words in sys.argv[1:]:
+    for width in (8, 1448):  # the first one imports what is needed
+        options = parse([*words.split(), "--task-option", f"width={width}"])
+        setup = Setup(Layout(options, context), tasks.load(options), sample=None)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+        before = kibibytes("VmRSS")
+        replica = parallelize(setup)
+        grown = kibibytes("VmHWM") - before
+        del replica, setup
+        gc.collect()
+    context.log(grown)
 process_group.leave()
 """
-"""Prints how much the memory of rank 0 grew at most, in KiB, while its weights were made."""
+"""For each argument, which has the trainer's options, prints how much the memory of rank 0 grew at
+most, in KiB, while its weights were made."""
+SHARDS = {
+    "zero2": 48,
+    "zero3": 48,
+    "hsdp --shard-ranks 2": 96,
+    "tp": 48,
+    "tp-dp --tensor-parallel 2": 96,
+    "fsdp-tp --tensor-parallel 2": 48,
+}
+"""MiB that each of four ranks holds of a model of 192, in layers of 8."""
 
 
 def words(task, strategy, *more):
@@ -105,13 +118,22 @@ def test_a_tensor_that_is_left_without_a_value_is_named(four, tmp_path):
     assert all("ConfigError: Task.init leaves scale without a value" in error for error in errors)
 
 
-@pytest.mark.parametrize("deferring", ["yes", "no"])
-def test_a_rank_needs_memory_for_its_shard_and_one_layer(deferring, tmp_path, monkeypatch):
-    """A model of 192 MiB on 4 ranks, in layers of 8. What is freed goes back to the system."""
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    given = words("deep", "zero3", "--task-option", f"deferred={deferring}")
-    output = ranks.outputs(ranks.start_ranks(tmp_path, 4, "-c", PEAK, *given))[0]
-    peak = int(output.splitlines()[-1]) / 1024
+def peaks(folder, monkeypatch, deferred, strategies):
+    """MiB that rank 0 of four needs at most while weights are made, by strategy."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed goes back to the system
+    option = ("--task-option", f"deferred={deferred}")
+    given = [" ".join(words("deep", each, *option)) for each in strategies]
+    output = ranks.outputs(ranks.start_ranks(folder, 4, "-c", PEAK, *given))[0]
+    lines = output.splitlines()[-len(given) :]
+    found = {name: int(line) / 1024 for name, line in zip(strategies, lines, strict=True)}
+    sys.stdout.write("".join(f"MEASURED {name}: {peak:.1f} MiB\n" for name, peak in found.items()))
+    return found
 
-    sys.stdout.write(f"MEASURED {deferring}: {peak:.1f} MiB\n")
-    assert 48 < peak < 48 + 2 * 8 if deferring == "yes" else peak > 190
+
+def test_a_rank_needs_memory_for_its_shard_and_one_layer(tmp_path, monkeypatch):
+    found = peaks(tmp_path, monkeypatch, "yes", SHARDS)
+    assert all(SHARDS[name] < peak < SHARDS[name] + 2 * 8 for name, peak in found.items()), found
+
+
+def test_without_init_a_rank_needs_memory_for_the_whole_model(tmp_path, monkeypatch):
+    assert peaks(tmp_path, monkeypatch, "no", ["zero3"])["zero3"] > 190

@@ -12,21 +12,25 @@ from trainer.process_group import DistributedContext
 pytestmark = pytest.mark.torch
 
 DEFAULTS = {
-    "ddp": (1, 16, 1, 1),
-    "zero3": (1, 1, 16, 1),
-    "hsdp": (1, 2, 8, 1),
-    "tp": (1, 1, 1, 16),
-    "tp-dp": (1, 2, 1, 8),
-    "fsdp-tp": (1, 1, 2, 8),
-    "hsdp-tp": (1, 2, 4, 2),
-    "pp": (16, 1, 1, 1),
-    "pp-dp": (2, 8, 1, 1),
-    "pp-fsdp": (2, 1, 8, 1),
-    "pp-tp": (2, 1, 1, 8),
-    "pp-fsdp-tp": (2, 1, 4, 2),
-    "pp-hsdp-tp": (2, 1, 4, 2),
+    "ddp": (1, 16, 1, 1, 1),
+    "zero3": (1, 1, 16, 1, 1),
+    "zero3 --context-parallel 4": (1, 1, 4, 4, 1),
+    "hsdp": (1, 2, 8, 1, 1),
+    "hsdp --context-parallel 2": (1, 2, 4, 2, 1),
+    "tp": (1, 1, 1, 1, 16),
+    "tp-dp": (1, 2, 1, 1, 8),
+    "fsdp-tp": (1, 1, 2, 1, 8),
+    "fsdp-tp --context-parallel 4": (1, 1, 2, 4, 2),
+    "hsdp-tp": (1, 2, 4, 1, 2),
+    "pp": (16, 1, 1, 1, 1),
+    "pp-dp": (2, 8, 1, 1, 1),
+    "pp-fsdp": (2, 1, 8, 1, 1),
+    "pp-tp": (2, 1, 1, 1, 8),
+    "pp-fsdp-tp": (2, 1, 4, 1, 2),
+    "pp-hsdp-tp": (2, 1, 4, 1, 2),
 }
-"""Stages, replicas, shards and tensor-parallel ranks of two nodes with eight ranks each."""
+"""Stages, replicas, shards, parts of a sequence and tensor-parallel ranks of two nodes with eight
+ranks each."""
 
 
 def layout(words, rank=0, world=16):
@@ -37,7 +41,8 @@ def layout(words, rank=0, world=16):
 def test_defaults_use_all_ranks_and_keep_what_communicates_most_in_a_node(strategy, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     heads = ("--task", "text", "--width", "64", "--heads", "16")
-    words = ["--strategy", strategy, *heads, "--micro-batches", "16", "--batch-size", "256"]
+    batch = ("--micro-batches", "16", "--batch-size", "256")
+    words = ["--strategy", *strategy.split(), *heads, *batch]
     assert layout(words).dims == DEFAULTS[strategy]
 
 
@@ -46,9 +51,9 @@ def test_each_rank_has_a_place_of_its_own_and_tensor_parallel_ranks_are_neighbor
     places = [dims.position(rank) for rank in range(dims.ranks)]
 
     assert len(set(places)) == dims.ranks == 24
-    assert places[0] == (0, 0, 0, 0)
-    assert places[1] == (0, 0, 0, 1)
-    assert places[-1] == (1, 2, 1, 1)
+    assert places[0] == (0, 0, 0, 0, 0)
+    assert places[1] == (0, 0, 0, 0, 1)
+    assert places[-1] == (1, 2, 1, 0, 1)
 
 
 def test_each_sample_belongs_to_one_data_shard_and_one_rank_of_it_has_the_loss():

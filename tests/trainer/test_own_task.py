@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.rank_pool import RankPool
-from tests.trainer.ranks import ENTRYPOINTS, TRAIN, losses, outputs, start, train_alone
+from tests.trainer.ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, train_alone
 from trainer import checkpoint
 from trainer.arguments import parse
 
@@ -127,6 +127,18 @@ def test_a_run_with_unused_frozen_and_tied_parameters_resumes(four, alone, tmp_p
     assert losses(tmp_path) == pytest.approx(alone("language"), rel=ROUNDING)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_an_optimizer_and_a_schedule_of_ones_own_resume(four, alone, tmp_path, strategy):
+    for steps in ("7", "12"):
+        four.train(tmp_path, *words("scheduled", "--strategy", strategy, "--steps", steps))
+    rates = [line["lr"] for line in lines(tmp_path) if "lr" in line]
+    expected = [0.01 * (0.1 + 0.9 * step / 4) for step in range(4)]
+    expected += [0.01 * 0.8**step for step in range(8)]
+
+    assert rates == pytest.approx(expected)
+    assert losses(tmp_path) == pytest.approx(alone("scheduled"), rel=ROUNDING)
+
+
 def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, tmp_path):
     """With one update per run, the mean of the ranks' means is the mean of all samples."""
     options = ("--steps", "1", "--batch-size", "96")
@@ -195,6 +207,7 @@ def test_a_mistake_in_your_code_keeps_its_traceback(tmp_path):
         (f"{TASKS}:stream", "training data without a length requires --steps"),
         (f"{TASKS}:short_of_lengths", "`lengths` has 2 numbers for 51 samples"),
         (f"{TASKS}:stream_with_lengths", "and this is a stream"),
+        (f"{TASKS}:plateau", "ReduceLROnPlateau needs the validation loss"),
     ],
 )
 def test_a_task_that_cannot_be_used_is_one_line(tmp_path, task, message):

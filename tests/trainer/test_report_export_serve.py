@@ -100,13 +100,13 @@ def test_a_folder_without_a_checkpoint_is_an_error(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["digits", "text"])
 def test_exported_models_compute_the_same(trained, exported, name):
-    task, model, _ = restore(trained[name] / "checkpoints")
+    test, model, _ = restore(trained[name] / "checkpoints")
     program = torch.export.load(exported[name] / "model.pt2").module()
     weights = load_file(exported[name] / "model.safetensors")
     state = checkpoint.read(latest(trained[name]))
 
     for number in (1, 2, 7):
-        inputs = task.test.tensors[0][:number]
+        inputs = test.tensors[0][:number]
         assert torch.allclose(program(inputs), model(inputs), atol=1e-6)
     assert set(weights) == set(model.state_dict())
     assert all(state[f"model.{key}"].equal(value) for key, value in weights.items())

@@ -60,6 +60,20 @@ ALSO = {
     "static-graph": ("ddp", "--static-graph"),
     "static-each": ("ddp", "--static-graph", "--reduce-each"),
     "buckets": ("ddp", "--bucket-mb", "1"),
+    "context-ddp": ("ddp", "--context-parallel", "4"),
+    "context-manual": ("manual", "--context-parallel", "2"),
+    "context-zero1": ("zero1", "--context-parallel", "2"),
+    "context-zero2": ("zero2", "--context-parallel", "4"),
+    "context-zero3": ("zero3", "--context-parallel", "2"),
+    "context-hsdp": ("hsdp", "--context-parallel", "2", "--shard-ranks", "1"),
+    "context-tp": ("tp-dp", "--context-parallel", "2", "--tensor-parallel", "2"),
+    "context-sequence": (
+        *("fsdp-tp", "--context-parallel", "2", "--tensor-parallel", "2"),
+        *("--sequence-parallel", "--loss-parallel"),
+    ),
+    "context-selective": (
+        *("zero3", "--context-parallel", "4", "--checkpoint-activations", "selective"),
+    ),
 }
 """More ways to spread the model of the task "text"."""
 
@@ -76,6 +90,11 @@ REFUSED = {
     "--strategy tp --loss-parallel": "choose --task text, or remove the option",
     "--strategy pp-tp --pipeline-parallel 4": "sizes of at least 2 whose product is 4, or start 4",
     "--strategy pp-fsdp-tp --pipeline-parallel 3": "product divides 4, or start 8 ranks",
+    "--strategy zero3 --context-parallel 3 --task text": "divide the 4 ranks: use one of 1, 2, 4",
+    "--strategy ddp --context-parallel 4 --task text --sequence 30": "choose --sequence 32",
+    "--strategy ddp --context-parallel 2": "requires a sequence: choose --task text",
+    "--strategy ddp --context-parallel 2 --task text --compile": "remove one of the two",
+    "--strategy hsdp --context-parallel 2 --shard-ranks 4 --task text": "outside of 2 for cp: use",
     "--strategy hsdp-tp --shard-ranks 3": "the 2 ranks outside of 2 for tp: use one of 1, 2",
 }
 """Options that do not fit four ranks on CPUs, and a part of the message."""
@@ -86,6 +105,8 @@ MISPLACED = {
     "--strategy zero3 --shard-ranks 2": "requires --strategy hsdp or hsdp-tp or pp-hsdp-tp, not",
     "--strategy hsdp --shard-ranks 0": "--shard-ranks must be at least 1",
     "--strategy ddp --sequence-parallel": "requires --strategy tp or tp-dp or fsdp-tp",
+    "--strategy pp-dp --context-parallel 2": "--context-parallel requires --strategy ddp or manual",
+    "--strategy tp --context-parallel 2": "zero1 or zero2 or zero3 or fsdp or hsdp or tp-dp or",
     "--strategy manual --reduce-each": "--reduce-each requires --strategy ddp or zero1 or zero2",
 }
 """Options of other strategies, and a part of the message."""

@@ -49,7 +49,10 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     region = environment_region()
     if not region:
-        yield "no region", "export AWS_REGION=us-east-1, or sagemaker.region in the job file"
+        yield (
+            "no region",
+            "a job file may set sagemaker.region; for this check: export AWS_REGION=us-east-1",
+        )
     try:
         aws.identify(region)
     except DeploykitError as error:
@@ -60,9 +63,9 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
     """The results in S3; the source archive there is shared with other runs."""
     from deploykit import shell
 
-    above, found, _ = output.partition(f"/{handle.run}/")
-    if found and above.startswith("s3://"):
-        prefix = f"{above}{found}"
+    above, of_run, _ = output.partition(f"/{handle.run}/")
+    if of_run and above.startswith("s3://"):
+        prefix = f"{above}{of_run}"
         yield prefix, shell.command("aws", "s3", "rm", "--recursive", prefix)
 
 
@@ -90,7 +93,7 @@ def examine(
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """What the quota allows, and which training plans are on offer."""
+    """What the quotas allow, what spot instances cost, and which training plans are on offer."""
     from deploykit.backends.sagemaker import plan_offers, quota
 
     yield from quota.starts(plan)

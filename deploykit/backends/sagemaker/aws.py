@@ -164,7 +164,10 @@ def code(error: BaseException) -> str:
 def message(error: BaseException) -> str:
     """The service's error message, or the text of an exception that is not the service's."""
     response = getattr(error, "response", {})
-    return str(response.get("Error", {}).get("Message", error))
+    text = str(response.get("Error", {}).get("Message", error))
+    if text.lstrip().startswith("<"):  # a page of a proxy or a load balancer
+        return f"HTTP {response.get('ResponseMetadata', {}).get('HTTPStatusCode', 'error')}"
+    return text
 
 
 @contextmanager

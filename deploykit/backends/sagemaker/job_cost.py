@@ -41,12 +41,12 @@ def estimate(job: JobSpec, options: Options) -> Estimate:
     unknown = [] if where else ["no region is chosen, and prices differ: AWS_REGION"]
     charges: list[Charge] = []
     for count, kind in machines(job, options):
-        found = prices.machine(PROVIDER, where, kind)
-        if found is None:
+        price = prices.machine(PROVIDER, where, kind)
+        if price is None:
             unknown += [f"the price of {kind} in {where}; {_REFRESH}"] if where else []
             continue
-        used.append(found[0])
-        charges += _machine_charges(job, options, f"{count} x {kind}", count * found[0].amount)
+        used.append(price[0])
+        charges += _machine_charges(job, options, f"{count} x {kind}", count * price[0].amount)
         if not catalog.has_nvme(kind):
             disk = prices.storage(PROVIDER, where)
             if disk is None:
@@ -118,4 +118,5 @@ def _notes(options: Options) -> Iterator[str]:
     yield "low and likely: one attempt that uses its whole time limit"
     if options.spot:
         yield f"spot: low is with AWS's largest saving, {_SPOT:.0%}; likely and worst are on-demand"
+    yield "endpoint hours: none, since deploykit creates no endpoints"
     yield "not counted: S3, CloudWatch, data transfer, uploads after the time limit, taxes"

@@ -32,7 +32,7 @@ def starts(plan: Plan) -> Iterator[Start]:
         return
     try:
         with aws.errors(plan.target):
-            found = client.search_training_plan_offerings(
+            response = client.search_training_plan_offerings(
                 InstanceType=options.training_type,
                 InstanceCount=plan.job.resources.nodes,
                 DurationHours=-(-(plan.job.resources.time_limit or 1) // _HOUR),
@@ -42,7 +42,7 @@ def starts(plan: Plan) -> Iterator[Start]:
         where = f"training plans in {plan.target}"
         yield Start(where, options, None, error.message, possible=False)
         return
-    for offer in found["TrainingPlanOfferings"]:
+    for offer in response["TrainingPlanOfferings"]:
         for part in offer.get("ReservedCapacityOfferings", ())[:1]:
             yield _start(options, offer, part, plan.target)
 

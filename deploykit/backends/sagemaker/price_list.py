@@ -45,11 +45,11 @@ def refresh(region: str | None) -> str:
     """
     if not region:
         raise UsageError("no region is chosen", hint="sagemaker.region, or AWS_REGION")
-    found = list(_products(region, {"regionCode": region, "component": "Training"}))
-    machines = {one.name: one.price for one in found if one.name.startswith("ml.")}
+    products = list(_products(region, {"regionCode": region, "component": "Training"}))
+    machines = {one.name: one.price for one in products if one.name.startswith("ml.")}
     if not machines:
         raise BackendUnavailable(f"AWS's price list has no prices of training in {region}")
-    prefix = next(one.prefix for one in found if one.name in machines)
+    prefix = next(one.prefix for one in products if one.name in machines)
     disks = [*_products(region, {"usagetype": f"{prefix}Train:VolumeUsage.gp2"})]
     disk = next((one.price for one in disks if one.name.startswith("Volume")), "")
     today = dt.datetime.now(dt.UTC).date().isoformat()

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from deploykit.backends.sagemaker import aws, requirements
+from deploykit.backends.sagemaker import aws, requirements, spot_history
 from deploykit.backends.sagemaker.options import Options
 from deploykit.capabilities import Start
 from deploykit.model import Plan
 
-_UNKNOWN = "AWS does not tell when instances are free"
+_UNKNOWN = "AWS does not say when instances will be free"
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Whether the quota allows the job, in its region. Raises as `aws.errors`."""
+    """Whether the quotas allow the job as it is, and on spot instances. Raises as `aws.errors`."""
+    quotas = _quotas(plan.target)
     options: Options = plan.options
+    yield _start(plan, options, quotas)
+    other = _on_spot(plan)
+    if other is not None:
+        wait = f"{other.max_wait}s"
+        settings = {"sagemaker.spot": "true", "sagemaker.max_wait": wait}
+        yield _start(plan, other, quotas)._replace(settings=settings)
+
+
+def _on_spot(plan: Plan) -> Options | None:
+    """The job on spot instances, which it may await as long as it runs; None where it has them."""
+    options: Options = plan.options
+    if options.spot or options.training_plan or options.keep_alive or options.instance_groups:
+        return None
+    longest = plan.job.resources.time_limit * (1 + plan.job.retries)
+    return replace(options, spot=True, max_wait=2 * longest)
+
+
+def _start(plan: Plan, options: Options, quotas: Mapping[str, float]) -> Start:
+    """Whether the quota allows the job with these options."""
     required = requirements.of_job(plan.job, options, plan.target)
-    where = f"{options.training_type} in {plan.target}"
-    value = _quota(required.quota, plan.target)
-    if value is None:
-        reason = f"the quota {required.quota!r} is not listed; {_UNKNOWN}"
-        yield Start(where, options, None, reason)
-    elif value < required.nodes:
+    where = f"{options.training_type}{' (spot)' * options.spot} in {plan.target}"
+    value = quotas.get(required.quota)
+    if value is not None and value < required.nodes:
         reason = f"the quota {required.quota!r} is {value:g}, and the job needs {required.nodes}"
-        yield Start(where, options, None, reason, possible=False)
-    else:
-        reason = f"the quota {required.quota!r} is {value:g}; {_UNKNOWN}"
-        yield Start(where, options, None, reason)
+        return Start(where, options, None, reason, possible=False)
+    known = "not listed" if value is None else f"{value:g}"
+    more = _UNKNOWN
+    if options.spot:
+        more = spot_history.sentence(options.training_type, plan.target)
+    return Start(where, options, None, f"the quota {required.quota!r} is {known}; {more}")
 
 
-def _quota(name: str, region: str) -> float | None:
-    """The value of a quota of SageMaker's by its name; None where it is not listed."""
+def _quotas(region: str) -> dict[str, float]:
+    """The values of SageMaker's quotas by their names."""
     client: Any = aws.client("service-quotas", region)
     with aws.errors(region):
-        for page in client.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker"):
-            for one in page.get("Quotas", ()):
-                if one.get("QuotaName") == name:
-                    return float(one["Value"])
-    return None
+        pages = client.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+        every = [one for page in pages for one in page.get("Quotas", ())]
+    return {one["QuotaName"]: float(one["Value"]) for one in every if "QuotaName" in one}

@@ -28,7 +28,7 @@ def dump_by_hand(handle: Handle) -> tuple[str, str]:
     if not _is_allowed(handle):
         return f"{handle.run} {_CLOSED}", _NEXT_RUN
     enter = shell.command(*_session(handle, 1))
-    reason = f"{handle.run} runs on SageMaker, whose containers only a session of SSM can enter"
+    reason = f"{handle.run} runs on SageMaker, whose containers only an SSM session can enter"
     return reason, f"{enter}\n{_INSIDE}"
 
 
@@ -43,8 +43,8 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
     session = _session(handle, 1 + rank // _ranks_per_node(handle))
     if command or not terminal:
         raise UsageError(
-            f"{handle.run} runs on SageMaker, whose containers take no command, only a person's "
-            "session of SSM",
+            f"{handle.run} runs on SageMaker, whose containers accept no commands, only "
+            "an interactive SSM session",
             hint=shell.command(*session),
         )
     return session

@@ -309,9 +309,9 @@ def main(question: str, answer: str) -> None:
     """Write the SDK's request for the job in the file `question`, or its refusal, to `answer`."""
     disable_network()
     os.umask(0o077)  # only the user may read what this process writes
-    asked = json.loads(Path(question).read_text())
-    job, options = restored(JobSpec, asked["job"]), restored(Options, asked["options"])
-    arguments = estimator_arguments(job, options, run=asked["run"], bundle=asked["bundle"])
+    content = json.loads(Path(question).read_text())
+    job, options = restored(JobSpec, content["job"]), restored(Options, content["options"])
+    arguments = estimator_arguments(job, options, run=content["run"], bundle=content["bundle"])
     result: dict[str, Any]
     try:
         result = {"request": intercepted_request(arguments)}

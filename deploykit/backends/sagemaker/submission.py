@@ -181,8 +181,8 @@ def _sdk_request(plan: Plan, folder: Path) -> Any:
 def _question(plan: Plan) -> str:
     """What the child reads. It does not see the region of this process's environment."""
     options = replace(plan.options, region=plan.target)
-    asked = {"job": asdict(plan.job), "options": asdict(options)}
-    return json.dumps({**asked, "run": plan.run, "bundle": plan.bundle.hash})
+    content = {"job": asdict(plan.job), "options": asdict(options)}
+    return json.dumps({**content, "run": plan.run, "bundle": plan.bundle.hash})
 
 
 def child_environment(folder: Path) -> dict[str, str]:

@@ -99,10 +99,13 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: 
     from deploykit import shell
     from deploykit.backends.slurm import remote
 
-    there = remote.recorded_folder(Path(handle.folder))
-    if there is not None:
-        remove = shell.command("rm", "-r", "--", there.folder)
-        yield f"{there.host}:{there.folder}", shell.command("ssh", "--", there.host, remove)
+    remote_folder = remote.recorded_folder(Path(handle.folder))
+    if remote_folder is not None:
+        remove = shell.command("rm", "-r", "--", remote_folder.folder)
+        yield (
+            f"{remote_folder.host}:{remote_folder.folder}",
+            shell.command("ssh", "--", remote_folder.host, remove),
+        )
 
 
 def examine(

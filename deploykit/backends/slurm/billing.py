@@ -17,15 +17,15 @@ _POWERS = "KMGTP"
 
 def weights(text: str) -> dict[str, Decimal]:
     """The weights by resource in lower case; that of memory per MiB. Raises ValueError."""
-    found: dict[str, Decimal] = {}
+    by_resource: dict[str, Decimal] = {}
     for part in text.split(","):
         match = _WEIGHT.fullmatch(part.strip())
         if match is None:
-            raise ValueError(f"the weight {part[:40]!r} is not understood")
+            raise ValueError(f"the weight {part[:40]!r} cannot be parsed")
         name, number, unit = match[1].lower(), Decimal(match[2]), match[3]
         size = Decimal(1024) ** (_POWERS.index(unit) - 1) if unit else Decimal(1)
-        found[name] = number / size
-    return found
+        by_resource[name] = number / size
+    return by_resource
 
 
 def units(by_name: Mapping[str, Decimal], resources: Resources, *, largest: bool) -> Decimal:
@@ -44,7 +44,7 @@ def units(by_name: Mapping[str, Decimal], resources: Resources, *, largest: bool
         if not weight:
             continue
         if name not in amounts:
-            raise ValueError(f"a weight of {name}, of which the job file says nothing")
+            raise ValueError(f"the partition charges for {name}, which the job file does not set")
         amount = amounts[name]
         if amount is None:
             key = "cpus_per_node" if name == "cpu" else "memory"

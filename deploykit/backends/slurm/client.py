@@ -263,7 +263,7 @@ def _find_queued(request: Request, find: Callable[[], str | None], text: str) ->
 
 def tasks(handle: Handle) -> int | None:
     """The length of the run's job array; None where the run is not an array."""
-    text = text_of(Path(handle.folder, "array"))
+    text = text_of(f"{handle.folder}/array")  # no path object: there may be thousands of handles
     return None if text is None else int(text)
 
 
@@ -274,10 +274,11 @@ def job_id(folder: Path) -> str | None:
     return text_of(folder / "job") or array_record.job_id(folder)
 
 
-def text_of(path: Path) -> str | None:
+def text_of(path: Path | str) -> str | None:
     """The text of a record without its line end; None where there is none."""
     try:
-        return path.read_text().strip()
+        with open(path) as file:  # noqa: PTH123 - as text
+            return file.read().strip()
     except FileNotFoundError:
         return None
 
@@ -335,8 +336,8 @@ def unreachable() -> str | None:
         except BackendUnavailable as error:
             return str(error)
         if result.code or not result.out.strip():
-            said = result.err or result.out.partition("\n")[0]
-            return f"{argv[0]}: {complaints.in_one_line(said).rpartition('; ')[2]}"
+            complaint = result.err or result.out.partition("\n")[0]
+            return f"{argv[0]}: {complaints.in_one_line(complaint).rpartition('; ')[2]}"
     return None
 
 

@@ -15,8 +15,8 @@ def problems(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.outputs and options.array is not None:
         yield Problem(
             "outputs",
-            "the tasks of an array share the working folder, so each collects the files of all",
-            "write to DEPLOYKIT_OUTPUT_DIR, which each task has for itself",
+            "the tasks of an array share the working folder, and each would collect all files",
+            "write to DEPLOYKIT_OUTPUT_DIR, which is separate for each task",
             severity="warning",
         )
     if job.resources.min_nodes is not None and options.array is not None:

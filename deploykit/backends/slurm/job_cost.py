@@ -66,8 +66,8 @@ def quantity(job: JobSpec, options: Options, per: str) -> Decimal:
         raise Unknown(f"the number of {_names(per)}: slurm.extra sets {changed[0]}")
     if options.exclusive:
         raise Unknown(
-            f"the number of {_names(per)}: with slurm.exclusive the job is charged for all of each "
-            "node; set the price of a node-hour"
+            f"the number of {_names(per)}: with slurm.exclusive the job is charged by whole nodes; "
+            "set the price of a node-hour"
         )
     if per == "gpu":
         return Decimal(resources.nodes * resources.gpus_per_node)

@@ -92,11 +92,11 @@ def _python_findings(node: LoginNode, options: Options) -> Iterator[Finding]:
     if version >= _OLDEST:
         return
     python = options.python or "python3"
-    found = f"is Python {'.'.join(map(str, version))}" if version else "cannot be run"
+    state = f"is Python {'.'.join(map(str, version))}" if version else "cannot be run"
     yield Finding(
         "login_node_python",
         "warning",
-        f"{python} {found} on {node.host}; the nodes need Python 3.10 or later with PyTorch",
+        f"{python} {state} on {node.host}; the nodes need Python 3.10 or later with PyTorch",
         (f"{python}: {node.python or 'no answer'}",),
         Fix("set the environment of the job", settings={"slurm.python": "/shared/venv/bin/python"}),
     )

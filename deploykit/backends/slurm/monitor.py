@@ -20,7 +20,7 @@ from deploykit.backends.slurm import (
     remote,
     states,
 )
-from deploykit.backends.slurm.queue_position import PendingJob
+from deploykit.backends.slurm.queue_position import Queue
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
 from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
@@ -227,10 +227,10 @@ def _add_queue_positions(rows: dict[str, Row], host: str | None) -> dict[str, Ro
 
 
 @functools.lru_cache(1)
-def _pending(_period: int, host: str | None, _conf: str | None) -> list[PendingJob]:
+def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
     """The pending jobs of all users; the arguments are the key of the cache."""
     output = client.output(queue_position.pending_argv(), host)
-    return list(queue_position.parse_pending(output))
+    return Queue(queue_position.parse_pending(output))
 
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
@@ -253,8 +253,10 @@ def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
 
 def _billed(job: Handle, status: Status, *, restarted: bool) -> float | None:
     """Seconds that a job that has ended was allocated, in all its attempts; None where unknown."""
-    if not status.state.final or status.started is None or status.finished is None:
+    if not status.state.final or status.finished is None:
         return None
+    if status.started is None:
+        return 0.0 if status.state is State.CANCELLED else None  # a job that never started
     if not restarted:
         return max(0.0, (status.finished - status.started).total_seconds())
     with contextlib.suppress(BackendUnavailable):  # the site may have no accounting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -44,9 +45,25 @@ def has_position(row: Row) -> bool:
     return row.native == "PENDING" and row.reason in _REASONS and row.nodes != ""
 
 
-def describe(row: Row, pending: Iterable[PendingJob]) -> str:
+class Queue:
+    """The pending jobs of a cluster in their order: asked for each of many jobs, sorted once."""
+
+    def __init__(self, pending: Iterable[PendingJob]) -> None:
+        self._jobs = [(job.partitions, (-job.priority, _number(job.id))) for job in pending]
+        self._orders: dict[frozenset[str], list[tuple[int, int]]] = {}
+
+    def ahead(self, row: Row) -> int:
+        """How many jobs of its partitions have a higher priority, or the same and a lower id."""
+        partitions = frozenset(row.partition.split(","))
+        if partitions not in self._orders:
+            shared = (rank for own, rank in self._jobs if not partitions.isdisjoint(own))
+            self._orders[partitions] = sorted(shared)
+        return bisect_left(self._orders[partitions], (-row.priority, _number(row.id)))
+
+
+def describe(row: Row, queue: Queue) -> str:
     """``waiting for 2 nodes in partition gpu; 14 jobs ahead; expected to start at ...``."""
-    ahead = _count_ahead(row, pending)
+    ahead = queue.ahead(row)
     nodes = f"{row.nodes} node{'' if row.nodes == '1' else 's'}"
     parts = [
         f"waiting for {nodes} in partition {row.partition}",
@@ -55,15 +72,6 @@ def describe(row: Row, pending: Iterable[PendingJob]) -> str:
     if row.started is not None:
         parts.append(f"expected to start at {row.started:%Y-%m-%d %H:%M} UTC")
     return "; ".join(parts)
-
-
-def _count_ahead(row: Row, pending: Iterable[PendingJob]) -> int:
-    """How many jobs of the same partitions have a higher priority, or the same and a lower id."""
-    partitions, rank = frozenset(row.partition.split(",")), (-row.priority, _number(row.id))
-    return sum(
-        not partitions.isdisjoint(other.partitions) and (-other.priority, _number(other.id)) < rank
-        for other in pending
-    )
 
 
 def _number(job: str) -> int:

@@ -23,18 +23,20 @@ def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -
         )
     folder = Path(handle.folder)
     process = node_command.process_of(exit_records.processes(folder), handle.run, rank)
-    there = remote.recorded_folder(folder)
-    if there is None:
+    remote_folder = remote.recorded_folder(folder)
+    if remote_folder is None:
         node_command.require_program(folder, handle.run)
-    inner = node_command.enter(process, "slurm", there.folder if there else str(folder), command)
+    inner = node_command.enter(
+        process, "slurm", remote_folder.folder if remote_folder else str(folder), command
+    )
     step = [*_step(run_arrays.step_id(handle), process.host, terminal=terminal), *inner]
-    if there is None:
+    if remote_folder is None:
         unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
         return ["env", *unset, *step]
-    needed = shlex.quote(f"{there.folder}/source/{node_command.ENTER}")
+    needed = shlex.quote(f"{remote_folder.folder}/source/{node_command.ENTER}")
     lacks = "deploykit: the bundle of this run cannot be entered"
     script = f"[ -e {needed} ] || {{ echo {shlex.quote(lacks)} >&2; exit 69; }}; "
-    return ssh.attached(there.host, f"{script}exec {shlex.join(step)}", terminal=terminal)
+    return ssh.attached(remote_folder.host, f"{script}exec {shlex.join(step)}", terminal=terminal)
 
 
 def _step(job: str, host: str, *, terminal: bool) -> list[str]:

@@ -29,8 +29,8 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
     node_command.require_some(processes, handle.run)
     remote_folder = remote.recorded_folder(Path(handle.folder))
     run_folder = remote_folder.folder if remote_folder else handle.folder
-    there = f"{run_folder}/{FOLDER}/{folder.name}"
-    command = node_command.argv(processes[0], "slurm", (run_folder, there), native=native)
+    stacks_folder = f"{run_folder}/{FOLDER}/{folder.name}"
+    command = node_command.argv(processes[0], "slurm", (run_folder, stacks_folder), native=native)
     argv = [
         *srun_argv(run_arrays.step_id(handle), sorted({one.host for one in processes})),
         *command,
@@ -39,7 +39,7 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
         unset = (word for name in client.unwanted(os.environ, "") for word in ("-u", name))
         done = shell.run(["env", *unset, *argv], timeout=_PATIENCE)
         return _complaints(done.code, done.err)
-    script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(there)}/*.json; exit $code"
+    script = f"{shlex.join(argv)}; code=$?; cat {shlex.quote(stacks_folder)}/*.json; exit $code"
     code, out, err = ssh.run(remote_folder.host, script)
     paths.make_folder(folder.parent)
     paths.make_folder(folder)

@@ -46,10 +46,10 @@ def _start(plan: Plan, options: Options, known: Site) -> Start:
     if reasons:
         return Start("", options, None, "; ".join(map(_without_profile, reasons)), possible=False)
     text = script.plan(plan.job, options, run=plan.run, bundle=plan.bundle).text
-    code, told = _test(text, options.host)
-    match = _STARTS.search(told)
+    code, answer = _test(text, options.host)
+    match = _STARTS.search(answer)
     if code or match is None:
-        return Start("", options, None, _refusal(told), possible=False)
+        return Start("", options, None, _refusal(answer), possible=False)
     moment = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
     return Start("", options, moment, (match[2] or "").strip())
 
@@ -64,12 +64,12 @@ def _without_profile(message: str) -> str:
     return re.sub(r"^the profile of .*? \([\d-]*\):? (has )?", "", message)
 
 
-def _refusal(told: str) -> str:
+def _refusal(answer: str) -> str:
     """What sbatch complains of. Raises BackendUnavailable or TryAgain where it is no answer."""
-    error = complaints.error_for(told)
+    error = complaints.error_for(answer)
     if isinstance(error, BackendUnavailable | TryAgain):
         raise error
-    return complaints.in_one_line(told).removeprefix("allocation failure: ")
+    return complaints.in_one_line(answer).removeprefix("allocation failure: ")
 
 
 def _test(text: str, host: str | None) -> tuple[int, str]:

@@ -296,7 +296,9 @@ def status(row: Row) -> Status:
     code = _EXIT_CODES.get(row.native, _exit_code(row.code))
     if (code == 0) is not (state is State.SUCCEEDED) or state is State.CANCELLED:
         code = None  # it is Slurm's own, not the trainer's
-    return Status(state, row.native, reason, code, row.started, row.finished)
+    never_started = row.native == "CANCELLED" and row.started == row.finished  # both are the end
+    started = None if never_started else row.started
+    return Status(state, row.native, reason, code, started, row.finished)
 
 
 def _reason(row: Row) -> str:

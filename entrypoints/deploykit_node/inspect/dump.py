@@ -72,7 +72,7 @@ def write(env: Environ, folder: Path, options: Options) -> None:
 def _of_rank(options: Options, rank: int, record: ProcessRecord) -> RankStacks:
     """The stacks of a rank by the first way that works; `problem` says why another one did not."""
     process = _process(record["pid"])
-    found = RankStacks(rank=rank, tool="", problem="", process=process, children=[])
+    result = RankStacks(rank=rank, tool="", problem="", process=process, children=[])
     problems = []
     ways = {
         "py-spy": partial(_spied, options, process),
@@ -80,14 +80,16 @@ def _of_rank(options: Options, rank: int, record: ProcessRecord) -> RankStacks:
     }
     for tool, take in ways.items():
         try:
-            process["threads"], found["tool"] = stacks.with_sources(take()), tool
+            process["threads"], result["tool"] = stacks.with_sources(take()), tool
             break
         except (NoStacks, OSError) as error:
             problems.append(str(error))
-    if found["tool"] == "py-spy":
-        found["children"] = [_child(options, child) for child in processes.children(process["pid"])]
-    found["problem"] = "; ".join(problems)
-    return found
+    if result["tool"] == "py-spy":
+        result["children"] = [
+            _child(options, child) for child in processes.children(process["pid"])
+        ]
+    result["problem"] = "; ".join(problems)
+    return result
 
 
 def _spied(options: Options, process: ProcessStacks) -> list[Thread]:
@@ -97,8 +99,8 @@ def _spied(options: Options, process: ProcessStacks) -> list[Thread]:
 
 
 def _process(pid: int) -> ProcessStacks:
-    told = processes.stat(pid)
-    name, state = (told.name, told.state) if told else ("", "")
+    stat = processes.stat(pid)
+    name, state = (stat.name, stat.state) if stat else ("", "")
     return ProcessStacks(pid=pid, name=name, state=state, threads=[])
 
 

@@ -99,8 +99,8 @@ def _end_with(above: int) -> None:
 
 
 def _lives(pid: int) -> bool:
-    found = processes.stat(pid)
-    return found is not None and found.state not in "ZX"
+    stat = processes.stat(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 class _Session:

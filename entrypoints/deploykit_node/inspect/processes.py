@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from deploykit_node import cluster, exit_records, records
 from deploykit_node.cluster import Environ
@@ -22,6 +23,7 @@ _MOST_CHILDREN = 16
 _USER, _STARTED = 11, 19
 """Positions in a line of /proc/PID/stat, counted from the state."""
 _UNKNOWN = 0
+_RANK = re.compile(rb"RANK=(\d{1,9})")
 
 
 class Stat(NamedTuple):
@@ -44,10 +46,10 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
 
     `stacks` is the file into which it writes its stacks when it gets SIGURG.
     """
-    folder, found = records.folder(env), stat(pid)
+    folder, state = records.folder(env), stat(pid)
     record: ProcessRecord = {
         "pid": pid,
-        "started": found.started if found else _UNKNOWN,
+        "started": state.started if state else _UNKNOWN,
         "host": cluster.host_name(env),
         "python": sys.executable,
         "libraries": env.get("LD_LIBRARY_PATH", ""),
@@ -60,18 +62,13 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
             records.write(folder / f"process-{rank.rank}.json", record)
 
 
-def unregister(env: Environ, rank: cluster.Rank) -> None:
-    """Delete the record of a process that has ended."""
-    folder = records.folder(env)
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            (folder / f"process-{rank.rank}.json").unlink(missing_ok=True)
-
-
 def here(env: Environ) -> dict[int, ProcessRecord]:
-    """The processes of this node's ranks that are running, by rank."""
+    """The processes of this node's ranks that are running, by rank.
+
+    Nobody deletes the records of the others: thousands of ranks end at the same time.
+    """
     folder, host = records.folder(env), cluster.host_name(env)
-    recorded = records.read_all(folder, "process-*.json", _FIELDS) if folder else ()
+    recorded = _recorded(folder, _of_this_machine(env["DEPLOYKIT_RUN_DIR"])) if folder else ()
     return {
         rank: cast(ProcessRecord, record)
         for rank, record in sorted(recorded)
@@ -79,10 +76,34 @@ def here(env: Environ) -> dict[int, ProcessRecord]:
     }
 
 
+def _recorded(folder: Path, ranks: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The records of these ranks; of all, where none is known: of a thousand nodes too many."""
+    if not ranks:
+        yield from records.read_all(folder, "process-*.json", _FIELDS)
+    for rank in ranks:
+        record = records.valid(folder / f"process-{rank}.json", _FIELDS)
+        if record is not None:
+            yield rank, record
+
+
+def _of_this_machine(run: str) -> set[int]:
+    """The ranks of a run with a process on this machine, by its environment.
+
+    https://man7.org/linux/man-pages/man5/proc_pid_environ.5.html
+    """
+    mark, ranks = f"DEPLOYKIT_RUN_DIR={run}".encode(), set[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            variables = path.read_bytes().split(b"\0")
+            numbers = filter(None, map(_RANK.fullmatch, variables))
+            ranks.update(int(number[1]) for number in numbers if mark in variables)
+    return ranks
+
+
 def is_running(pid: int, started: int) -> bool:
     """Whether a process still runs, and is the one that was started then."""
-    found = stat(pid)
-    return found is not None and found.started == started
+    state = stat(pid)
+    return state is not None and state.started == started
 
 
 def stat(pid: int) -> Stat | None:
@@ -106,9 +127,9 @@ def trees(pids: Iterable[int]) -> dict[int, list[int]]:
     """The children of each process, as `children` tells them, in one pass over all processes."""
     below: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc") if sys.platform == "linux" else ():  # noqa: PTH208 - faster
-        found = stat(int(name)) if name.isdecimal() else None
-        if found:
-            below[found.parent].append(int(name))
+        state = stat(int(name)) if name.isdecimal() else None
+        if state:
+            below[state.parent].append(int(name))
     return {pid: _below(pid, below) for pid in pids}
 
 
@@ -121,9 +142,9 @@ def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """The CPU time of each process, in seconds."""
-    found = {pid: stat(pid) for pid in pids}
+    states = {pid: stat(pid) for pid in pids}
     tick = os.sysconf("SC_CLK_TCK")
-    return {pid: told.cpu / tick for pid, told in found.items() if told}
+    return {pid: state.cpu / tick for pid, state in states.items() if state}
 
 
 def written(pid: int) -> int:

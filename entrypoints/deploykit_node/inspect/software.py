@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "numpy", "accelerate", "deepspeed", "lightning", "transfor
 def of(devices: nvml.Devices) -> SoftwareRecord:
     """Versions of this Python and its packages, and the GPUs that the ranks see."""
     versions = {"Python": sys.version.split()[0], os.uname().sysname: os.uname().release}
-    versions |= {name: found for name in _PACKAGES if (found := _version(name))}
+    versions |= {name: version for name in _PACKAGES if (version := _version(name))}
     return {"versions": versions, "gpus": devices.names(), "driver": devices.driver()}
 
 

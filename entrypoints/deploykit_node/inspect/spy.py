@@ -68,8 +68,8 @@ def _complaint(text: str) -> str:
     return f"py-spy: {': '.join(dict.fromkeys([*lines[:1], *lines[-1:]])) or 'no output'}"
 
 
-def _main_first(pid: int, found: Any) -> list[Thread]:
-    threads = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+def _main_first(pid: int, listed: Any) -> list[Thread]:
+    threads = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     if not threads:
         raise NoStacks("py-spy: the process runs no Python code")
     threads.sort(key=lambda one: one.get("os_thread_id") != pid)

@@ -129,7 +129,7 @@ class Watch:
             self._look()
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks train on
             self._broken = True
-            self._say(f"stalls are no longer noticed: {error!r}")
+            self._say(f"stalls are no longer detected: {error!r}")
 
     def _look(self) -> None:
         moment = time.monotonic()

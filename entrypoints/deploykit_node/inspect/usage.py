@@ -52,11 +52,6 @@ class Recorder:
                 self._history.add(record)
                 self._tell_software()
 
-    def close(self) -> None:
-        """Delete the record: the ranks have ended."""
-        with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
-
     def _tell_software(self) -> None:
         """Write once what this node runs; by now the ranks have started, and do not wait for it."""
         if self._software is not None:

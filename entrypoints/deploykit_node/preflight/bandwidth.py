@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +100,30 @@ def _sentence(who: str, rate: float, usual: float) -> str:
     return f"{what} median of the nodes: check its NIC, the cable and what else uses the network"
 
 
-def lines(measured: Measured) -> Iterator[str]:
-    """The line for the report, where the group has more than one rank."""
+def lines(measured: Measured, rates: Collection[float | None]) -> Iterator[str]:
+    """The line for the report, where the group has more than one rank.
+
+    `rates` are those of the nodes' network devices. One that is not known is None.
+    """
     known = [record for record in measured.values() if record.get("large")]
     if known:
         small, large = (statistics.median(it[name] for it in known) for name in ("small", "large"))
         size = known[0]["size"] / 2**20
         busy = sum(record["busy"] >= _BUSY for record in known)
         more = f"; {busy} nodes had no processor for it and are not compared" if busy else ""
-        yield f"bus bandwidth: {speed(large)} with {size:.0f} MiB, {speed(small)} with 8 KiB{more}"
+        yield (
+            f"bus bandwidth: {speed(large)} with {size:.0f} MiB, {speed(small)} with 8 KiB"
+            f"{_beside(large, rates)}{more}"
+        )
+
+
+def _beside(large: float, rates: Collection[float | None]) -> str:
+    """What the network of the nodes can carry: bus bandwidth cannot be more than that of a node."""
+    known = [rate for rate in rates if rate]
+    if len(rates) < 2 or not known:  # noqa: PLR2004 - one node uses no network
+        return ""
+    least = min(known)
+    return f"; the network devices of a node carry {speed(least)} ({large / least:.0%} of it)"
 
 
 def speed(rate: float) -> str:

@@ -71,12 +71,12 @@ def _answer(helped: int | None) -> str:
     best = TRIALS[helped]
     if best.backend == "gloo":
         return (
-            "NCCL sticks and Gloo works, also where NCCL uses plain sockets alone: check that "
+            "NCCL hangs even over plain sockets alone, and Gloo works: check that "
             "the driver fits NCCL, and NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says more. Until then: "
             "init_process_group('gloo')"
         )
     variables = " ".join(f"{name}={value}" for name, value in best.env.items())
     return (
-        f"NCCL sticks, and works with {variables}: the fault is in {best.part}. "
-        "Set that in env of the job to go on, slower"
+        f"NCCL hangs, but works with {variables}: the fault is in {best.part}. "
+        "To train meanwhile, more slowly, set that in env of the job"
     )

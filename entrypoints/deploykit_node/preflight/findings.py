@@ -163,12 +163,12 @@ def blamed(peers: Peers, texts: Iterable[str]) -> dict[str, str]:
     Not a pair of nodes, and not what differs between nodes: another job may well run there. Nor a
     node whose launcher has only not started.
     """
-    found: dict[str, str] = {}
+    by_host: dict[str, str] = {}
     for text in texts:
         match = _ABOUT_ONE.match(text)
         if match and _DEAD["refused"] not in text:
-            found.setdefault(peers.hosts[int(match[1])], text)
-    return found
+            by_host.setdefault(peers.hosts[int(match[1])], text)
+    return by_host
 
 
 def without_verdict(peers: Peers, part: str, reports: Reports) -> list[Finding]:

@@ -180,6 +180,7 @@ def _links(value: Any) -> bool:
 def _pairs(report: Record) -> None:
     _need(report, {"links": _links, "hostname": _text, "versions": _values_of(_maybe(_text))})
     _need(report, {"address": _maybe(_text), "interface": _maybe(_text), "mtu": _maybe(_whole)})
+    _need(report, {"line_rate": _maybe(_amount)})
     _need(report, {"shm": _maybe(_space), "disks": _values_of(_space), "own": _maybe(_number)})
     _need(report, {"health": lambda it: isinstance(it, dict)})
     faults, text = _list_of(_finding), _list_of(_text)

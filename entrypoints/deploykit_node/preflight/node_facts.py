@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit_node.network import interfaces
+from deploykit_node.preflight import line_rate
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -26,6 +27,7 @@ def collect(env: Mapping[str, str], route: interfaces.Route | None) -> dict[str,
         "address": route.source if route else None,
         "interface": interface,
         "mtu": interfaces.mtu(interface) if interface else None,
+        "line_rate": line_rate.of_node(interface),
         "versions": {"driver": _driver(), "torch": _version("torch"), "NCCL": _nccl()},
         "shm": _space(_SHM),
         "disks": _disks(env),

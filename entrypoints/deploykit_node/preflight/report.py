@@ -34,7 +34,8 @@ def lines(
     if group.get("correct"):
         took = f"{group['seconds']:.1f} s"
         text.append(f"all_reduce over {group['backend']}, all ranks of {count} nodes: {took}")
-    text += bandwidth.lines(reports.get("bandwidth", {}))
+    rates = [record.get("line_rate") for record in rows.values()]
+    text += bandwidth.lines(reports.get("bandwidth", {}), rates)
     if ignored:
         text.append(f"ignored {ignored} messages that no node of this job signed")
     result = "stopped" if any(finding.fatal for finding in findings) else "passed"

@@ -32,11 +32,11 @@ def snapshot(folder: str) -> Snapshot:
         return {}
     try:
         with os.scandir(folder) as entries:
-            found = dict(_modified(entry) for entry in entries if _is_complete(entry))
+            modified = dict(_modified(entry) for entry in entries if _is_complete(entry))
     except OSError:
         return {}
     kept = written.files(Path(folder, KEPT))
-    return found | {
+    return modified | {
         f"{KEPT}/{file.path}": file.modified for file in kept if file.path.endswith(_CHECKPOINT)
     }
 

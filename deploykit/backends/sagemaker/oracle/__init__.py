@@ -111,12 +111,12 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from known
     errors = {problem.path for problem in known if problem.severity == "error"}
     try:
-        found = _request_problems(job, options if not errors else _completed(options))
+        problems = _request_problems(job, options if not errors else _completed(options))
     except BackendUnavailable:
         if not errors:
             raise
         return
-    yield from (problem for problem in found if problem.path not in errors)
+    yield from (problem for problem in problems if problem.path not in errors)
 
 
 def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:

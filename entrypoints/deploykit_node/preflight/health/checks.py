@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deploykit_node.preflight.health import dcgm, fabric, gpus, machine, processors
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 Environ = Mapping[str, str]
 
@@ -24,7 +24,7 @@ class Running:
             "kernel log": machine.check_kernel_log,
             "memory": machine.check_memory,
             "processors": processors.check,
-            "disks": lambda found: machine.check_disks(found, env, nodes),
+            "disks": lambda health: machine.check_disks(health, env, nodes),
             "GPUs by DCGM": dcgm.check,
         }
         self._thread = threading.Thread(target=self._run, daemon=True)

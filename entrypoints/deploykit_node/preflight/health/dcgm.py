@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 _ARGUMENTS = ("diag", "--run", "1", "--json")
 """The quick checks, which take seconds."""
@@ -27,7 +27,7 @@ https://docs.nvidia.com/datacenter/dcgm/latest/reference/diagnostics/errors.html
 _GPU = ("gpu_id", "gpu_ids", "entity_id")
 
 
-def check(found: Health) -> None:
+def check(health: Health) -> None:
     """Add the tests that have failed, each once for each GPU."""
     program = shutil.which("dcgmi")
     if program is None:
@@ -41,16 +41,16 @@ def check(found: Health) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        found.skipped.append(f"DCGM (no result in {_SECONDS:.0f} s)")
+        health.skipped.append(f"DCGM (no result in {_SECONDS:.0f} s)")
         return
     text = done.stdout.decode(errors="replace")
     try:
         result = json.loads(text[text.find("{") : text.rfind("}") + 1])
     except (ValueError, RecursionError):
         last = (text + done.stderr.decode(errors="replace")).strip().splitlines()[-1:]
-        found.skipped.append(f"DCGM ({_printable(' '.join(last)) or 'no output'})")
+        health.skipped.append(f"DCGM ({_printable(' '.join(last)) or 'no output'})")
         return
-    found.faults += dict.fromkeys(failures(result))
+    health.faults += dict.fromkeys(failures(result))
 
 
 def failures(result: Any, test: str = "a test") -> Iterator[tuple[str, bool]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 DEVICES = Path("/sys/class/infiniband")
 _ERRORS = {
@@ -23,21 +23,21 @@ _MANY = 1000
 """Errors since the start of the machine that are worth a warning."""
 
 
-def check(found: Health) -> None:
+def check(health: Health) -> None:
     """Add what is wrong with the devices, and how many there are."""
     if not DEVICES.is_dir():
         return
     for device in sorted(DEVICES.iterdir()):
         kind = "EFA" if _is_efa(device) else "InfiniBand"
         for port in sorted((device / "ports").glob("*")):
-            state = _text(port / "state").partition(": ")[2]
-            active = state == "ACTIVE"
+            now = state(port)
+            active = now == "ACTIVE"
             name = f"{kind} devices that are active"
-            found.counts[name] = found.counts.get(name, 0) + active
+            health.counts[name] = health.counts.get(name, 0) + active
             if not active:
-                text = f"{kind} device {device.name} is {state or 'in no known state'}"
-                found.faults.append((f"{text}: check its cable, or restart the node", False))
-            found.faults += ((text, False) for text in _errors(device.name, port))
+                sentence = f"{kind} device {device.name} is {now or 'in no known state'}"
+                health.faults.append((f"{sentence}: check its cable, or restart the node", False))
+            health.faults += ((sentence, False) for sentence in _errors(device.name, port))
 
 
 def _is_efa(device: Path) -> bool:
@@ -46,12 +46,18 @@ def _is_efa(device: Path) -> bool:
 
 def _errors(name: str, port: Path) -> Iterator[str]:
     for counter, words in _ERRORS.items():
-        text = _text(port / counter)
-        if text.isdecimal() and int(text[:18]) >= _MANY:
-            yield f"{name} has counted {text[:18]} {words}: check its cable and its switch"
+        count = text(port / counter)
+        if count.isdecimal() and int(count[:18]) >= _MANY:
+            yield f"{name} has counted {count[:18]} {words}: check its cable and its switch"
 
 
-def _text(path: Path) -> str:
+def state(port: Path) -> str:
+    """The state of a port, such as ``ACTIVE``; empty where the kernel does not tell it."""
+    return text(port / "state").partition(": ")[2]
+
+
+def text(path: Path) -> str:
+    """What the kernel shows in a file; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

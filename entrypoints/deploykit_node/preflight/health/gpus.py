@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _THROTTLING = {
@@ -30,24 +30,24 @@ _SLOW_CLOCK = 0.5
 Fault = tuple[str, bool]
 
 
-def check(found: Health) -> None:
+def check(health: Health) -> None:
     """Add what is wrong with the GPUs."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         if _DRIVER.exists():
-            found.skipped.append("GPUs (nvidia-ml-py is not installed)")
+            health.skipped.append("GPUs (nvidia-ml-py is not installed)")
         return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         if _DRIVER.exists():
-            found.faults.append((f"NVIDIA's driver does not answer: {error}", True))
+            health.faults.append((f"NVIDIA's driver does not answer: {error}", True))
         return
     try:
-        found.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
+        health.counts["GPUs"] = count = nvml.nvmlDeviceGetCount()
         for index in range(count):
-            found.faults += _faults(nvml, index)
+            health.faults += _faults(nvml, index)
     finally:
         nvml.nvmlShutdown()
 

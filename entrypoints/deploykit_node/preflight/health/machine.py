@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECENT = 3600.0
@@ -36,12 +36,12 @@ _LINES = {
         r"(?:EXT4|XFS|BTRFS)\S* .*error|blk_update_request: .*error|I/O error, dev", re.IGNORECASE
     ),
     "a PCIe device has reported an error": re.compile(r"AER: .*(?:Uncorrect|Fatal)"),
-    "the kernel has ended a process for want of memory": re.compile(r"Out of memory: Killed"),
+    "the kernel has killed a process: out of memory": re.compile(r"Out of memory: Killed"),
     "a network link went down": re.compile(r"link is down|Link is Down|NIC Link is Down"),
 }
 
 
-def check_memory(found: Health) -> None:
+def check_memory(health: Health) -> None:
     """Add the bandwidth at which one core copies, in bytes per second: the best of some tries."""
     source, target = bytes(_COPY), bytearray(_COPY)
     best = float("inf")
@@ -49,10 +49,10 @@ def check_memory(found: Health) -> None:
         begun = time.perf_counter()
         target[:] = source
         best = min(best, time.perf_counter() - begun)
-    found.speeds["memory"] = _COPY / best
+    health.speeds["memory"] = _COPY / best
 
 
-def check_disks(found: Health, env: Mapping[str, str], nodes: int) -> None:
+def check_disks(health: Health, env: Mapping[str, str], nodes: int) -> None:
     """Add the speed at which each folder is written where the job writes."""
     scratch = env.get("TMPDIR") or tempfile.gettempdir()
     sizes = {env.get(name, ""): _FILE if nodes <= _FEW else _SMALL_FILE for name in _FOLDERS}
@@ -63,10 +63,10 @@ def check_disks(found: Health, env: Mapping[str, str], nodes: int) -> None:
             seconds = min(_write(folder, size) for _ in range(_WRITES))
         except OSError as error:
             text = f"cannot write into {folder}: {error.strerror}"
-            found.faults.append((text, error.errno in _BROKEN))
+            health.faults.append((text, error.errno in _BROKEN))
         else:
             if size == _FILE:
-                found.speeds[f"disk {folder}"] = size / seconds
+                health.speeds[f"disk {folder}"] = size / seconds
 
 
 def _write(folder: str, size: int) -> float:
@@ -84,13 +84,13 @@ def _write(folder: str, size: int) -> float:
             Path(name).unlink()
 
 
-def check_kernel_log(found: Health) -> None:
+def check_kernel_log(health: Health) -> None:
     """Add what the kernel has said in the last hour about hardware that fails."""
     seen = set()
     try:
         lines = list(_kernel_lines())
     except OSError:
-        found.skipped.append("kernel log (not readable)")
+        health.skipped.append("kernel log (not readable)")
         return
     for line in lines:
         for words, pattern in _LINES.items():
@@ -100,7 +100,7 @@ def check_kernel_log(found: Health) -> None:
             text = words.format(*match.groups())
             if text not in seen:
                 seen.add(text)
-                found.faults.append((f"{text}: {_printable(line)}", False))
+                health.faults.append((f"{text}: {_printable(line)}", False))
 
 
 def _kernel_lines() -> Iterator[str]:

@@ -7,20 +7,20 @@ import math
 import os
 from pathlib import Path
 
-from deploykit_node.preflight.health.found import Health
+from deploykit_node.preflight.health.record import Health
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 NAME = "CPUs"
 
 
-def check(found: Health) -> None:
+def check(health: Health) -> None:
     """Add the number of processors, which should be the same on all nodes."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     allowed = limit()
-    found.counts[NAME] = usable or 1
+    health.counts[NAME] = usable or 1
     if math.isfinite(allowed):
-        found.counts[NAME] = min(usable or 1, math.ceil(allowed))
+        health.counts[NAME] = min(usable or 1, math.ceil(allowed))
 
 
 def limit() -> float:

@@ -1,0 +1,87 @@
+"""Lines of one log that prove only what earlier lines have proved often enough.
+
+A failing loop may print a million lines that differ in their digits only. Once the first ones have
+given all the evidence that is shown, the others need no look at the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from deploykit.diagnosis import log_prefixes, tracebacks
+from deploykit.diagnosis.cause_rules import RuleKey, RuleSet
+from deploykit.diagnosis.pattern_index import zeroed
+
+_MOST = 1000
+"""Lines, but for their digits, that are remembered of a log."""
+_SAY_MORE = ('File "', tracebacks.BEGIN, "exitcode", log_prefixes.SUMMARY)
+"""Texts of lines that say more than which rules they match."""
+
+
+class Proved(Protocol):
+    """A cause, as far as it is of interest here."""
+
+    order: tuple[str, int, int]
+
+
+class _Repeated(NamedTuple):
+    """What is true of all lines that differ in their digits only."""
+
+    cause: Proved
+    """What they prove."""
+    unlike: Sequence[re.Pattern[str]]
+    """Patterns that may match one of them, which is then no repetition."""
+    bare: slice
+    """The part without prefixes."""
+    is_timed: bool
+
+
+class Repeats:
+    """The lines of a log that need no further look, once `add` was told of one like them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Repeated] = {}
+
+    def time(self, text: str, before: str, number: int, line: int) -> str | None:
+        """The time of a line that changes nothing but the time; None for any other line.
+
+        `before` is the time of the lines before it, `number` that of the log, `line` the line's.
+        """
+        known = self._known.get(zeroed(text)) if self._known else None
+        if known is None or any(regex.search(text[known.bare]) for regex in known.unlike):
+            return None
+        time = (log_prefixes.time(text) if known.is_timed else "") or before
+        return None if (time, number, line) < known.cause.order else time
+
+    def add(
+        self,
+        text: str,
+        bare: str,
+        cause: Proved,
+        unlike: Sequence[re.Pattern[str]] | None,
+    ) -> None:
+        """Note a line that `proves_by_itself`, and whose cause has all its evidence.
+
+        `bare` is its text without prefixes, `unlike` that of the index.
+        """
+        start = text.find(bare)
+        if unlike is None or start < 0 or any(more in text for more in _SAY_MORE):
+            return
+        if len(self._known) < _MOST:
+            part, is_timed = slice(start, start + len(bare)), bool(log_prefixes.time(text))
+            self._known[zeroed(text)] = _Repeated(cause, unlike, part, is_timed)
+
+    def clear(self) -> None:
+        """Forget all lines, as a success has taken back what they proved."""
+        self._known.clear()
+
+
+def proves_by_itself(rules: RuleSet, hits: Mapping[RuleKey, dict[str, str]]) -> bool:
+    """Whether a line proves the first rule that it matches, whatever the lines around it are."""
+    if any(part != "cause" for part, _ in hits):
+        return False
+    rule = rules.causes[min(number for _, number in hits)]
+    depends = rule.after or rule.unless or rule.raised_in or rule.until
+    return not depends and rule.least <= 1
