@@ -181,9 +181,9 @@ def test_a_disk_that_is_full(tmp_path):
     netns.needed()
     script = (
         f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c "
-        "'import json, sys; from deploykit_node.preflight.health import found as health, machine;"
-        'found = health.Health(); machine.check_disks(found, {"TMPDIR": sys.argv[1]}, 1);'
-        f"print(json.dumps(found.faults))' {tmp_path}"
+        "'import json, sys; from deploykit_node.preflight.health import machine, record;"
+        'health = record.Health(); machine.check_disks(health, {"TMPDIR": sys.argv[1]}, 1);'
+        f"print(json.dumps(health.faults))' {tmp_path}"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
