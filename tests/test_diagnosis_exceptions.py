@@ -1,6 +1,6 @@
 """Diagnosis on the exceptions of real libraries: none at the end of a traceback goes unseen.
 
-Nobody collected these messages with the rules in mind: they are those of every `raise` in packages
+These messages were not chosen with the rules in mind: they are those of every `raise` in packages
 that are installed here, read from their source.
 """
 

@@ -292,7 +292,7 @@ def test_two_questions_on_a_terminal(folder):
     code, shown = on_a_terminal(folder, "5\n2\nslurm\n")
     assert code == 0, shown
     assert "which script?\n  1  train.py\n  2  eval\\x1b[31m.py\n" in shown
-    assert "one of 1 to 2" in shown
+    assert "type a number from 1 to 2" in shown
     assert "where will it run?\n  1  local\n  2  slurm\n  3  sagemaker\n" in shown
     job = yaml.safe_load((folder / "job.yaml").read_text())
     assert (job["entrypoint"]["script"], job["backend"]) == ("eval\x1b[31m.py", "slurm")

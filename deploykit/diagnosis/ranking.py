@@ -365,7 +365,7 @@ class _Log:
     rank: int | None
     skip_until: int = 0
     exception: int = 0
-    """The last line that ended a traceback: no word in it makes it mild."""
+    """The last line of a traceback, which is never mild, whatever its words."""
     time: str = ""
     summary_rank: int | None = None
     after: dict[int, int] = field(default_factory=dict)

@@ -81,7 +81,7 @@ def test_without_the_right_archive_nothing_is_taken_away(add):
 
 
 def test_a_folder_that_the_run_replaced_by_a_link_is_not_emptied(add, tmp_path):
-    """The files behind it are the same as in the bundle, and somebody else's."""
+    """The files behind it are the same as in the bundle, but belong to another folder."""
     folder = add("old", days=1)
     for number in range(4):
         add(f"new-{number}")

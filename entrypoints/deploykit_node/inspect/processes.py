@@ -65,7 +65,7 @@ def register(env: Environ, rank: cluster.Rank, pid: int, *, stacks: Path) -> Non
 def here(env: Environ) -> dict[int, ProcessRecord]:
     """The processes of this node's ranks that are running, by rank.
 
-    Nobody deletes the records of the others: thousands of ranks end at the same time.
+    The records of other ranks stay: thousands of ranks end at the same time.
     """
     folder, host = records.folder(env), cluster.host_name(env)
     recorded = _recorded(folder, _of_this_machine(env["DEPLOYKIT_RUN_DIR"])) if folder else ()
