@@ -55,7 +55,7 @@ class Resources:
         int | None,
         Help(
             "Minimum number of nodes: the job continues with as few as this when others are lost. "
-            "Default: the job ends when a node is lost."
+            "Without it, the job ends when a node is lost."
         ),
         Bounds(1, 10_000),
     ] = None
