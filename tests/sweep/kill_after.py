@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 
@@ -24,13 +25,14 @@ def main() -> int:
             return
         path = frame.f_code.co_filename
         begun = begun or path.endswith(("sweep/journal.py", "sweep/definition.py"))
-        if begun and ("/deploykit/" in path or "/optuna/" in path):
+        if begun and (path.startswith(ours) or "/optuna/" in path):
             left -= 1
             if left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     from deploykit import cli
 
+    ours = str(Path(cli.__file__).parent) + os.sep  # a checkout may itself be called deploykit
     sys.setprofile(look)
     return cli.main(argv)
 
