@@ -53,7 +53,6 @@ def says_hello_and_sleeps():
 
 
 @pytest.mark.torch
-@pytest.mark.quick
 def test_each_rank_returns_a_value(project):
     lines = []
     function = functools.partial(summed, plus=10)

@@ -120,6 +120,7 @@ def chosen(lines):
     return iter(lines)
 
 
+@pytest.mark.slow
 def test_many_files_are_merged_in_little_memory(many, monkeypatch):
     expected = sorted_at_once(many)
     assert shown(logs_of(many)) == expected

@@ -302,6 +302,7 @@ def test_nothing_that_a_run_says_becomes_markup(start, here, capsys):
     checked("two.html")
 
 
+@pytest.mark.slow
 def test_a_report_of_a_huge_run_stays_small(start, here, capsys):
     names = []
     for number in range(3):

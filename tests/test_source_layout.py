@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import statistics
 import sys
@@ -20,10 +21,14 @@ SOURCES = [
 ]
 
 
+@functools.cache
+def tree(path):
+    return ast.parse(path.read_text())
+
+
 def functions(path):
-    tree = ast.parse(path.read_text())
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
 
 
 def length(node):
@@ -72,7 +77,7 @@ def test_only_one_module_prints():
     """Any other output would bypass what makes untrusted text safe for a terminal."""
     printing = []
     for path in sorted((ROOT / "deploykit").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             stream = isinstance(node, ast.Attribute) and node.attr in {"stdout", "stderr"}
             stream = stream and isinstance(node.value, ast.Name) and node.value.id == "sys"
             if stream or (isinstance(node, ast.Name) and node.id == "print"):
@@ -92,7 +97,7 @@ VAGUE = {"asked", "found", "ours", "said", "theirs", "there", "told"}
 
 
 def stored_names(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, node.lineno
         elif isinstance(node, ast.arg):

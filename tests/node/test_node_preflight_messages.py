@@ -153,6 +153,7 @@ def test_a_line_without_end_takes_no_memory(serve):
     assert (answer, server.ignored) == (b"", 1)
 
 
+@pytest.mark.slow
 def test_idle_connections_keep_no_node_out(serve):
     """Above the limit a connection is closed at once; the others within seconds."""
     question = PLAN.request("hello") | {"node": 1}

@@ -116,6 +116,7 @@ def test_the_first_output_has_twice_the_time(node):
     assert watch.limit == 1.0
 
 
+@pytest.mark.slow
 def test_an_endless_loop_has_the_time_of_a_slow_evaluation(node):
     here = node(SPINS, DEPLOYKIT_STALL_SECONDS="1")
     watch = here.watch()

@@ -317,7 +317,9 @@ while lr > 0.1: step += 1; report(step); time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
-    ("pruner", "good"), [("asha", 1), ("hyperband", 12), ("median", 5)], ids=str
+    ("pruner", "good"),
+    [("asha", 1), pytest.param("hyperband", 12, marks=pytest.mark.slow), ("median", 5)],
+    ids=str,
 )
 def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good):
     """With a seed for which the two bad ones come last."""
