@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from deploykit import __version__, backend, decode, paths, revision
-from deploykit.errors import JobFileError
+from deploykit import __version__, backend, decode, paths, revision, shell
+from deploykit.errors import CannotWrite, JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
 from deploykit.secret_scan import Scanner, Secret, found_in
@@ -33,6 +33,8 @@ _SETTLED = 3.0
 _LARGEST_STATE = 1 << 20
 _PIECE = 1 << 20
 """Bytes that are written at once."""
+_UNPACKING = 3600
+"""Seconds at most for unpacking an archive."""
 _BLOCK, _RECORD = 512, 10_240
 """Bytes of a block and of a record of a tar archive (tar(5))."""
 
@@ -205,11 +207,20 @@ def holds(archive: Path, digest: str) -> bool:
 def unpack(archive: Path, target: Path) -> None:
     """Unpack a stored archive into `target`, which may exist, with access for its owner alone.
 
-    Links and the owner's permissions are kept.
+    Links and the owner's permissions are kept; all files are as old as in the archive, so what a
+    program writes later is newer. Raises CannotWrite where `tar` fails, for example on a full disk.
     """
-    from deploykit import unpacking  # not needed for a dry run
-
-    unpacking.unpack(archive, target)
+    paths.private_folder(target)
+    flags = ("--no-same-owner", "--no-same-permissions")
+    # in a shell, since a process has one umask for all its threads
+    masked = ("sh", "-c", 'unset TAR_OPTIONS; umask 077; exec tar "$@"', "tar")
+    argv = [*masked, *flags, "-xzf", str(archive.absolute()), "-C", str(target.absolute())]
+    code, _, complaint = shell.run(argv, timeout=_UNPACKING)
+    if code:
+        raise CannotWrite(
+            f"{archive} cannot be unpacked into {target}: {complaint.strip()}",
+            hint=paths.HINT,
+        )
 
 
 def _rules(source: Path) -> IgnoreRules:
