@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from deploykit.registry import Run
 
 ROOT = Path(__file__).parent.parent
 STAMP = "2026-11-21T01:46:08.123Z"
+PATIENCE = 120
+"""Seconds for what a verb shows."""
 
 
 class LiveRun:
@@ -91,10 +95,11 @@ class OnTerminal:
         os.write(self._ours, text.encode())
 
     def until(self, text):
+        end = time.monotonic() + PATIENCE
         while text not in self.seen:
-            piece = os.read(self._ours, 1 << 16).decode()
-            assert piece
-            self.seen += piece
+            ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
+            assert ready, f"no {text!r} within {PATIENCE} s in: {self.seen}"
+            self.seen += os.read(self._ours, 1 << 16).decode()
 
     def end(self):
         try:
