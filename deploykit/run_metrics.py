@@ -6,6 +6,7 @@ The only place that reads metrics: `metrics`, `watch`, `wait` and `status` take 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ class RunMetrics:
     def progress(self) -> Progress:
         """How far the run is, from all that was read so far."""
         self._add_bar()
-        return progress.of(self.collection, self._reader, self._job.length)
+        now = None if State(self.row.state).final else time.time()
+        return progress.of(self.collection, self._reader, self._job.length, now)
 
     def _add_bar(self) -> None:
         """Read the current state of the bar of rank 0, which the log has only every ten seconds."""

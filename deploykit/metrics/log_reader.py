@@ -41,6 +41,8 @@ class Seen(NamedTuple):
     time: float | None
     pace: Pace
     """Of its steps; of its epochs where it has no steps."""
+    longest: float = 0.0
+    """Seconds that all of a bar takes, at most: that of the training takes longest."""
 
 
 class LogReader:
@@ -75,11 +77,16 @@ class LogReader:
             if rank > self._rank:
                 continue
             reading = self._read(text.plain(line.text[:LONGEST]))
-            if reading is not None:
+            if reading is not None and not (line.bar and self._is_late(line)):
                 if rank < self._rank:
                     self._rank = rank
                     self._begin(self._attempt)
                 yield from self._points(reading, line.time.timestamp() if line.time else None)
+
+    def _is_late(self, bar: LogLine) -> bool:
+        """Whether the log has a later state of the bar: its file is up to half a second behind."""
+        times = [seen.time or 0.0 for seen in (*self.bars.values(), self.step) if seen]
+        return bar.time is not None and bar.time.timestamp() < max(times, default=0.0)
 
     def _begin(self, attempt: int) -> None:
         """Forget what the attempt before, or another rank, has shown."""
@@ -114,7 +121,10 @@ class LogReader:
         if reading.title is not None:
             key = _key(reading)
             if key in self.bars or len(self.bars) < _MOST_BARS:
-                self.bars[key] = self._seen(key, placed, placed.step, time)
+                seen = self._seen(key, placed, placed.step, time)
+                whole = (reading.elapsed or 0.0) + (reading.left or 0.0)
+                before = self.bars[key].longest if key in self.bars else 0.0
+                self.bars[key] = seen._replace(longest=max(whole, before))
         elif placed.step is not None:
             self.step = self._seen("step", placed, placed.step, time)
         if reading.epoch is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from deploykit.metrics import time_left
+
 _LONGEST = 1000
 """Pairs that are kept; then every second one goes, and from then on fewer are taken."""
-_RECENT = 0.5
-"""The share of the time so far over which the pace is taken: it may change."""
 
 
 class Thinned:
@@ -58,10 +58,8 @@ class Pace:
 
     def rate(self) -> float | None:
         """The growth in a second, over the last part of the time; None where it is not known."""
-        marks = self._marks.pairs()
-        if len(marks) < 2:  # noqa: PLR2004 - a difference
-            return None
-        end, at = marks[-1]
-        since = end - (end - marks[0][0]) * _RECENT
-        start, was = next((pair for pair in reversed(marks[:-1]) if pair[0] <= since), marks[0])
-        return (at - was) / (end - start) if end > start else None
+        return time_left.rate(self._marks.pairs())
+
+    def marks(self) -> list[tuple[float, float]]:
+        """Times and counts, evenly thinned."""
+        return self._marks.pairs()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from deploykit.metrics import time_left
 from deploykit.metrics.length import Length
 from deploykit.metrics.log_reader import LogReader, Seen
 from deploykit.metrics.pace import Pace
@@ -40,7 +41,7 @@ class Progress:
     rate: float | None = None
     """Steps a second."""
     left: float | None = None
-    """Seconds until `total` from when the last step was told."""
+    """Seconds until `total`, and the evaluation after it where each epoch ends with one."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By field: where it was read."""
     curve: tuple[float, ...] = ()
@@ -65,8 +66,12 @@ class _Position(NamedTuple):
     pace: Pace | None = None
 
 
-def of(collection: Collection, log: LogReader, known: Length) -> Progress:
-    """The progress of a run from all that was read of it."""
+def of(collection: Collection, log: LogReader, known: Length, now: float | None = None) -> Progress:
+    """The progress of a run from all that was read of it.
+
+    `now`, in seconds since 1970, is that of a run that goes on; without it the time left is that
+    from the last step.
+    """
     positions = list(_positions(collection, log))
     best = _best(positions)
     if best is not None and best.epoch is None and log.epoch is not None:
@@ -81,8 +86,8 @@ def of(collection: Collection, log: LogReader, known: Length) -> Progress:
         return Progress(loss=value, sources=sources, curve=curve, throughput=speed)
     total, epochs = _lengths(best, log, known, collection, sources)
     rate = _rate(best, collection, sources)
-    left = _left(best, total, epochs, rate)
-    left = None if left is None or left > _LONGEST else left
+    left = _left(best, total, _epochs(best, total, epochs), rate)
+    left = None if left is None or left > _LONGEST else max(0.0, left - _age(best, now))
     for name in ("step", "epoch"):
         if getattr(best, name) is not None:
             sources[name] = best.source
@@ -106,7 +111,7 @@ def of(collection: Collection, log: LogReader, known: Length) -> Progress:
 
 def _positions(collection: Collection, log: LogReader) -> Iterator[_Position]:
     if bars := list(log.bars.values()):
-        yield _of_log(max(bars, key=_duration))
+        yield _of_log(max(bars, key=lambda one: one.longest))
     if log.step is not None:
         yield _of_log(log.step)
     if log.epoch is not None:
@@ -132,11 +137,6 @@ def _of_log(seen: Seen) -> _Position:
     position = (one.step, one.total, one.epoch, one.epochs)
     time = seen.time or 0.0
     return _Position(*position, time, source, one.rate, one.left, complete, seen.pace)
-
-
-def _duration(seen: Seen) -> float:
-    """How long all of a bar takes: that of the training is the longest."""
-    return (seen.reading.elapsed or 0.0) + (seen.reading.left or 0.0)
 
 
 def _best(positions: Sequence[_Position]) -> _Position | None:
@@ -212,9 +212,25 @@ def _left(
         if best.epoch is None or not epochs or not pace:
             return None
         return max(0.0, (epochs - best.epoch) / pace)
-    if total is not None and rate:
-        return max(0.0, (total - best.step) / rate)
-    return best.left
+    if total is None or not rate:
+        return best.left
+    marks = best.pace.marks() if best.pace else []
+    exact = time_left.by_epochs(marks, total, total / epochs) if epochs and marks else None
+    return max(0.0, (total - best.step) / rate if exact is None else exact)
+
+
+def _epochs(best: _Position, total: int | None, epochs: int | None) -> int | None:
+    """The number of epochs; where none is told, by the fraction of them that the log names."""
+    if epochs is not None or not (total and best.step and best.epoch and best.epoch % 1):
+        return epochs
+    return round(total * best.epoch / best.step) or None
+
+
+def _age(best: _Position, now: float | None) -> float:
+    """Seconds since the last step was told; at most the longest time between two of them so far."""
+    if now is None or not best.time or best.pace is None:
+        return 0.0
+    return min(max(0.0, now - best.time), time_left.longest_gap(best.pace.marks()))
 
 
 def _throughput(collection: Collection, sources: dict[str, str]) -> tuple[str, float] | None:
