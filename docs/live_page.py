@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from svg import Picture
 
 HERE = Path(__file__).resolve().parent
-PAGES = {"watch.svg": (80, 24, ["digits-1"]), "watch-wide.svg": (200, 50, [])}
+PAGES = {"watch.png": (80, 24, ["digits-1"]), "watch-wide.png": (200, 50, [])}
 """Columns and rows of the terminal, and the runs, by the picture; no run is all unfinished ones."""
 JOB = """\
 name: digits
@@ -57,8 +58,22 @@ def main() -> None:
                 deploykit("cancel", run, folder=folder)
                 deploykit("wait", run, folder=folder)
     for name, lines in pages.items():
-        text = str(picture(lines, *PAGES[name][:2]))
-        (HERE / "pictures" / name).write_text(text, encoding="utf-8")
+        photograph(picture(lines, *PAGES[name][:2]), HERE / "pictures" / name)
+
+
+def photograph(drawn: Picture, path: Path) -> None:
+    """Write the picture as PNG, by Chromium."""
+    browser = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if browser is None:
+        sys.exit("chromium-headless-shell is required to draw docs/pictures/watch*.png")
+    width, height = drawn.size
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "page.html")
+        page.write_text(f"<meta charset=utf-8><body style='margin:0'>{drawn}", encoding="utf-8")
+        size = f"--window-size={width:g},{height:g}"
+        words = ["--headless", "--no-sandbox", "--hide-scrollbars", size, f"--screenshot={path}"]
+        argv = [browser, *words, page.as_uri()]
+        subprocess.run(argv, check=True, capture_output=True)  # noqa: S603 - our own page
 
 
 def deploykit(*words: str, folder: str) -> None:

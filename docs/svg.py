@@ -37,7 +37,7 @@ class Picture:
     """Shapes and words on a transparent ground; `str` of it is the file."""
 
     def __init__(self, size: Point, title: str) -> None:
-        self._size, self._title = size, title
+        self.size, self._title = size, title
         self._parts: list[str] = []
 
     def rect(self, at: Point, size: Point, style: str = "plain", *, radius: float = 6) -> None:
@@ -90,7 +90,7 @@ class Picture:
         self._parts.append(f'<path class="{style}" d="M{steps}{end}"/>')
 
     def __str__(self) -> str:
-        width, height = map(_number, self._size)
+        width, height = map(_number, self.size)
         title = escape(self._title)
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

@@ -77,14 +77,16 @@ def test_pictures_are_what_their_scripts_draw(script):
     for name, text in drawn.items():
         on_disk = (DOCS / "pictures" / name).read_text(encoding="utf-8")
         assert on_disk == text, f"docs/pictures/{name} is out of date: make docs"
-    from_runs = {"run.svg", "watch.svg", "watch-wide.svg"}
+    from_runs = {"run.svg", "watch.png", "watch-wide.png"}
     assert {path.name for path in DOCS.glob("pictures/*")} == {*drawn, *from_runs}
 
 
 def test_every_picture_is_shown_and_has_words_for_those_who_cannot_see_it():
     shown = "".join(path.read_text(encoding="utf-8") for path in PAGES)
-    for path in DOCS.glob("pictures/*.svg"):
+    for path in DOCS.glob("pictures/*"):
         assert re.search(rf"!\[[^\]]{{10,}}\]\([./\w-]*{path.name}\)", shown), path.name
+        assert path.stat().st_size < 100_000
+    for path in DOCS.glob("pictures/*.svg"):
         assert ET.parse(path).getroot().get("aria-label")
 
 
