@@ -53,6 +53,7 @@ def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_
     text = (logs / "node-0.log").read_text()
     assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), text
     assert "preflight: passed, 3 nodes in " in text
+    assert "preflight: bus bandwidth: " in text  # of all pairs, though one node is always left out
     assert "preflight: FAILED" not in text
 
 

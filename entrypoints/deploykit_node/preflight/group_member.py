@@ -106,10 +106,11 @@ def _measure(order: Order) -> Order:
     large, _ = _bus_bandwidth(size, None, world)
     node, pairs = rank // processes, {}
     for other in order["rounds"]:
+        nodes = sorted({node, node if other is None else other})
+        ranks = [n * processes + local for n in nodes for local in range(processes)]
+        # also where there is no other: PyTorch names a group after the number of earlier ones
+        group = distributed.new_group(ranks, use_local_synchronization=True)
         if other is not None:
-            nodes = sorted((node, other))
-            ranks = [n * processes + local for n in nodes for local in range(processes)]
-            group = distributed.new_group(ranks, use_local_synchronization=True)
             pairs[str(other)], _ = _bus_bandwidth(size, group, len(ranks))
     busy = (bandwidth.waited() - waited) / (time.perf_counter() - begun)
     distributed.barrier()
