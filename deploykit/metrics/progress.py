@@ -215,7 +215,7 @@ def _left(
     if total is None or not rate:
         return best.left
     marks = best.pace.marks() if best.pace else []
-    exact = time_left.by_epochs(marks, total, total / epochs) if epochs and marks else None
+    exact = time_left.by_epochs(marks, total, total / epochs) if total and epochs else None
     return max(0.0, (total - best.step) / rate if exact is None else exact)
 
 
