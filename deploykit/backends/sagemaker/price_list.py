@@ -23,16 +23,15 @@ _ENDPOINTS = {"ap": "ap-south-1", "eu": "eu-central-1"}
 """Regions of the service, by the beginning of a near region; else us-east-1:
 https://docs.aws.amazon.com/general/latest/gr/billing.html"""
 _SOURCE = "AWS's price list (GetProducts)"
-_USAGE = re.compile(r"([A-Z0-9]+-)?Train:(?:(ml\.[a-z0-9-]+\.[a-z0-9]+)|(VolumeUsage\.gp[23]))")
+_USAGE = re.compile(r"(?:[A-Z0-9]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+|VolumeUsage\.gp[23])")
 """The usage type of a product: ``USE1-Train:ml.g5.xlarge``."""
 _MOST = 200
-"""Pages of an answer: a region has a few hundred prices, 100 a page."""
+"""Pages of an answer, 100 products each: a region has a few thousand."""
 
 
 class Product(NamedTuple):
     """A price of the list: its machine, or its disk, and the price in USD."""
 
-    prefix: str
     name: str
     price: str
 
@@ -45,25 +44,24 @@ def refresh(region: str | None) -> str:
     """
     if not region:
         raise UsageError("no region is chosen", hint="sagemaker.region, or AWS_REGION")
-    products = list(_products(region, {"regionCode": region, "component": "Training"}))
-    machines = {one.name: one.price for one in products if one.name.startswith("ml.")}
+    products = {one.name: one.price for one in _products(region)}
+    machines = {name: price for name, price in products.items() if name.startswith("ml.")}
     if not machines:
         raise BackendUnavailable(f"AWS's price list has no prices of training in {region}")
-    prefix = next(one.prefix for one in products if one.name in machines)
-    disks = [*_products(region, {"usagetype": f"{prefix}Train:VolumeUsage.gp2"})]
-    disk = next((one.price for one in disks if one.name.startswith("Volume")), "")
+    disk = products.get("VolumeUsage.gp2", "")
     today = dt.datetime.now(dt.UTC).date().isoformat()
     path = prices.store(PROVIDER, PriceList(region, "USD", today, _SOURCE, machines, disk))
     return f"{len(machines)} prices of {region}, of {today}: {path}"
 
 
-def _products(region: str, wanted: Mapping[str, str]) -> Iterator[Product]:
-    """The products of the list that match."""
+def _products(region: str) -> Iterator[Product]:
+    """The products of training in a region.
+
+    All of the service are asked for: what a product is for can be told by its usage type alone.
+    """
     near = _ENDPOINTS.get(region.partition("-")[0], "us-east-1")
     client = aws.client("pricing", near)
-    filters = [
-        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
-    ]
+    filters = [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}]
     with aws.errors(near):
         pages = client.get_paginator("get_products").paginate(
             ServiceCode=_SERVICE, Filters=filters, PaginationConfig={"MaxItems": _MOST * 100}
@@ -84,7 +82,7 @@ def parse(text: str) -> Product | None:
         return None
     if usage is None or price is None:
         return None
-    return Product(usage[1] or "", usage[2] or usage[3], price)
+    return Product(usage[1], price)
 
 
 def _prices(terms: Mapping[str, Any]) -> Iterator[str]:
