@@ -17,10 +17,10 @@ QUICK := -m 'quick or not (slow or slurm or torch or frameworks)'
 test: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest $(QUICK)
 
-# Everything, in some fifty minutes on two cores: of three tests, one waits for a cluster.
+# Everything, in some fifty minutes on two cores.
 test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready \
     .venv-trackers/.ready
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest $(SELECT)
 
 # The lines and branches that `make test` runs, by package; child processes and the copies of the
 # node plane in bundles included. Slower than `make test`; a failed test does not stop it.
