@@ -1,4 +1,4 @@
-"""A stored archive is unpacked for one run, whatever lies there and whoever runs it."""
+"""A stored archive is unpacked whatever the folder holds, under any umask, with one clear error."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Pace:
 
     def rate(self) -> float | None:
         """The growth in a second, over the last part of the time; None where it is not known."""
-        return time_left.rate(self._marks.pairs())
+        return time_left.rate(self.marks())
 
     def marks(self) -> list[tuple[float, float]]:
         """Times and counts, evenly thinned."""

@@ -11,6 +11,7 @@ https://github.com/pytorch/examples/blob/main/mnist/main.py.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,4 @@ def test_the_file_of_a_bar_may_be_older_than_the_log():
 
 
 def moment(seconds):
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(seconds, UTC)
