@@ -180,6 +180,8 @@ def _check_search(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("sampler", message, "sampler: tpe")
     if sweep.pruner == "hyperband" and sweep.max_steps is None:
         yield Problem("max_steps", "is required for `hyperband`", "the steps of a complete trial")
+    if sweep.promote and sweep.pruner != "asha":
+        yield Problem("promote", "applies to `asha` only", "pruner: asha")
 
 
 def _check_grid(sweep: Sweep) -> Iterator[Problem]:

@@ -85,6 +85,8 @@ def is_pointwise(sweep: Sweep) -> bool:
 def pruner(sweep: Sweep) -> BasePruner:
     """The pruner of a sweep."""
     least, factor = sweep.min_steps, sweep.reduction
+    if sweep.promote:  # `promotion.Ladder` decides
+        return NopPruner()
     if sweep.pruner == "asha":
         return SuccessiveHalvingPruner(min_resource=least, reduction_factor=factor)
     if sweep.pruner == "hyperband":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit import backend, bundle, capabilities, lifecycle, paths
-from deploykit.errors import JobFileError, NotFound
+from deploykit.errors import DeploykitError, JobFileError, NotFound
 from deploykit.model import Bundle, JobSpec, Plan
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.space import Passed
@@ -55,6 +55,23 @@ def of(record: SweepRecord) -> Iterator[Base]:
 def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
     job = {**record.job, **keys}
     return base(lifecycle.prepare(job, (), record.backend, record.id).plan)
+
+
+def slots(base: Base) -> Sequence[Mapping[str, str]]:
+    """Variables of each slot of the machine; none where slots do not differ."""
+    engine = backend.find(base.backend)
+    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
+
+
+def largest_array(base: Base) -> int:
+    """Most runs of the job in one job array; 0: none."""
+    engine = backend.find(base.backend)
+    if base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
+        return 0
+    try:
+        return engine.largest_array(base.options)
+    except DeploykitError:  # `submit` tells why
+        return 0
 
 
 def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:

@@ -17,7 +17,7 @@ from deploykit.metrics.points import Point
 from deploykit.model import State
 from deploykit.registry import Run
 from deploykit.run_metrics import RunMetrics
-from deploykit.sweep import outcomes, samplers, space
+from deploykit.sweep import outcomes, promotion, samplers, space
 from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
@@ -99,6 +99,41 @@ class Live:
         """Whether it was stopped early."""
         return PRUNED in self.trial.user_attrs
 
+    @property
+    def rung(self) -> int | None:
+        """The rung that it may train to; None: to its end."""
+        return promotion.rung(self.trial.user_attrs)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits at its rung, or its run is being stopped there."""
+        return promotion.is_paused(self.trial.user_attrs)
+
+    def pause(self) -> None:
+        """Note that its run is to be stopped at its rung, before it is."""
+        self.trial.set_user_attr(promotion.PAUSED, self.rung)
+
+    def climb(self, rung: int | None) -> None:
+        """Let it train to another rung, or with None to its end."""
+        self.trial.set_user_attr(promotion.RUNG, rung)
+
+    def rest(self) -> None:
+        """Give back the slot of a paused trial, whose run has ended."""
+        for repeat in self.repeats:
+            self.trial.set_user_attr(f"{SLOT} {repeat}", None)
+
+    def give_up(self) -> None:
+        """Note that a paused trial goes on no more."""
+        self.trial.set_user_attr(PRUNED, self.last_step)
+
+    def outcome(self, row: Run) -> Outcome:
+        """What became of its run, which may have had no step left to train when it resumed."""
+        objective, earlier = self.record.sweep.objective, []
+        if self.attempt(0) and self.record.sweep.promote:
+            steps = self._frozen.intermediate_values
+            earlier = [steps[step] for step in sorted(steps)]
+        return outcomes.of(row, objective, earlier)
+
     def should_stop_early(self, row: Run) -> bool:
         """Report what its run has reported since the last time; whether the pruner ends it.
 
@@ -107,7 +142,7 @@ class Live:
         """
         over = State(row.state).final
         for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
-            last = self._last_step()
+            last = self.last_step
             step = last + 1 if point.step is None else point.step
             if step > last:
                 self.trial.report(point.value, step)
@@ -122,10 +157,16 @@ class Live:
         self.reader.row = row
         return self.reader.refresh()[1]
 
-    def _last_step(self) -> int:
+    @property
+    def last_step(self) -> int:
         """The last step that was reported, by this controller or an earlier one; -1: none."""
-        last = self.trial.storage.get_trial(self.trial._trial_id).last_step  # noqa: SLF001
+        last = self._frozen.last_step
         return -1 if last is None else last
+
+    @property
+    def _frozen(self) -> FrozenTrial:
+        """The trial as the journal has it."""
+        return self.trial.storage.get_trial(self.trial._trial_id)  # noqa: SLF001
 
     def keep_cost(self, known: Money | None, charged: Decimal) -> None:
         """Keep what its runs have cost, as far as known, and what of the cap they have used up.
