@@ -195,7 +195,7 @@ class Controller:
         self._changed = True
         live.rest()
         self.paused.append(live)
-        self.tell(f"trial {live.number}: paused at step {live.last_step}")
+        self.tell(f"trial {live.number}: paused at step {live.last_step}{_repeated(live)}")
 
     @property
     def _limit(self) -> int:
@@ -225,7 +225,8 @@ class Controller:
         self._ended += charged
         live.keep_cost(spending.total(rows), charged)
         settings = " ".join(f"{name}={value}" for name, value in live.values.items())
-        self.tell(f"trial {live.number}: {live.tell(self.study)} ({settings})")
+        end = live.tell(self.study)
+        self.tell(f"trial {live.number}: {end} ({settings}){_repeated(live)}")
 
     def _begin(self) -> None:
         """Begin trials, or let paused ones go on, while there are slots and money for them."""
@@ -382,6 +383,11 @@ class Controller:
         if text != self._said:
             self._said = text
             self.tell(text)
+
+
+def _repeated(live: Live) -> str:
+    steps = trials.repeated(live.trial.user_attrs)
+    return f"; {steps}" if steps else ""
 
 
 def _is_over(row: Run) -> bool:

@@ -106,11 +106,11 @@ class SweepSummary:
 
     @property
     def pruned(self) -> list[TrialSummary]:
-        """The trials that were stopped early, by their last value, the best first."""
-        return self._ranked("pruned")
+        """The trials that were stopped early or paused, by their last value, the best first."""
+        return self._ranked("pruned", "paused")
 
-    def _ranked(self, state: str) -> list[TrialSummary]:
-        chosen = [trial for trial in self.trials if trial.state == state]
+    def _ranked(self, *states: str) -> list[TrialSummary]:
+        chosen = [trial for trial in self.trials if trial.state in states]
         sign = 1 if self.record.sweep.objective.direction == "minimize" else -1
         return sorted(chosen, key=lambda trial: sign * (trial.value or 0.0))
 
@@ -184,6 +184,7 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
     values = samplers.values(record.sweep, trial.params)
     value = trial.value if trial.state is TrialState.COMPLETE else None
     state, reason = _STATES[trial.state], str(trial.user_attrs.get(trials.REASON, ""))
+    repeated = trials.repeated(trial.user_attrs)
     if trial.state is TrialState.PRUNED:
         reason = f"stopped early at step {trial.user_attrs.get(trials.PRUNED)}"
         value = trial.intermediate_values.get(trial.last_step or 0)
@@ -192,4 +193,5 @@ def _trial(record: SweepRecord, trial: FrozenTrial, rows: Sequence[Run]) -> Tria
         value = trial.intermediate_values.get(trial.last_step or 0)
     interval = spread.of(trial.user_attrs.get(trials.RESULTS, ()))
     cost = trials.cost(trial) if trial.state.is_finished() else spending.total(rows)
+    reason = "; ".join(filter(None, (reason, repeated)))
     return TrialSummary(trial.number, state, values, value, reason, rows, interval, cost)

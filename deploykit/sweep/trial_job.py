@@ -95,5 +95,16 @@ def _below(location: str | None, name: str) -> str | None:
 
 def _checkpoints(base: Base, run: str, first: str) -> str | None:
     """Where a later attempt finds the checkpoints of the first, if its nodes see that folder."""
-    sees = isinstance(backend.find(base.backend), capabilities.Launch)
-    return str(paths.run_folder(first) / "checkpoints") if run != first and sees else None
+    if run == first or not _sees_run_folders(base):
+        return None
+    return str(paths.run_folder(first) / "checkpoints")
+
+
+def resumes(base: Base) -> bool:
+    """Whether a later attempt of a trial finds the checkpoints of the first."""
+    return base.job.checkpoints is not None or _sees_run_folders(base)
+
+
+def _sees_run_folders(base: Base) -> bool:
+    engine = backend.find(base.backend)
+    return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))

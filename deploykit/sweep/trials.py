@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_UP, Decimal
 from statistics import fmean
+from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -23,7 +24,7 @@ from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
-RESULTS, COST, CHARGED = "values", "cost", "charged"
+RESULTS, COST, CHARGED, RESTED, REPEATED = "values", "cost", "charged", "rested", "repeated"
 """Attributes of a trial in the journal; the first three with the number of the repeat behind."""
 _DIGITS = Decimal("1e-9")
 
@@ -118,7 +119,8 @@ class Live:
         self.trial.set_user_attr(promotion.RUNG, rung)
 
     def rest(self) -> None:
-        """Give back the slot of a paused trial, whose run has ended."""
+        """Give back the slot of a paused trial, whose run has ended, and note how far it is."""
+        self.trial.set_user_attr(RESTED, self.last_step)
         for repeat in self.repeats:
             self.trial.set_user_attr(f"{SLOT} {repeat}", None)
 
@@ -144,12 +146,20 @@ class Live:
         for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
             last = self.last_step
             step = last + 1 if point.step is None else point.step
+            if step <= self.trial.user_attrs.get(RESTED, -1):
+                self._note_repeated(step)
             if step > last:
                 self.trial.report(point.value, step)
                 if self.trial.should_prune() and not over:
                     self.trial.set_user_attr(PRUNED, step)
                     return True
         return False
+
+    def _note_repeated(self, step: int) -> None:
+        """Count the steps from `step` on, which were trained before the trial paused."""
+        known, rested = self.trial.user_attrs.get(REPEATED, 0), self.trial.user_attrs[RESTED]
+        self.trial.set_user_attr(RESTED, -1)
+        self.trial.set_user_attr(REPEATED, known + rested - step + 1)
 
     def _new_points(self, row: Run) -> list[Point]:
         if self.reader is None:
@@ -221,6 +231,12 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
         seed = repeat if sweep.repeat > 1 else None
         for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
             yield run_id(record.id, frozen.number, seed, attempt)
+
+
+def repeated(attributes: Mapping[str, Any]) -> str:
+    """How many steps a trial has trained again after it paused, in words; empty for none."""
+    steps = attributes.get(REPEATED, 0)
+    return f"trained {steps} steps again after a pause" if steps else ""
 
 
 def cost(frozen: FrozenTrial) -> Money | None:

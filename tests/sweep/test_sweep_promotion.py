@@ -2,61 +2,174 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
-from deploykit import paths
-
-STEPS = 27
-TRAIN = f"""\
-import json, os, sys, time
+import math
 from pathlib import Path
 
-_, _, number, *again = Path.cwd().parent.name.split("-")[-3:] if False else ["", "", *Path.cwd().parent.name.split("-")[1:]]
-journal = Path.cwd().parents[2] / "sweeps/s/journal.log"
-trained = Path(os.environ["DEPLOYKIT_CHECKPOINT_DIR"], "trained")
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from deploykit import paths
+from deploykit.sweep import promotion, samplers
+from deploykit.sweep.file import from_data
+from deploykit.sweep.promotion import Ladder
+from tests.sweep.halving import LENGTHS, STEPS, counts
+from tests.sweep.test_sweep import deploykit, priced, wait_for
 
 
-def rung():
-    known = 0
-    for line in journal.read_text().splitlines(keepends=True):
-        if line.endswith("\\n"):
-            record = json.loads(line)
-            if record.get("trial_id") == int(number):
-                known = record.get("user_attr", {{}}).get("rung", known)
-    return known
-
-
-lr = float(sys.argv[2])
-for step in range(trained.exists() and len(trained.read_text().split()) + 1 or 1, {STEPS} + 1):
-    with trained.open("a") as file:
-        file.write(f"{{step}}\\n")
-    print(f"step {{step}}/{STEPS} loss={{(lr - 0.03) ** 2 + 1 / step:.9f}}", flush=True)
-    while step in (1, 3, 9) and (may := rung()) is not None and step >= 3**may:
-        time.sleep(0.02)
-"""
-"""Appends each step that it trains to its only checkpoint, and waits at a rung for its end."""
-RATES = ["0.01", "0.02", "0.03", "0.04", "0.05", "0.06", "0.07", "0.08", "0.09"]
-
-
-@pytest.fixture
-def halving(write, toy):
-    (toy / "train.py").write_text(TRAIN)
-    keys = {"sampler": "grid", "trials": 9, "pruner": "asha", "promote": "true"}
-    write(**keys, parameters=json.dumps({"lr": {"choice": RATES}}))
-
-
-def trained():
-    """The steps that each trial has trained, in order, by its number."""
-    steps = {}
-    for path in paths.state().glob("runs/s-*/checkpoints/trained"):
-        steps.setdefault(int(path.parts[-3].split("-")[1]), []).extend(path.read_text().split())
-    return {number: [int(step) for step in several] for number, several in steps.items()}
-
-
-def test_promotions_resume_and_train_no_step_twice(halving, sweep):
+def test_a_promotion_trains_no_step_twice(halving, sweep):
+    halving()
     found = sweep("start", "--json", "--sweep", "s")
-    steps = trained()
-    print(steps, found["counts"], sweep.notes)
-    assert all(several == list(range(1, len(several) + 1)) for several in steps.values())
+    assert counts(found) == LENGTHS
+    assert found["counts"] == {"pruned": 8, "succeeded": 1}
+    best = found["best"]
+    assert (best["parameters"]["lr"], best["value"]) == ("0.03", pytest.approx(1 / 27))
+    number = best["trial"]
+    assert [one["run"] for one in best["runs"]] == [
+        *(f"s-{number}", f"s-{number}-r1", f"s-{number}-r2")
+    ]
+    assert f"trial {number}: paused at step 9" in sweep.notes
+    assert f"trial {number}: goes on to its end" in sweep.notes
+    sweep("report")
+    assert (
+        Path("report-s.html").read_text().count("<title>trial ") == 1 + 3
+    )  # curves with two points or more
+
+
+def test_paused_trials_are_shown_and_go_on_after_a_stop(halving, sweep):
+    halving(parallel=3)
+    hold = paths.state() / "runs/hold"
+    hold.parent.mkdir(parents=True)
+    hold.touch()
+    with deploykit("start", "--sweep", "s") as controller:
+        wait_for((paths.state() / "sweeps/s/journal.log").exists)
+        wait_for(lambda: sweep("status", "--json")["counts"] == {"running": 1, "paused": 8})
+        assert "trials  9 of 9: 8 paused, 1 running" in sweep("watch", "--once")
+        sweep("stop", "s")
+        assert controller.wait() == 0
+    stopped = sweep("status", "s", "--json")
+    assert (stopped["state"], stopped["total"]) == ("stopped", 9)
+    paused = [one for one in stopped["trials"] if one["state"] == "paused"]
+    assert {one["reason"] for one in paused} == {"paused at step 1", "paused at step 3"}
+    assert all(one["value"] > 0 for one in paused)
+    hold.unlink()
+    found = sweep("resume", "s", "--json")
+    assert found["counts"] == {"pruned": 8, "succeeded": 1}
+    assert counts(found)["0.03"] == STEPS
+
+
+def test_what_a_script_trains_again_is_counted(halving, sweep, toy):
+    halving()
+    job = "name: toy\nentrypoint: {script: train.py}\nenv: {FORGETS: 'yes'}\n"
+    (toy / "job.yaml").write_text(job)
+    found = sweep("start", "--json", "--sweep", "s")
+    best = found["best"]
+    assert best["reason"] == "trained 12 steps again after a pause"  # 3 and 9
+    assert f"(lr=0.03); {best['reason']}" in sweep.notes
+
+
+def test_the_cap_leaves_money_for_one_trial_to_end(halving, sweep, toy):
+    """A run may cost 60 USD and does cost 20: five, the best of them to its end, and two more."""
+    priced(toy, billed=20)
+    halving(max_cost="200 USD")
+    found = sweep("start", "--json", "--sweep", "s")
+    assert (found["state"], found["cost"]["amount"]) == ("capped", 160)
+    assert found["counts"]["succeeded"] == 1
+    assert "paused" not in found["counts"]
+    assert sweep("resume", "s", "--json")["cost"]["amount"] == 160
+
+
+def test_a_cap_that_is_too_low_for_a_second_run_is_refused(halving, sweep, toy):
+    priced(toy)
+    halving(max_cost="119 USD")
+    sweep("start", code=65)
+    assert "max_cost: 119.00 USD is less than one trial may cost, 120.00 USD" in sweep.notes
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"pruner": "median"}, "promote: applies to `asha` only"),
+        ({"repeat": 2}, "repeat: cannot be combined with a pruner"),
+    ],
+)
+def test_what_does_not_go_together(halving, sweep, keys, said):
+    halving(**keys)
+    sweep("start", code=65)
+    assert said in sweep.notes
+
+
+SPACE = {"lr": {"range": [0.01, 0.1]}, "n": {"range": [1, 64], "int": True}}
+
+
+def journaled(state):
+    """Twenty trials that have reached their first rung: paused, or pruned there."""
+    study = optuna.create_study(pruner=optuna.pruners.NopPruner())
+    lr, n = optuna.distributions.FloatDistribution(0.01, 0.1), optuna.distributions.IntDistribution
+    for number in range(20):
+        values = {"lr": 0.01 + number / 250, "n": 1 + number}
+        trial = optuna.trial.create_trial(
+            state=state,
+            params=values,
+            distributions={"lr": lr, "n": n(1, 64)},
+            intermediate_values={1: (values["lr"] - 0.03) ** 2},
+            user_attrs={promotion.PAUSED: 0},
+        )
+        study.add_trial(trial)
+    return study
+
+
+def test_a_sampler_learns_from_paused_trials_as_from_pruned_ones():
+    data = {"parameters": SPACE, "objective": {"metric": "loss"}, "trials": 40, "pruner": "asha"}
+    sweep = from_data(Path("s"), {**data, "promote": True}, Path()).sweep
+    chosen = []
+    for state in (TrialState.RUNNING, TrialState.PRUNED):
+        study = journaled(state)
+        study.sampler = samplers.sampler(sweep, 20)
+        chosen.append(samplers.suggest(sweep, study.ask()))
+    assert chosen[0] == chosen[1]
+    assert 0.01 < float(chosen[0]["lr"]) < 0.05
+
+
+def ladder(direction, *values, reduction=2):
+    """The ladder of trials that have paused at their first rung with these values."""
+    study = optuna.create_study(direction=direction)
+    for value in values:
+        trial = study.ask()
+        trial.report(value, 5)
+        trial.set_user_attr(promotion.PAUSED, 0)
+    data = {"parameters": SPACE, "objective": {"metric": "loss", "direction": direction}}
+    keys = {"trials": 9, "pruner": "asha", "promote": True, "reduction": reduction, "min_steps": 4}
+    return Ladder(from_data(Path("s"), {**data, **keys}, Path()).sweep, study), study
+
+
+@pytest.mark.parametrize(
+    ("direction", "values", "expected"),
+    [
+        ("minimize", [3, 1, 2], 1),
+        ("maximize", [3, 1, 2], 0),
+        ("minimize", [3], None),
+        ("minimize", [2, 2], 0),
+        ("minimize", [math.nan, 7], 1),
+        ("maximize", [math.nan, math.nan], None),
+        ("minimize", [math.inf, math.inf], None),
+        ("maximize", [-math.inf, 1], 1),
+    ],
+)
+def test_which_trial_goes_on(direction, values, expected):
+    known, _ = ladder(direction, *values)
+    assert known.next() == expected
+
+
+def test_the_highest_rung_comes_first_and_failed_trials_do_not_count():
+    known, study = ladder("minimize", 1, 2, 3, 4)
+    for number, value in ((0, 9), (1, 8)):
+        trial = optuna.Trial(study, number)
+        trial.report(value, 8)
+        trial.set_user_attr(promotion.RUNG, 1)
+        trial.set_user_attr(promotion.PAUSED, 1)
+    assert (known.next(), known.finalist()) == (1, 1)
+    study.tell(1, state=TrialState.FAIL)
+    assert (known.next(), known.finalist()) == (None, 0)  # trial 0 is the best of three below
+    study.tell(0, 1.0)
+    assert (known.finalist(), known.has_ended) == (None, True)
