@@ -13,6 +13,7 @@ from deploykit import paths
 from deploykit.sweep import promotion, samplers
 from deploykit.sweep.file import from_data
 from deploykit.sweep.promotion import Ladder
+from tests.aws_server import SECTION
 from tests.sweep.halving import LENGTHS, STEPS, counts
 from tests.sweep.test_sweep import deploykit, priced, wait_for
 
@@ -97,6 +98,16 @@ def test_what_does_not_go_together(halving, sweep, keys, said):
     halving(**keys)
     sweep("start", code=65)
     assert said in sweep.notes
+
+
+def test_where_a_run_cannot_see_the_last_one_a_folder_is_required(halving, sweep, toy, monkeypatch):
+    """On SageMaker, of which no service is asked."""
+    halving()
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", "sagemaker")
+    job = "name: toy\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\n" + SECTION
+    (toy / "job.yaml").write_text(job)
+    sweep("start", code=65)
+    assert "promote: requires `checkpoints` in the job file" in sweep.notes
 
 
 SPACE = {"lr": {"range": [0.01, 0.1]}, "n": {"range": [1, 64], "int": True}}
