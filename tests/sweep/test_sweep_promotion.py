@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -93,6 +92,7 @@ def test_a_cap_that_is_too_low_for_a_second_run_is_refused(halving, sweep, toy):
     [
         ({"pruner": "median"}, "promote: applies to `asha` only"),
         ({"repeat": 2}, "repeat: cannot be combined with a pruner"),
+        ({"sampler": "cma-es"}, "promote: cannot be combined with `cma-es`"),
     ],
 )
 def test_what_does_not_go_together(halving, sweep, keys, said):
