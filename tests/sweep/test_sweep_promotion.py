@@ -69,6 +69,17 @@ def test_what_a_script_trains_again_is_counted(halving, sweep, toy):
     assert f"(lr=0.03); {best['reason']}" in sweep.notes
 
 
+def test_if_the_best_fails_the_next_one_goes_on(halving, sweep, toy):
+    halving()
+    job = "name: toy\nentrypoint: {script: train.py}\nenv: {FAILS: '0.03'}\n"
+    (toy / "job.yaml").write_text(job)
+    found = sweep("start", "--json", "--sweep", "s")
+    assert found["counts"] == {"failed": 1, "pruned": 7, "succeeded": 1}
+    assert found["best"]["parameters"]["lr"] in {"0.02", "0.04"}
+    lengths = counts(found)
+    assert (lengths["0.03"], lengths[found["best"]["parameters"]["lr"]]) == (10, STEPS)
+
+
 def test_the_cap_leaves_money_for_one_trial_to_end(halving, sweep, toy):
     """A run may cost 60 USD and does cost 20: five, the best of them to its end, and two more."""
     priced(toy, billed=20)
