@@ -29,7 +29,7 @@ def rung(attributes: Mapping[str, Any]) -> int | None:
 
 def is_paused(attributes: Mapping[str, Any]) -> bool:
     """Whether a trial waits at its rung, or its run is being stopped there."""
-    return attributes.get(PAUSED, -1) == rung(attributes)
+    return bool(attributes.get(PAUSED, -1) == rung(attributes))
 
 
 def _height(attributes: Mapping[str, Any]) -> int:
@@ -55,7 +55,7 @@ class Ladder:
 
     def steps(self, rung: int) -> int:
         """The steps of a rung, as the metric counts them."""
-        return self._sweep.min_steps * self._sweep.reduction**rung
+        return self._sweep.min_steps * int(self._sweep.reduction**rung)
 
     def is_among_the_best(self, number: int, rung: int) -> bool:
         """Whether a trial that has reached a rung may go on to the next one."""

@@ -40,7 +40,8 @@ def test_on_this_machine(halving, sweep, toy, monkeypatch):
 def test_on_slurm(cluster, halving, sweep, toy, monkeypatch):
     halving(max_cost="100 USD")
     monkeypatch.setenv("DEPLOYKIT_BACKEND", "slurm")
-    (toy / "job.yaml").write_text(JOB + "slurm: {price: 36 USD/node-hour}\n")
+    section = "slurm: {price: 36 USD/node-hour, restarts: {preemption: 0, time_limit: 0}}\n"
+    (toy / "job.yaml").write_text(JOB + section)
     found = check(sweep)
     assert counts(found) == LENGTHS
     assert found["cost"]["currency"] == "USD"
