@@ -84,6 +84,7 @@ def check(project, rank, *words):
     settings = ["--debugger", rank, "--run", "one", *words]
     assert deploykit(subprocess.run, "submit", *settings).returncode == 0
     with served("one") as (configuration, _):
+        assert Path(configuration["pathMappings"][0]["remoteRoot"], "train.py").exists()
         found = look(configuration)
     assert found == (str(project / "train.py"), STOP, f"({rank}, 2, 1)")
     assert deploykit(subprocess.run, "wait", "one").returncode == 0

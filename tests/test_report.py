@@ -135,6 +135,23 @@ def test_versions_and_gpus_of_the_run(live, here, capsys):
     assert "GPUs 8 x H100 driver 550" in text
 
 
+def test_the_nodes_of_the_last_attempt_with_their_hosts(live, here, capsys):
+    trained(live, [2, 1])
+    (live.folder / "exit_records").mkdir()
+    (live.folder / "exit_records/attempt.json").write_text('{"attempt": 1}')
+    for rank, host, attempt in ((0, "n7", 1), (3, "n7", 1), (4, "n<9>", 1), (5, "n8", 0)):
+        record = {"host": host, "python": "/p", "libraries": "", "attempt": attempt}
+        (live.folder / f"exit_records/process-{rank}.json").write_text(json.dumps(record))
+    with (live.folder / "logs/node-0.log").open("a") as file:
+        file.write(f"{STAMP} [node 0] node 0 of 2 (slurm): rendezvous at 10.0.0.1 port 1234\n")
+        file.write(f"{STAMP} [node 0] network: eth0 is the route\n")
+    report(capsys, "live-run")
+    text = checked("report-live-run.html").text
+    assert "node 0 of 2, slurm, on n7; rendezvous at 10.0.0.1 port 1234 eth0 is the route" in text
+    assert "node 1, on n<9>" in text
+    assert "n8" not in text
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"versions": [], "gpus": 3}'])
 def test_a_record_of_software_that_is_none(tmp_path, text):
     (tmp_path / "exit_records").mkdir()

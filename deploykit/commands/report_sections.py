@@ -14,7 +14,6 @@ from deploykit import (
     comparison,
     paths,
     run_diagnosis,
-    run_timeline,
     shell,
 )
 from deploykit.commands import comparison_text, output, progress_text, report_steps, written
@@ -244,8 +243,7 @@ def _row(line: Line) -> list[str | tuple[str, bool]]:
 def _charts(reports: Sequence[RunReport]) -> Markup:
     drawn = curves.charts([_numbers(one.facts) for one in reports])
     if len(reports) == 1:
-        starts = list(run_timeline.attempt_starts(reports[0].facts).values())
-        drawn += report_steps.usage_charts(reports[0].usage, starts[1:])
+        drawn += report_steps.usage_charts(reports[0].usage, reports[0].starts[1:])
     figures = markup.join(chart.draw(one, number) for number, one in enumerate(drawn))
     return (
         markup.section("Curves", markup.element("div", figures, "charts")) if figures else figures
