@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
 import shutil
-import subprocess
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,11 +18,10 @@ from deploykit.inspect import usage
 from deploykit.model import State, Status
 from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.chart import Chart, Curve
+from tests.browser import AXE, BROWSER, findings, opened
 from tests.live_run import STAMP
 from tests.test_profile import event, write
 
-AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
-BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 EVIL = (
     "</title></pre></style><script>alert(1)</script><img src=x onerror='alert(2)'>\"`&\x1b[2J\u202e"
 )
@@ -457,15 +454,10 @@ def test_a_browser_has_nothing_to_complain_about(live, here, capsys, width):
     trained(live, [2, 1, 0.5], name=EVIL)
     live.end(code=1)
     report(capsys, "live-run")
-    address = (here / "report-live-run.html").as_uri()
-    options = ["--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    shape = [f"--window-size={width},800", f"--user-data-dir={here / 'browser'}"]
-    done = subprocess.run(
-        [BROWSER, *options, *shape, address], capture_output=True, text=True, check=True
-    )
-    assert "CONSOLE" not in done.stderr
-    assert 'aria-labelledby="chart-0"' in done.stdout
-    assert "<script" not in done.stdout
+    dom, printed = opened(here / "report-live-run.html", width=width)
+    assert "CONSOLE" not in printed
+    assert 'aria-labelledby="chart-0"' in dom
+    assert "<script" not in dom
 
 
 def inside(folder):
@@ -486,24 +478,11 @@ def inside(folder):
     (folder / "exit_records/attempt.json").write_text('{"attempt": 3}')
 
 
-CHECK = """
-axe.run(document).then(found => {
-  const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
-  const lines = bad.flatMap(one => one.nodes.map(node => `${one.id}: ${node.html.slice(0, 200)}`));
-  const page = document.createElement("pre");
-  page.id = "axe";
-  page.textContent = JSON.stringify({passed: found.passes.length, lines});
-  document.body.replaceChildren(page);
-});
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["healthy", "preempted", "failed", "compared"])
 def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
-    """https://github.com/dequelabs/axe-core, in a copy of the page that may run scripts."""
     names = ["one-a", "two-b"] if kind == "compared" else ["one-a"]
     for name in names:
         live = trained(start(name), [2, 1, 0.5])
@@ -512,14 +491,6 @@ def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
         if kind == "preempted":
             inside(live.folder)
     report(capsys, *names, "--output", "page.html")
-    page = re.sub("<meta http-equiv=.Content-Security[^>]*>", "", Path("page.html").read_text())
-    axe = AXE.read_text().replace("</script", "<\\/script")
-    Path("page.html").write_text(f"{page}<script>{axe}</script><script>{CHECK}</script>")
-    options = ["--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=30000"]
-    options += [f"--user-data-dir={here / 'browser'}"]
-    options += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    address = (here / "page.html").as_uri()
-    done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, check=True)
-    found = json.loads(html.unescape(re.search('<pre id="axe">(.*)</pre>', done.stdout)[1]))
+    found = findings(here / "page.html", scheme=scheme)
     assert found["passed"] > 10
     assert found["lines"] == []
