@@ -42,10 +42,14 @@ def served(run):
     """The editor's settings for a run, while connections are passed on."""
     port = free_port()
     with deploykit(subprocess.Popen, "shell", run, "--debugger", "--port", str(port)) as serving:
-        text = ""
-        while not text.endswith("\n}\n"):
-            text += serving.stdout.readline()
-        yield json.loads(text), serving
+        try:
+            text = ""
+            while not text.endswith("\n}\n"):
+                text += serving.stdout.readline()
+            yield json.loads(text), serving
+        except BaseException:
+            serving.kill()
+            raise
         assert serving.wait() == 0
 
 
