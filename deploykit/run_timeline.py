@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,17 @@ def spans(facts: RunFacts, starts: Mapping[int, float]) -> list[Span]:
     ends = {number - 1: time for number, time in _restarts(row)}
     begun = {attempt: time for attempt, time in starts.items() if time < end}
     return list(_spans(row.created, end, begun, ends))
+
+
+def seconds(facts: RunFacts, parts: Sequence[Span] | None = None) -> float | None:
+    """How long it ran: of a run with restarts all attempts, of which a scheduler tells the last.
+
+    `parts` are the `spans` where they are known.
+    """
+    if not facts.restarts:
+        return facts.seconds
+    parts = spans(facts, attempt_starts(facts)) if parts is None else parts
+    return sum(one.end - one.begin for one in parts if one.attempt is not None)
 
 
 def _spans(

@@ -194,7 +194,7 @@ def test_a_run_that_was_preempted_thrice(live, here, capsys):
     assert max(labels) <= 420 - 20  # the last one is not cut off
 
 
-def test_the_time_of_a_job_that_slurm_started_again(here, capsys):
+def test_the_time_of_a_job_that_slurm_started_again(here, start, capsys):
     """Slurm tells when the last attempt began; when the others did is in the log."""
     started, finished = (
         datetime(2026, 11, 21, 1, 40, tzinfo=UTC),
@@ -229,6 +229,10 @@ def test_the_time_of_a_job_that_slurm_started_again(here, capsys):
     assert "waited 31m 0s ran for 29m 0s" in found.text
     assert found.text.count("passed at 01:40") == 2  # as an event, and as the preflight
     assert found.text.count("passed at 01:14") == 1
+    start("two-b").end()
+    capsys.readouterr()
+    assert cli.main(["compare", "re-run", "two-b"]) == 0
+    assert "duration\t29m 0s\t" in capsys.readouterr().out
 
 
 def test_what_ranks_used_over_time(live, here, capsys):
