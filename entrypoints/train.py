@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import count
 from math import inf
@@ -42,7 +43,7 @@ from trainer.progress_bar import ProgressBar
 from trainer.setup import Setup
 from trainer.stop_vote import StopVote
 from trainer.strategy import Strategy
-from trainer.train_options import TrainOptions
+from trainer.train_options import ModelOptions, TrainOptions
 
 OUTPUT_DIR = Path(os.environ.get("DEPLOYKIT_OUTPUT_DIR", "output"))
 CHECKPOINT_DIR = Path(os.environ.get("DEPLOYKIT_CHECKPOINT_DIR", "checkpoints"))
@@ -55,7 +56,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     stop_signals = collect_stop_signals()
     context = process_group.join()
-    accumulate(options, context)
+    options = accumulate(options, context)
     try:
         finished = Trainer(options, context, stop_signals).train()
     except ConfigError as error:  # on all ranks
@@ -304,7 +305,7 @@ class Trainer:
 
     def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""
-        model = ("task", "task_options", "text", "sequence", "layers", "width", "heads")
+        model = (each.name for each in fields(ModelOptions))
         steps = ("batch_size", "optimizer", "lr", "lr_schedule", "warmup", "weight_decay", "clip")
         names = (*model, *steps, "ema", "precision", "seed")
         return {name: getattr(self.options, name) for name in names}

@@ -80,10 +80,9 @@ def parse(arguments: Sequence[str]) -> TrainOptions:
     _add_training(parser)
     _add_parallelism(parser)
     _add_output(parser)
-    options = parser.parse_args(arguments, namespace=TrainOptions())
-    for name, value in DEFAULTS.get(options.task, OWN).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    values = vars(parser.parse_args(arguments))
+    given = {name: value for name, value in values.items() if value is not None}
+    options = TrainOptions(**{**values, **DEFAULTS.get(values["task"], OWN), **given})
     problems = list(_problems(options))
     if problems:
         parser.error("; ".join(problems))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -23,13 +24,15 @@ HIDDEN_SIZE = 64
 """Outputs of the layer `hidden` of the digits model, the only one that is sharded."""
 
 
-def accumulate(options: TrainOptions, context: DistributedContext) -> None:
-    """Have more micro-batches while nodes are lost, so that no rank has more samples at once."""
+def accumulate(options: TrainOptions, context: DistributedContext) -> TrainOptions:
+    """More micro-batches while nodes are lost, so that no rank has more samples at once."""
     full = int(os.environ.get(FULL_WORLD_SIZE) or context.world_size)
-    if full > context.world_size:
-        options.micro_batches *= math.ceil(full / context.world_size)
-        ranks = f"{context.world_size} of {full} ranks"
-        context.log(f"{ranks}: {options.micro_batches} micro-batch(es) for the same global batch")
+    if full <= context.world_size:
+        return options
+    micro_batches = options.micro_batches * math.ceil(full / context.world_size)
+    ranks = f"{context.world_size} of {full} ranks"
+    context.log(f"{ranks}: {micro_batches} micro-batch(es) for the same global batch")
+    return replace(options, micro_batches=micro_batches)
 
 
 class Layout:

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from trainer import checkpoint, tasks, weight_average
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.safe_pickle import InvalidFile
-from trainer.train_options import TrainOptions
+from trainer.train_options import ModelOptions
 
 Loaded = TypeVar("Loaded")
 MODEL_SETTINGS = ("layers", "width", "heads", "sequence")
@@ -42,9 +42,9 @@ def restore(folder: Path) -> RestoredModel:
     Raises FileNotFoundError if there is none, ValueError if none can be used.
     """
     latest = checkpoint.find_latest(folder, _problem)
-    options = TrainOptions(**latest.progress["settings"])
+    options = ModelOptions.of(latest.progress["settings"])
     trained = _trained(checkpoint.read(latest.path))
-    model = build_on_meta(vars(options), max_layers=len(trained))
+    model = build_on_meta(latest.progress["settings"], max_layers=len(trained))
     materialize(model, {name: trained[name] for name in model.state_dict()})
     test = cast("TensorDataset", tasks.load(options).test)  # that of digits and text is in memory
     return RestoredModel(test, model, latest.progress)
@@ -60,7 +60,7 @@ def build_on_meta(settings: Mapping[str, Any], max_layers: int) -> nn.Module:
     sizes = [settings.get(name) for name in MODEL_SETTINGS]
     if not all(type(size) is int and 0 < size <= MAX_SETTING for size in sizes):
         raise InvalidFile("the model sizes of its settings are not valid")
-    options = TrainOptions(**settings)
+    options = ModelOptions.of(settings)
     if options.layers > max_layers or options.width % options.heads:
         raise InvalidFile("the model sizes of its settings contradict each other")
     with torch.device("meta"):

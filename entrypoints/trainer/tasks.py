@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset, random_split
 from trainer import models
 from trainer.errors import ConfigError
 from trainer.task import Task
-from trainer.train_options import TrainOptions
+from trainer.train_options import ModelOptions
 
 PIXEL_MEAN, PIXEL_STD = 4.9, 6.0
 """Of the digits' pixels, which range from 0 to 16. Raw pixels train to the same accuracy, but on a
@@ -28,14 +28,14 @@ MIN_WINDOWS = 50
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
-def build_model(options: TrainOptions) -> nn.Sequential:
+def build_model(options: ModelOptions) -> nn.Sequential:
     """The task's model with fresh weights; needs no data."""
     if options.task == "digits":
         return models.cnn()
     return models.gpt(options.layers, options.width, options.heads, options.sequence)
 
 
-def load(options: TrainOptions) -> Task:
+def load(options: ModelOptions) -> Task:
     """The task that `options.task` names.
 
     Raises ConfigError if it cannot be found. What your own function raises, it raises.
@@ -45,7 +45,7 @@ def load(options: TrainOptions) -> Task:
     return load_text(options) if options.task == "text" else _call(options)
 
 
-def _call(options: TrainOptions) -> Task:
+def _call(options: ModelOptions) -> Task:
     """Call the function that ``--task package.module:function`` names."""
     module, _, name = options.task.partition(":")
     if str(Path.cwd()) not in sys.path:
@@ -86,7 +86,7 @@ def _check_lengths(task: Task, name: str) -> None:
         )
 
 
-def problem(options: TrainOptions) -> str:
+def problem(options: ModelOptions) -> str:
     """Why there can be no such task, or ''; without importing it."""
     module, colon, function = options.task.partition(":")
     if options.task == "text":
@@ -99,7 +99,7 @@ def problem(options: TrainOptions) -> str:
     )
 
 
-def load_digits(options: TrainOptions) -> Task:
+def load_digits(options: ModelOptions) -> Task:
     """scikit-learn's handwritten digits: 1797 images (1, 8, 8), shipped with the package."""
     from sklearn import datasets
 
@@ -116,7 +116,7 @@ def normalize(pixels: Tensor) -> Tensor:
     return (pixels - PIXEL_MEAN) / PIXEL_STD
 
 
-def load_text(options: TrainOptions) -> Task:
+def load_text(options: ModelOptions) -> Task:
     """Byte windows (windows, sequence) of all text files in a folder; each byte predicts the next.
 
     The default is Python's own help topics, half a million bytes of English.
@@ -131,7 +131,7 @@ def load_text(options: TrainOptions) -> Task:
     return Task(partial(build_model, options), parts[0], parts[1], parts[2], unit="bytes")
 
 
-def text_problem(options: TrainOptions) -> str:
+def text_problem(options: ModelOptions) -> str:
     """Why the text cannot be split into three parts, or ''."""
     size = len(_text(options))
     if size > MIN_WINDOWS * options.sequence:
@@ -143,7 +143,7 @@ def text_problem(options: TrainOptions) -> str:
     )
 
 
-def _text(options: TrainOptions) -> bytes:
+def _text(options: ModelOptions) -> bytes:
     return _text_of_folder(Path(options.text)) if options.text else _help_topics()
 
 

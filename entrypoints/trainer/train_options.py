@@ -1,23 +1,34 @@
-"""The trainer's options, with their types."""
+"""The trainer's options, with their types; `arguments` reads them from the command line."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
-class TrainOptions(argparse.Namespace):
-    """Parsed command-line options of ``train.py``; ``arguments.py`` defines and checks them.
-
-    A checkpoint stores some of them, so `restore` builds this class from a checkpoint too.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What a task needs to build its model and its data. A checkpoint stores them."""
 
     task: str
-    task_options: dict[str, str]
-    text: str | None
+    task_options: Mapping[str, str] = field(default_factory=dict)
+    text: str | None = None
     sequence: int
     layers: int
     width: int
     heads: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ModelOptions:
+        """Those among the settings of a checkpoint. Raises TypeError if one is missing."""
+        names = {each.name for each in fields(ModelOptions)} & settings.keys()
+        return ModelOptions(**{name: settings[name] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(ModelOptions):
+    """All options of ``train.py``."""
 
     init_from: str | None
     epochs: int

@@ -24,7 +24,7 @@ def three(*words):
 def test_no_rank_has_more_samples_at_once(full, parts, monkeypatch, capsys):
     monkeypatch.setenv("DEPLOYKIT_FULL_WORLD_SIZE", full)
     options, context = three("--strategy", "ddp", "--micro-batches", "2")
-    accumulate(options, context)
+    options = accumulate(options, context)
     assert options.micro_batches == 2 * parts
     assert (f"3 of {full} ranks" in capsys.readouterr().out) == (parts > 1)
     Layout(options, context)  # 20 samples need not be a multiple of three ranks
