@@ -26,7 +26,7 @@ from slurm import TOP, cluster
 
 sys.path.insert(0, str(TOP))
 
-from tests.slurm.login_node import LoginNode, login_node, program  # noqa: E402
+from tests.slurm.login_node import LoginNode, login_node, program
 
 REPEATS = 6
 MOST = 2.0
