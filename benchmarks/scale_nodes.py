@@ -81,13 +81,13 @@ sys.addaudithook(_folder.audit)
 def _node(env: dict[str, str], here: Cluster, ended: float, known: list[float]) -> Node:
     """One node after a signal: its ranks end, then those of all; records; the decision."""
     yield ended
-    well = exit_records.gathering(env, "well", here)
+    all_ended = exit_records.gathering(env, "ranks_ended", here)
     decision = Path(env["DEPLOYKIT_RUN_DIR"], "exit_records", "decision-0")
     done = exit_records.gathering(env, "ended", here, decision)
-    assert well is not None  # noqa: S101 - there is a run folder
+    assert all_ended is not None  # noqa: S101 - there is a run folder
     assert done is not None  # noqa: S101 - as above
-    well.arrive()
-    while not well.complete():
+    all_ended.arrive()
+    while not all_ended.complete():
         yield _TICK
     known.append(_folder.now)
     exit_records.record_node(env, here.node, NodeExit(STOPPED, "stopped", 0))

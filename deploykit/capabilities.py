@@ -173,7 +173,7 @@ class Metrics(Protocol):
 
 @runtime_checkable
 class LogsElsewhere(Protocol):
-    """A backend whose logs may be on another machine while a copy is in the run folder."""
+    """A backend that says where its logs are: in the run folder, or elsewhere with a copy there."""
 
     def logs_elsewhere(self, handle: Handle) -> bool:
         """Whether the logs in the run folder are a copy that `logs` brings up to date."""

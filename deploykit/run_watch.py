@@ -1,8 +1,7 @@
 """What `watch` shows of runs: their state, how far they are, the first error, the restarts.
 
-One look asks each backend once, for all its runs. Logs that are on another machine take a request
-of their own: in each look at most one of each backend is read, and the same one again only after
-`LOGS_AGAIN` seconds.
+One look asks each backend once: for the states of all its runs, or for the log of one of them, if
+that is on another machine. The same log is read again only after `LOGS_AGAIN` seconds.
 """
 
 from __future__ import annotations
@@ -57,25 +56,35 @@ class Watch:
 
     def __init__(self, rows: Iterable[Run]) -> None:
         self._watched = [_Watched(row) for row in rows]
+        self._fetched: dict[str, _Watched] = {}
+        """Of which run each backend gave a log in the last look."""
 
     @property
     def final(self) -> bool:
-        """Whether all runs have ended."""
-        return all(State(one.row.state).final for one in self._watched)
+        """Whether all runs have ended, and their logs were read to the end."""
+        return all(one.is_complete for one in self._watched)
 
     def look(self, *, whole: bool = False) -> list[View]:
         """Ask each backend once, read what is new, and say what is known of each run.
 
-        With `whole`, all logs that are on another machine are read too.
+        With `whole`, all states are asked for, and all logs on another machine are read.
         """
-        rows = run_state.refresh([one.row for one in self._watched])
-        read_from: set[str] = set()
-        for one, row in zip(self._watched, rows, strict=True):
-            fetch = whole or (row.backend not in read_from and one.is_due(row))
-            if fetch and not logs_are_here(row):
-                read_from.add(row.backend)
-            one.read(row, fetch=fetch)
+        self._fetched = {} if whole else self._due()
+        asked = [one for one in self._watched if one.row.backend not in self._fetched]
+        rows = run_state.refresh([one.row for one in asked])
+        for one, row in zip(asked, rows, strict=True):
+            one.read(row, fetch=whole)
+        for one in self._fetched.values():
+            one.read(one.row, fetch=True)
         return [one.view() for one in self._watched]
+
+    def _due(self) -> dict[str, _Watched]:
+        """The run whose log each backend is asked for: that of longest ago; not twice in a row."""
+        due = [one for one in self._watched if one.is_due and one.row.backend not in self._fetched]
+        chosen: dict[str, _Watched] = {}
+        for one in sorted(due, key=lambda one: one.read_at):
+            chosen.setdefault(one.row.backend, one)
+        return chosen
 
 
 class _Watched:
@@ -86,25 +95,36 @@ class _Watched:
         self._metrics = RunMetrics(row, most=_MOST)
         self._error = FirstError()
         self._lines: list[LogLine] = []
-        self._read_at = -LOGS_AGAIN
+        self.read_at = -LOGS_AGAIN
+        """When a log elsewhere was last read."""
+        self._asked = False
+        """Whether its state was asked for."""
         self._state = ""
+        """Its state when its log was last read."""
         self._cause = ""
         self._slowest = ""
 
-    def is_due(self, row: Run) -> bool:
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended, and its log was read since."""
+        return self._asked and State(self.row.state).final and self.row.state == self._state
+
+    @property
+    def is_due(self) -> bool:
         """Whether a log elsewhere should be read now: after a while, and once more at the end."""
-        waited = time.monotonic() >= self._read_at + LOGS_AGAIN
-        over = State(row.state).final
-        return row.state != self._state if over else waited
+        if not self._asked or self.is_complete or logs_are_here(self.row):
+            return False
+        return State(self.row.state).final or time.monotonic() >= self.read_at + LOGS_AGAIN
 
     def read(self, row: Run, *, fetch: bool) -> None:
         """Read what is new, and the cause where the run has just failed."""
-        has_ended = State(row.state).final and row.state != self._state
+        has_ended = State(row.state).final and not (self._asked and State(self.row.state).final)
+        self._asked = True
         self.row = self._metrics.row = row
         here = logs_are_here(row)
         if fetch or here:
             if not here:
-                self._read_at = time.monotonic()
+                self.read_at = time.monotonic()
                 self._error, self._lines = FirstError(), []
             self._note_error(self._metrics.refresh(fetch=fetch)[0])
             self._state = row.state

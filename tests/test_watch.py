@@ -13,7 +13,7 @@ import pytest
 from deploykit import backend, cli, run_state, run_watch
 from deploykit.commands import progress_text
 from deploykit.errors import BackendUnavailable
-from deploykit.model import LogLine
+from deploykit.model import LogLine, State, Status
 from deploykit.registry import get
 from deploykit.run_metrics import RunMetrics
 from deploykit.run_watch import Watch
@@ -222,14 +222,35 @@ def elsewhere(project, monkeypatch):
     return asked
 
 
-def test_logs_elsewhere_are_read_one_in_a_look_and_seldom_again(elsewhere, monkeypatch):
+def test_a_look_asks_for_the_states_or_for_one_log_elsewhere(elsewhere, monkeypatch):
+    def status(handles):
+        elsewhere.append("states")
+        return {handle: Status(State.RUNNING) for handle in handles}
+
+    monkeypatch.setattr(backend.find("print"), "status", status)
     watch = Watch([get(name) for name in ("aa-1", "bb-2", "cc-3")])
-    counts = []
-    for _ in range(5):
+    for _ in range(8):
         views = watch.look()
-        counts.append(len(elsewhere))
-    assert counts == [1, 2, 3, 3, 3]
+    logs = ("aa-1", "bb-2", "cc-3")
+    between = [asked for log in logs for asked in ("states", log)]
+    assert elsewhere == [*between, "states", "states"]  # each log was read a short while ago
     assert [view.progress.step for view in views] == [3, 3, 3]
+
+
+def test_the_log_elsewhere_is_read_once_more_at_the_end(elsewhere, monkeypatch):
+    engine, ended = backend.find("print"), []
+    state = {True: State.SUCCEEDED, False: State.RUNNING}
+    monkeypatch.setattr(
+        engine, "status", lambda handles: {one: Status(state[bool(ended)]) for one in handles}
+    )
+    watch = Watch([get("aa-1")])
+    watch.look()
+    watch.look()
+    ended.append(True)
+    watch.look()
+    assert (watch.final, len(elsewhere)) == (False, 1)
+    watch.look()
+    assert (watch.final, len(elsewhere)) == (True, 2)
 
 
 def test_once_reads_the_logs_of_all_runs(elsewhere, capsys):

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from deploykit import backend, environments, exit_records, logfiles, machine, paths
 from deploykit import bundle as bundles
+from deploykit.backends import local_checks
 from deploykit.decode import NOT_EMPTY, Help
 from deploykit.errors import BackendUnavailable, NotPermitted
 from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
@@ -39,8 +39,6 @@ MODULES = ("torch",)
 PREFLIGHT = backend.PREFLIGHT
 UNLIMITED = True
 
-_RANKS_PER_CORE = 4
-"""Above which a job on this machine is probably meant for another one."""
 _DUMP = 120.0
 """Seconds to take the stacks of all ranks."""
 _START = 10
@@ -78,56 +76,15 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield from environments.problems(job.environment, prepared=prepared)
         yield from environments.module_problems(job.environment)
         python = environments.python(job.environment)
-    yield from _check_python(_python(options))
+    yield from local_checks.check_python(_python(options))
     yield from backend.check_module(job, Path(python) if python else None)
     yield from (Problem(*missing) for missing in backend.missing_data(job))
     yield from (*backend.check_ranks(job), *backend.check_nsys(job))
-    yield from _check_machine(job)
+    yield from local_checks.check_machine(job)
     for name in ("cpus_per_node", "memory"):
         if getattr(job.resources, name) is not None:
             path, message = f"resources.{name}", "is not enforced on this machine"
             yield Problem(path, message, severity="warning")
-
-
-def _check_python(text: str) -> Iterator[Problem]:
-    """Whether the trainer's Python is a program."""
-    python, hint = Path(text), "the path that `command -v python3` prints"
-    if python.is_absolute():
-        if not (python.is_file() and os.access(python, os.X_OK)):
-            message = f"{python} {'is not executable' if python.exists() else 'was not found'}"
-            yield Problem("local.python", message, hint)
-    elif text.startswith("~"):
-        message = f"{text}: the home folder of {python.parts[0]} was not found"
-        yield Problem("local.python", message, hint)
-    elif len(python.parts) > 1:
-        message = f"{python} is relative, and the job starts in a copy of the source"
-        yield Problem("local.python", message, f"an absolute path, such as {Path.cwd() / python}")
-    elif shutil.which(text) is None:
-        yield Problem("local.python", f"{text} is not on PATH", hint)
-
-
-def _check_machine(job: JobSpec) -> Iterator[Problem]:
-    """Whether this machine has what the emulated nodes together need."""
-    nodes, gpus = job.resources.nodes, job.resources.gpus_per_node
-    available = machine.gpus(machine.visible(job.env)) if gpus else 0
-    if gpus and available == 0:
-        message = "this machine has no usable GPU: the ranks run without one"
-        hint = "gpus_per_node: 0 with processes_per_node, to train on the CPU"
-        yield Problem("resources.gpus_per_node", message, hint, severity="warning")
-    elif available is not None and nodes * gpus > available:
-        each = f"{gpus} on each of {nodes} emulated nodes" if nodes > 1 else str(gpus)
-        message = f"this machine has {available} GPUs that the job can use, and it requests {each}"
-        if gpus <= available:
-            hint = f"nodes: {available // gpus}"
-            yield Problem("resources.nodes", message, hint, severity="warning")
-            return
-        too_many = (job.resources.processes_per_node or 0) > available
-        hint = f"gpus_per_node: {available}" + f", processes_per_node: {available}" * too_many
-        yield Problem("resources.gpus_per_node", message, hint)
-    ranks, cores = job.resources.world_size, machine.cpus()
-    if not gpus and ranks > _RANKS_PER_CORE * cores:
-        message = f"{ranks} ranks would share {cores} CPU cores"
-        yield Problem("resources.processes_per_node", message, severity="warning")
 
 
 def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
@@ -228,6 +185,11 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     """Lines of all logs. Raises NotFound where the run folder was deleted."""
     folder = logfiles.whole(handle)
     return logfiles.read(folder / "logs", follow=follow, ended=lambda: not _alive(folder))
+
+
+def logs_elsewhere(handle: Handle) -> bool:  # noqa: ARG001 - the contract
+    """Never: the logs of a run on this machine are here."""
+    return False
 
 
 def cancel(handle: Handle) -> None:

@@ -14,6 +14,7 @@ import argparse
 
 from deploykit import registry
 from deploykit.commands import arguments, output, watch_lines
+from deploykit.model import State
 from deploykit.run_watch import Watch
 
 _INTERVAL = 2.0
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     """Show the runs once, or again and again until they have ended."""
     rows = {row.run: row for row in registry.selected(args.run)}
     watch = Watch(rows.values())
-    goes_on = output.is_live() and not (args.once or args.json)
+    ended = all(State(row.state).final for row in rows.values())
+    goes_on = output.is_live() and not (args.once or args.json or ended)
     views = watch.look(whole=not goes_on)
     if args.json:
         output.emit([watch_lines.data(view) for view in views])

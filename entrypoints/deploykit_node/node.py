@@ -162,9 +162,9 @@ def _supervision(
     change: Callable[[], int | None] | None,
 ) -> supervisor.Options:
     """How to supervise torchrun, with those who look at the ranks meanwhile."""
-    say, all_well = partial(log.say, here.number), exit_records.gathering(env, "well", here)
+    say, all_ended = partial(log.say, here.number), exit_records.gathering(env, "ranks_ended", here)
     options = supervisor.Options(
-        _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_well
+        _grace(env), say, attempt.on_signal, attempt.cap, attempt.on_cap, all_ended
     )
     if observers is None:
         return options

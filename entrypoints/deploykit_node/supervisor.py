@@ -47,8 +47,8 @@ class Options:
     """When the ranks must be told to stop, because the job has used up its cost cap."""
     on_cap: Callable[[], None] = lambda: None
     """Called when they are."""
-    all_well: Gathering | None = None
-    """The nodes whose ranks have all ended well, while the job is being stopped."""
+    all_ended: Gathering | None = None
+    """The nodes of which no rank is left, while the job ends otherwise than well."""
     look: Callable[[], int | None] | None = None
     """Called every `look_every` seconds. Returns SIGTERM or SIGKILL to end the ranks."""
     look_every: float | None = None
@@ -108,6 +108,8 @@ def run(start: Start, env: Mapping[str, str], ranks: Path, options: Options) -> 
             supervisor.end(number)
     signal.setitimer(signal.ITIMER_REAL, 0)
     supervisor.kill_ranks()
+    if process.returncode and options.all_ended:
+        options.all_ended.arrive()  # the other nodes need not wait for the ranks of this one
     return process.returncode or 0
 
 
@@ -238,10 +240,10 @@ class _Supervisor:
             _send(os.kill, self._process.pid, _TORCHRUN_STOP)
 
     def _nothing_is_left(self) -> bool:
-        """Whether every rank has ended: of this node, then well on all, as far as it shows."""
+        """Whether every rank has ended: of this node well, then on the others in any way."""
         if self._leaving and exit_records.all_ended(self._ranks):
             return True
-        gathering = self._options.all_well
+        gathering = self._options.all_ended
         if exit_records.is_written(self._ranks):
             return False
         if gathering is None or not exit_records.all_ended_well(self._ranks):

@@ -222,6 +222,23 @@ def test_sigterm_ends_trainers_without_a_handler(bundle):
     assert "after a signal to stop" in bundle.end("node-0")["reason"]
 
 
+def test_a_node_that_has_finished_does_not_wait_for_one_that_failed(bundle):
+    """Slurm asks it to stop; torchrun would wait for the other node, until Slurm kills it."""
+    bundle.write("half.py", "import os, sys\nsys.exit(7 * int(os.environ['RANK']))\n")
+    words = [*torchrun(nodes=2, processes=1), "half.py"]
+    # the grace is longer than `finish` waits
+    given = {"DEPLOYKIT_NODES": 2, "DEPLOYKIT_GRACE": 900}
+    first, second = (
+        bundle.start(*words, node=node, DEPLOYKIT_NODE_RANK=node, **given) for node in (0, 1)
+    )
+    assert second.finish().code == 7
+    assert first.process.poll() is None
+    first.process.terminate()
+    done = first.finish()
+    assert done.code == 0, done.log
+    assert bundle.end("node-0")["reason"] == "every rank exited with code 0"
+
+
 def test_ranks_that_torchrun_restarts_after_the_signal_are_stopped_too(tmp_path, monkeypatch):
     """A rank that starts drops the record of the one before it, perhaps before it was read."""
     monkeypatch.setattr(supervisor.signal, "setitimer", lambda *_: None)

@@ -224,9 +224,13 @@ PartitionName=graced Nodes=ALL DefaultTime=60 PriorityTier=1 PreemptMode=REQUEUE
 
 
 def configure(box):
-    """End jobs that exceed their memory, and add a partition with grace time."""
-    with (box / "slurm.conf").open("a") as conf:
-        conf.write(SETTINGS)
+    """End jobs that exceed their memory, and add a partition with grace time.
+
+    A requeued job is pending for as long as a credential is valid: long enough that `Watch` sees
+    it on a busy machine too.
+    """
+    conf = box / "slurm.conf"
+    conf.write_text(conf.read_text().replace("cred_expire=5", "cred_expire=30") + SETTINGS)
     output("scontrol", "reconfigure")
 
 
