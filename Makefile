@@ -161,6 +161,7 @@ bench-scale: $(VENV)/.dev
 
 bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py
+	$(BIN)/python benchmarks/dump.py
 
 # Ten minutes: 30 runs that stall and 30 that do not, against the stall rule.
 bench-stalls: $(VENV)/.dev

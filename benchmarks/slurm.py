@@ -1,6 +1,6 @@
-"""Measure queues, an array, logs, stacks, a sweep and start-up on a real Slurm cluster here.
+"""Measure queues, an array, logs, a sweep and start-up on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | dump | sweep | start]
+    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | sweep | start]
     python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
@@ -32,8 +32,6 @@ CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
 REPEATS = 6
-DUMP = 2.0
-"""Seconds for the stacks of all ranks."""
 MORE = 0.5
 """Seconds that a job may start later than below `srun torchrun`."""
 
@@ -182,44 +180,6 @@ def logs(folder: Path) -> dict[str, object]:
         "exit_code": done.returncode,
         "seconds": time.monotonic() - started,
         "met": complete == RANKS and done.returncode == 0,
-    }
-
-
-STANDING = """
-import time
-import torch.distributed as dist
-dist.init_process_group("gloo")
-if dist.get_rank() == 5:
-    time.sleep(600)
-dist.barrier()
-"""
-ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
-
-
-def dump(folder: Path) -> dict[str, object]:
-    """The whole command `dump`, of 8 ranks on two nodes, of which one keeps the others waiting."""
-    (folder / "train.py").write_text(STANDING)
-    (folder / "job.yaml").write_text(
-        "name: dump\nentrypoint: {script: train.py}\n"
-        "resources: {time_limit: 20m, nodes: 2, processes_per_node: 4}\n"
-    )
-    command = [sys.executable, "-m", "deploykit"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([*command, "submit", "--backend", "slurm", "--run", "dump"], check=True, **quiet)
-    times: list[float] = []
-    while len(times) < REPEATS:
-        started = time.perf_counter()
-        done = subprocess.run([*command, "dump", "--json"], capture_output=True, check=False)
-        found = json.loads(done.stdout) if done.returncode == 0 else {"groups": []}
-        if [group["ranks"] for group in found["groups"]] == ODD and not found["kept"]:
-            times.append(time.perf_counter() - started)
-        else:
-            time.sleep(1)
-    subprocess.run([*command, "cancel", "dump"], check=False, **quiet)
-    return {
-        "dump_of_8_ranks_s": statistics.median(times),
-        "longest_s": max(times),
-        "met": max(times) <= DUMP,
     }
 
 
@@ -384,7 +344,6 @@ FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
     "queue-with-accounting": queue,
     "array": array,
     "logs": logs,
-    "dump": dump,
     "sweep": partial(sweep, trials=1000),
     "start": start,
 }
