@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,16 +74,27 @@ def read(folder: Path) -> list[ExitRecord]:
 
 def processes(folder: Path) -> list[RankProcess]:
     """The processes of this attempt, by rank, of nodes that have not recorded their end."""
-    running, now, ended = [], attempt(folder), _ended(folder)
+    ended = _ended(folder)
+    listed = (one for number, one in _started(folder) if (str(one.rank), number) not in ended)
+    return sorted(listed, key=lambda one: one.rank)
+
+
+def hosts(folder: Path) -> dict[int, str]:
+    """The host on which each rank of the last attempt runs or ran."""
+    return {one.rank: one.host for _, one in _started(folder)}
+
+
+def _started(folder: Path) -> Iterator[tuple[object, RankProcess]]:
+    """The processes of this attempt, each with the attempt that its record tells."""
+    now = attempt(folder)
     for path in folder.glob("exit_records/process-*.json"):
         rank, record = whole(path.stem.rpartition("-")[2]), _data(path)
-        of_rank = (str(rank), record.get("attempt"))
-        if rank is None or of_rank in ended or now not in (None, of_rank[1]):
-            continue
+        number = record.get("attempt")
         match record:
-            case {"host": str(host), "python": str(python), "libraries": str(libraries)}:
-                running.append(RankProcess(rank, host, python, libraries))
-    return sorted(running, key=lambda one: one.rank)
+            case {"host": str(host), "python": str(python), "libraries": str(libraries)} if (
+                rank is not None and now in (None, number)
+            ):
+                yield number, RankProcess(rank, host, python, libraries)
 
 
 def _ended(folder: Path) -> set[tuple[str, object]]:

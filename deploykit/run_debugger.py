@@ -21,8 +21,13 @@ from deploykit.registry import Run
 PORT = 5678
 """The port on this machine: the one that debugpy's examples have."""
 _HERE = "127.0.0.1"
+_WHERE = ("sh", "-c", "echo; pwd")
+"""The folder is the last line: what start-up files on a login node print comes before it."""
 _RELAY = ("--debugger",)
 """See `deploykit_node.inspect.enter`."""
+_HEADER = b"Content-Length: "
+"""What each of a debugger's messages begins with, see
+https://microsoft.github.io/debug-adapter-protocol/overview#base-protocol."""
 _PAUSE = 2.0
 """Seconds between two looks whether the rank runs, or whether the run has ended."""
 
@@ -43,7 +48,7 @@ def folder(row: Run, rank: int) -> str:
     """The working folder of a rank on its node, once it runs. Raises NotFound after its end."""
     while True:
         try:
-            argv = run_shell.argv(row, rank, ["pwd"], terminal=False)
+            argv = run_shell.argv(row, rank, _WHERE, terminal=False)
         except (NotFound, TryAgain):
             if _has_ended(row):
                 raise
@@ -52,7 +57,7 @@ def folder(row: Run, rank: int) -> str:
         done = shell.run(argv)
         if done.code:
             raise BackendUnavailable(f"rank {rank} of {row.run} cannot be reached: {done.err}")
-        return done.out.strip()
+        return done.out.splitlines()[-1]
 
 
 def configuration(row: Run, rank: int, remote: str, port: int) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def serve(row: Run, rank: int, server: socket.socket) -> Iterator[None]:
             continue
         with closing(connection):
             connection.setblocking(True)
-            shell.serve(run_shell.argv(row, rank, _RELAY, terminal=False), connection.fileno())
+            shell.serve(run_shell.argv(row, rank, _RELAY, terminal=False), connection, _HEADER)
         yield
 
 

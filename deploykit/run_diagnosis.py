@@ -185,6 +185,7 @@ def _read_run(
         lines = backend.find(row.backend).logs(row.handle, follow=False)
         diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
     diagnosis.first = known.first_rank
+    diagnosis.rule_out(known.overcome)
     for name, texts in known.texts.items():
         raw = [f"{line}\n".encode(errors="replace") for line in texts]
         diagnosis.read(name, scan.lines(raw, diagnosis.literals))

@@ -22,6 +22,8 @@ _BY_SIGNAL = 128
 """An exit code above it is that of a signal."""
 _AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
 """Causes that follow where a rank has exited by itself, and are none then."""
+_FROM_OUTSIDE = frozenset({"slurm_preempted", "slurm_time_limit", "slurm_node_fail"})
+"""Causes that end an attempt although all its ranks are well."""
 _DESPITE_SUCCESS = {"nan_loss", "efa_not_used"}
 """Causes that a program does not notice: it ends well all the same."""
 _TOLD = " after a signal to stop"
@@ -46,6 +48,17 @@ class Evidence:
         if self.first is None or _TOLD in self.first.reason:
             return None
         return self.first.rank
+
+    @property
+    def overcome(self) -> frozenset[str]:
+        """Labels of causes that can only have ended an earlier attempt, of which the logs tell.
+
+        In the last one a rank exited by itself.
+        """
+        first = self.first
+        if first is None or not first.attempt or self.first_rank is None:
+            return frozenset()
+        return _FROM_OUTSIDE if 0 < first.exit_code < _BY_SIGNAL else frozenset()
 
     @property
     def ended(self) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, run_diagnosis, run_facts, run_timeline
+from deploykit import backend, exit_records, run_diagnosis, run_facts, run_timeline
 from deploykit.diagnosis.ranking import Cause
 from deploykit.errors import DeploykitError
 from deploykit.inspect import report as stack_lines
@@ -40,10 +40,12 @@ class RunReport:
     facts: RunFacts
     job: dict[str, Any]
     """As it was submitted."""
+    starts: list[float]
+    """When each attempt began, in seconds since the epoch."""
     events: list[Event]
     spans: list[Span]
     nodes: list[tuple[str, str]]
-    """The number of each node, with where it met the others, and by which network and why."""
+    """The number of each node, its host, where it met the others; by which network and why."""
     preflight: list[str]
     slow: list[str]
     """Lines of the trainer about slow ranks."""
@@ -64,13 +66,15 @@ class RunReport:
 def of(row: Run) -> RunReport:
     """Everything that is known of a run. Asks its backend only where its logs are not here."""
     facts, folder = run_facts.of(row), Path(row.folder)
+    job, starts = run_facts.job_data(folder), run_timeline.attempt_starts(facts)
     causes, problems = _causes(row)
     return RunReport(
         facts,
-        run_facts.job_data(folder),
-        run_timeline.events(facts),
-        run_timeline.spans(facts),
-        list(_nodes(facts)),
+        job,
+        list(starts.values()),
+        run_timeline.events(facts, starts),
+        run_timeline.spans(facts, starts),
+        list(_nodes(facts, _hosts(folder, job))),
         _preflight(facts),
         [line.text for line in facts.remarks if line.rank is not None][-5:],
         causes,
@@ -93,19 +97,29 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
     return diagnosis.causes, list(diagnosis.warnings)
 
 
-def _nodes(facts: RunFacts) -> Iterator[tuple[str, str]]:
+def _hosts(folder: Path, job: dict[str, Any]) -> dict[int, str]:
+    """The host of each node of the last attempt, where its ranks have recorded it."""
+    match job.get("resources"):
+        case {"processes_per_node": int(ranks)} if ranks > 0:
+            return {rank // ranks: host for rank, host in exit_records.hosts(folder).items()}
+    return {}
+
+
+def _nodes(facts: RunFacts, hosts: dict[int, str]) -> Iterator[tuple[str, str]]:
     """Of the last attempt, of each node: how it is called, and its network with the reason."""
     networks: dict[int, str] = {}
-    names: dict[int, str] = {}
+    meetings: dict[int, tuple[str, str]] = {}
     for line in facts.remarks:
         if line.node is None:
             continue
         if met := _NETWORK.match(line.text):
             networks[line.node] = met[1]
         elif met := _NODE.match(line.text):
-            names[line.node] = f"node {met[1]} of {met[2]}, {met[3]}; rendezvous at {met[4]}"
-    for node in sorted({*names, *networks})[:_MOST_NODES]:
-        yield names.get(node, f"node {node}"), networks.get(node, "")
+            meetings[line.node] = f" of {met[2]}, {met[3]}", f"; rendezvous at {met[4]}"
+    for node in sorted({*hosts, *meetings, *networks})[:_MOST_NODES]:
+        of_how_many, meeting = meetings.get(node, ("", ""))
+        host = f", on {hosts[node]}" if node in hosts else ""
+        yield f"node {node}{of_how_many}{host}{meeting}", networks.get(node, "")
 
 
 def _preflight(facts: RunFacts) -> list[str]:

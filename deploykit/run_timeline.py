@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +38,15 @@ class Span:
     attempt: int | None
 
 
-def events(facts: RunFacts) -> list[Event]:
-    """What happened, in the order of time."""
-    return sorted(_events(facts), key=lambda one: one.time)[:_MOST_EVENTS]
+def events(facts: RunFacts, starts: Mapping[int, float]) -> list[Event]:
+    """What happened, in the order of time; `starts` are the `attempt_starts`."""
+    return sorted(_events(facts, starts), key=lambda one: one.time)[:_MOST_EVENTS]
 
 
-def _events(facts: RunFacts) -> Iterator[Event]:
+def _events(facts: RunFacts, starts: Mapping[int, float]) -> Iterator[Event]:
     row = facts.row
     yield Event(row.created, "submitted")
-    for attempt, time in (starts := attempt_starts(facts)).items():
+    for attempt, time in starts.items():
         yield Event(time, f"attempt {attempt + 1} started" if len(starts) > 1 else "started")
     for number, why, moment in exit_records.restart_times(Path(row.folder)):
         yield Event(moment.timestamp(), f"restart {number}: {why.replace('_', ' ')}")
@@ -58,13 +58,27 @@ def _events(facts: RunFacts) -> Iterator[Event]:
         yield Event(row.finished, f"{row.state}{f': {row.reason}' if row.reason else ''}")
 
 
-def spans(facts: RunFacts) -> list[Span]:
-    """How long it waited before each attempt, and how long each ran, as far as that is known."""
+def spans(facts: RunFacts, starts: Mapping[int, float]) -> list[Span]:
+    """How long it waited before each attempt, and how long each ran, as far as that is known.
+
+    `starts` are the `attempt_starts`.
+    """
     row = facts.row
     end = row.finished or now()
     ends = {number - 1: time for number, time in _restarts(row)}
-    starts = {attempt: time for attempt, time in attempt_starts(facts).items() if time < end}
-    return list(_spans(row.created, end, starts, ends))
+    begun = {attempt: time for attempt, time in starts.items() if time < end}
+    return list(_spans(row.created, end, begun, ends))
+
+
+def seconds(facts: RunFacts, parts: Sequence[Span] | None = None) -> float | None:
+    """How long it ran: of a run with restarts all attempts, of which a scheduler tells the last.
+
+    `parts` are the `spans` where they are known.
+    """
+    if not facts.restarts:
+        return facts.seconds
+    parts = spans(facts, attempt_starts(facts)) if parts is None else parts
+    return sum(one.end - one.begin for one in parts if one.attempt is not None)
 
 
 def _spans(

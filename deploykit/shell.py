@@ -5,6 +5,7 @@ No other module runs one, but for starting local jobs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, NoReturn, cast
 from deploykit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    import socket
     from subprocess import Popen
 
 _MOST = 256 << 20
@@ -92,15 +94,32 @@ def _require(program: str, path: str | None) -> None:
         )
 
 
-def serve(argv: Sequence[str], connection: int) -> Popen[bytes]:
-    """Start a program that reads from a connection and writes to it, a file descriptor.
+def serve(argv: Sequence[str], connection: socket.socket, begin: bytes) -> None:
+    """Start a program that reads from a connection and writes to it, and do not wait for its end.
 
-    What it complains of goes to this process's standard error.
+    What it prints before `begin` is left out: login nodes greet their users. What it complains of
+    goes to this process's standard error.
     """
     import subprocess
+    import threading
 
     _require(argv[0], None)
-    return subprocess.Popen(list(argv), stdin=connection, stdout=connection)
+    process = subprocess.Popen(list(argv), stdin=connection.fileno(), stdout=subprocess.PIPE)
+    words = (process, connection.dup(), begin)
+    threading.Thread(target=_pass_on, args=words, daemon=True).start()
+
+
+def _pass_on(process: Popen[bytes], connection: socket.socket, begin: bytes) -> None:
+    """Send what a program prints, from `begin` on, until it has ended or nobody listens."""
+    held = b""
+    with process, connection, cast("IO[bytes]", process.stdout) as printed:
+        while begin not in held and (piece := os.read(printed.fileno(), _PIECE)):
+            held = held[-_PIECE:] + piece
+        piece = b"".join(held.partition(begin)[1:])
+        with contextlib.suppress(OSError):
+            while piece:
+                connection.sendall(piece)
+                piece = os.read(printed.fileno(), _PIECE)
 
 
 def has_person() -> bool:

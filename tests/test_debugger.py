@@ -42,10 +42,14 @@ def served(run):
     """The editor's settings for a run, while connections are passed on."""
     port = free_port()
     with deploykit(subprocess.Popen, "shell", run, "--debugger", "--port", str(port)) as serving:
-        text = ""
-        while not text.endswith("\n}\n"):
-            text += serving.stdout.readline()
-        yield json.loads(text), serving
+        try:
+            text = ""
+            while not text.endswith("\n}\n"):
+                text += serving.stdout.readline()
+            yield json.loads(text), serving
+        except BaseException:
+            serving.kill()
+            raise
         assert serving.wait() == 0
 
 
@@ -84,6 +88,7 @@ def check(project, rank, *words):
     settings = ["--debugger", rank, "--run", "one", *words]
     assert deploykit(subprocess.run, "submit", *settings).returncode == 0
     with served("one") as (configuration, _):
+        assert Path(configuration["pathMappings"][0]["remoteRoot"], "train.py").exists()
         found = look(configuration)
     assert found == (str(project / "train.py"), STOP, f"({rank}, 2, 1)")
     assert deploykit(subprocess.run, "wait", "one").returncode == 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
 import shutil
-import subprocess
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,11 +18,10 @@ from deploykit.inspect import usage
 from deploykit.model import State, Status
 from deploykit.report import chart, curves, markup, page, timeline
 from deploykit.report.chart import Chart, Curve
+from tests.browser import AXE, BROWSER, findings, opened
 from tests.live_run import STAMP
 from tests.test_profile import event, write
 
-AXE = Path(__file__).parents[1] / "build/axe/package/axe.min.js"
-BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 EVIL = (
     "</title></pre></style><script>alert(1)</script><img src=x onerror='alert(2)'>\"`&\x1b[2J\u202e"
 )
@@ -135,6 +132,23 @@ def test_versions_and_gpus_of_the_run(live, here, capsys):
     assert "GPUs 8 x H100 driver 550" in text
 
 
+def test_the_nodes_of_the_last_attempt_with_their_hosts(live, here, capsys):
+    trained(live, [2, 1])
+    (live.folder / "exit_records").mkdir()
+    (live.folder / "exit_records/attempt.json").write_text('{"attempt": 1}')
+    for rank, host, attempt in ((0, "n7", 1), (3, "n7", 1), (4, "n<9>", 1), (5, "n8", 0)):
+        record = {"host": host, "python": "/p", "libraries": "", "attempt": attempt}
+        (live.folder / f"exit_records/process-{rank}.json").write_text(json.dumps(record))
+    with (live.folder / "logs/node-0.log").open("a") as file:
+        file.write(f"{STAMP} [node 0] node 0 of 2 (slurm): rendezvous at 10.0.0.1 port 1234\n")
+        file.write(f"{STAMP} [node 0] network: eth0 is the route\n")
+    report(capsys, "live-run")
+    text = checked("report-live-run.html").text
+    assert "node 0 of 2, slurm, on n7; rendezvous at 10.0.0.1 port 1234 eth0 is the route" in text
+    assert "node 1, on n<9>" in text
+    assert "n8" not in text
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"versions": [], "gpus": 3}'])
 def test_a_record_of_software_that_is_none(tmp_path, text):
     (tmp_path / "exit_records").mkdir()
@@ -180,7 +194,7 @@ def test_a_run_that_was_preempted_thrice(live, here, capsys):
     assert max(labels) <= 420 - 20  # the last one is not cut off
 
 
-def test_the_time_of_a_job_that_slurm_started_again(here, capsys):
+def test_the_time_of_a_job_that_slurm_started_again(here, start, capsys):
     """Slurm tells when the last attempt began; when the others did is in the log."""
     started, finished = (
         datetime(2026, 11, 21, 1, 40, tzinfo=UTC),
@@ -215,6 +229,10 @@ def test_the_time_of_a_job_that_slurm_started_again(here, capsys):
     assert "waited 31m 0s ran for 29m 0s" in found.text
     assert found.text.count("passed at 01:40") == 2  # as an event, and as the preflight
     assert found.text.count("passed at 01:14") == 1
+    start("two-b").end()
+    capsys.readouterr()
+    assert cli.main(["compare", "re-run", "two-b"]) == 0
+    assert "duration\t29m 0s\t" in capsys.readouterr().out
 
 
 def test_what_ranks_used_over_time(live, here, capsys):
@@ -440,15 +458,10 @@ def test_a_browser_has_nothing_to_complain_about(live, here, capsys, width):
     trained(live, [2, 1, 0.5], name=EVIL)
     live.end(code=1)
     report(capsys, "live-run")
-    address = (here / "report-live-run.html").as_uri()
-    options = ["--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    shape = [f"--window-size={width},800", f"--user-data-dir={here / 'browser'}"]
-    done = subprocess.run(
-        [BROWSER, *options, *shape, address], capture_output=True, text=True, check=True
-    )
-    assert "CONSOLE" not in done.stderr
-    assert 'aria-labelledby="chart-0"' in done.stdout
-    assert "<script" not in done.stdout
+    dom, printed = opened(here / "report-live-run.html", width=width)
+    assert "CONSOLE" not in printed
+    assert 'aria-labelledby="chart-0"' in dom
+    assert "<script" not in dom
 
 
 def inside(folder):
@@ -469,24 +482,11 @@ def inside(folder):
     (folder / "exit_records/attempt.json").write_text('{"attempt": 3}')
 
 
-CHECK = """
-axe.run(document).then(found => {
-  const bad = found.violations.filter(one => ["serious", "critical"].includes(one.impact));
-  const lines = bad.flatMap(one => one.nodes.map(node => `${one.id}: ${node.html.slice(0, 200)}`));
-  const page = document.createElement("pre");
-  page.id = "axe";
-  page.textContent = JSON.stringify({passed: found.passes.length, lines});
-  document.body.replaceChildren(page);
-});
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None or not AXE.exists(), reason="optional: `make axe`, Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["healthy", "preempted", "failed", "compared"])
 def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
-    """https://github.com/dequelabs/axe-core, in a copy of the page that may run scripts."""
     names = ["one-a", "two-b"] if kind == "compared" else ["one-a"]
     for name in names:
         live = trained(start(name), [2, 1, 0.5])
@@ -495,14 +495,6 @@ def test_axe_has_no_serious_finding(kind, scheme, start, here, capsys):
         if kind == "preempted":
             inside(live.folder)
     report(capsys, *names, "--output", "page.html")
-    page = re.sub("<meta http-equiv=.Content-Security[^>]*>", "", Path("page.html").read_text())
-    axe = AXE.read_text().replace("</script", "<\\/script")
-    Path("page.html").write_text(f"{page}<script>{axe}</script><script>{CHECK}</script>")
-    options = ["--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=30000"]
-    options += [f"--user-data-dir={here / 'browser'}"]
-    options += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    address = (here / "page.html").as_uri()
-    done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, check=True)
-    found = json.loads(html.unescape(re.search('<pre id="axe">(.*)</pre>', done.stdout)[1]))
+    found = findings(here / "page.html", scheme=scheme)
     assert found["passed"] > 10
     assert found["lines"] == []

@@ -137,6 +137,21 @@ def test_of_ranks_that_raised_the_one_that_ended_first_is_named(run, capsys):
     assert found["causes"][0]["first_rank"] == 2
 
 
+@pytest.mark.parametrize(
+    ("attempt", "told", "label"),
+    [
+        (3, "", "user_code_error"),
+        (3, " after a signal to stop", "slurm_preempted"),
+        (0, "", "slurm_preempted"),
+    ],
+)
+def test_preemptions_of_earlier_attempts_are_not_the_cause(attempt, told, label, run, capsys):
+    preempted = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT T DUE TO PREEMPTION ***\n"
+    record = ended(1, f"rank 2 exited with code 1{told}", 2) | {"attempt": attempt}
+    _, found = run(capsys, log=2 * preempted + RAISED.format(2), node_0=record)
+    assert found["causes"][0]["cause"] == label
+
+
 def test_a_run_that_succeeded_overcame_what_its_log_tells(run, capsys):
     code, found = run(capsys, State.SUCCEEDED, log=RAISED.format(0))
     assert (code, found["causes"], found["ending"]) == (0, [], "healthy")
@@ -149,4 +164,4 @@ def test_a_nan_counts_although_the_program_ended_well(run, capsys):
 
 def test_every_cause_that_success_does_not_refute_exists():
     known = {rule.label for rule in cause_rules.load().causes}
-    assert known >= run_evidence._DESPITE_SUCCESS
+    assert known >= run_evidence._DESPITE_SUCCESS | run_evidence._FROM_OUTSIDE

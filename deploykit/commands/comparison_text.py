@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from deploykit import run_timeline
 from deploykit.commands import output, progress_text
 from deploykit.comparison import Comparison, MetricRow
 from deploykit.run_facts import RunFacts
@@ -25,7 +26,7 @@ class Line(NamedTuple):
 def ends(one: Comparison) -> Iterator[Line]:
     """How the runs ended, whether or not that differs."""
     yield Line("state", [state(facts) for facts in one.facts])
-    yield Line("duration", [output.span(facts.seconds) for facts in one.facts])
+    yield Line("duration", [output.span(run_timeline.seconds(facts)) for facts in one.facts])
     if any(facts.cost for facts in one.facts):
         yield Line("cost", [f.cost.total if f.cost else UNKNOWN for f in one.facts])
     if any(facts.restarts for facts in one.facts):

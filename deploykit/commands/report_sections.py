@@ -106,7 +106,7 @@ def _sentence(one: RunReport) -> str:
 
 
 def _ended(one: RunReport) -> str:
-    facts, ran = one.facts, _seconds(one)
+    facts, ran = one.facts, run_timeline.seconds(one.facts, one.spans)
     state, took = State(facts.row.state), output.span(ran)
     if state is State.SUCCEEDED:
         return f"succeeded after {took}"
@@ -115,13 +115,6 @@ def _ended(one: RunReport) -> str:
         return verb if ran is None else f"{verb} after {took}"
     has = "is " if state is not State.UNSENT else "was never sent, "
     return f"{has}{facts.row.state}" + (f" for {took}" if ran is not None else "")
-
-
-def _seconds(one: RunReport) -> float | None:
-    """How long it ran: of a run with restarts all attempts, of which a scheduler tells the last."""
-    if not one.facts.restarts:
-        return one.facts.seconds
-    return sum(span.end - span.begin for span in one.spans if span.attempt is not None)
 
 
 def _where(one: RunReport) -> str:
@@ -173,7 +166,7 @@ def _cause(one: RunReport) -> Markup:
 def _facts(one: RunReport) -> Markup:
     facts, row = one.facts, one.facts.row
     waited = sum(span.end - span.begin for span in one.spans if span.attempt is None)
-    ran = _seconds(one)
+    ran = run_timeline.seconds(facts, one.spans)
     code = "" if row.exit_code is None else str(row.exit_code)
     return markup.facts(
         [
@@ -212,7 +205,11 @@ def _timeline(one: RunReport) -> Markup:
     rows = [(output.when(event.time), event.text) for event in one.events]
     table = markup.table(["time", "event"], rows)
     return markup.join(
-        [timeline.bar(parts), markup.paragraph(f"{sentence}{more}.", "remark"), table]
+        [
+            timeline.bar(parts),
+            markup.paragraph(f"{sentence}{more}.", "remark"),
+            markup.element("div", table, "times"),
+        ]
     )
 
 
@@ -244,8 +241,7 @@ def _row(line: Line) -> list[str | tuple[str, bool]]:
 def _charts(reports: Sequence[RunReport]) -> Markup:
     drawn = curves.charts([_numbers(one.facts) for one in reports])
     if len(reports) == 1:
-        starts = list(run_timeline.attempt_starts(reports[0].facts).values())
-        drawn += report_steps.usage_charts(reports[0].usage, starts[1:])
+        drawn += report_steps.usage_charts(reports[0].usage, reports[0].starts[1:])
     figures = markup.join(chart.draw(one, number) for number, one in enumerate(drawn))
     return (
         markup.section("Curves", markup.element("div", figures, "charts")) if figures else figures

@@ -285,6 +285,11 @@ class Diagnosis:
         elif log.summary_rank is not None and (end := log_prefixes.end_in_summary(text)):
             self.ended = f"rank {log.summary_rank} ended first, with {end}"
 
+    def rule_out(self, labels: Collection[str]) -> None:
+        """Take these causes for none, whatever the logs say."""
+        rules = enumerate(self._rules.causes)
+        self._ruled_out.update(number for number, rule in rules if rule.label in labels)
+
     def causes(self) -> list[Cause]:
         """The causes, the most probable first; symptoms only if there is nothing else."""
         kept: dict[int, Cause] = {}

@@ -22,8 +22,9 @@ from deploykit import backend, capabilities, lifecycle, run_array, run_state
 from deploykit.errors import DeploykitError, Uncertain
 from deploykit.model import Handle, State
 from deploykit.registry import Run
-from deploykit.sweep import outcomes, samplers, space, spending, trial_job, trials
+from deploykit.sweep import samplers, space, spending, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
+from deploykit.sweep.promotion import Ladder
 from deploykit.sweep.spending import Budget
 from deploykit.sweep.trial_job import Base
 from deploykit.sweep.trials import Live
@@ -50,6 +51,10 @@ class Controller:
     """Called with a line for each thing that happens."""
     budget: Budget = field(default_factory=Budget)
     live: list[Live] = field(default_factory=list)
+    paused: list[Live] = field(default_factory=list)
+    """Trials without a run, which may go on later."""
+    ladder: Ladder | None = None
+    """Decides which trials pause, and go on; None where none does."""
     slots: Sequence[Mapping[str, str]] = ()
     """Variables of each slot; none where slots do not differ."""
     _ended: Decimal = Decimal(0)
@@ -80,7 +85,9 @@ class Controller:
                 pause = max(pause, min(_IDLE * (time.process_time() - began), longest))
             self._sleep(pause)
             began = time.process_time()
-        if not self.live and (self._number >= self._last or not self.record.stopping):
+        if not (self.live or self.paused) and (
+            self._number >= self._last or not self.record.stopping
+        ):
             self.record.finish()
 
     @property
@@ -101,9 +108,12 @@ class Controller:
     def _recover(self) -> None:
         """Take up what earlier controllers have left."""
         self.budget = spending.budget(self.record.sweep, self.base)
-        self.slots = _slots(self.base)
-        self._array = _largest_array(self.record, self.base)
+        self.slots = trial_job.slots(self.base)
+        if samplers.is_pointwise(self.record.sweep) and not self._prunes:
+            self._array = trial_job.largest_array(self.base)  # no trial depends on others
         self._last = space.trials(self.record.sweep)
+        if self.record.sweep.promote:
+            self.ladder = Ladder(self.record.sweep, self.study)
         known = self.study.get_trials(deepcopy=False)
         self._number = len(known)
         self.live = trials.unfinished(self.record, self.study)
@@ -119,6 +129,7 @@ class Controller:
         for live in list(self.live):
             self._follow(live, rows)
         self._begin()
+        self._conclude()
         self._submit_all(rows)
         return bool(self.live)
 
@@ -138,17 +149,21 @@ class Controller:
             elif row is not None and row.state == State.RUNNING.value:
                 self._prune(live, row)
         if not live.open:
+            self.live.remove(live)
             self._finish(live)
+        elif live.paused and live.run(0) not in rows:
+            self.live.remove(live)
+            self._rest(live)
 
     def _settle(self, live: Live, repeat: int, row: Run) -> None:
         """Keep the outcome of a run that has ended, or begin another attempt."""
         self._changed = True
-        if live.is_stopped(repeat) and row.state != State.SUCCEEDED.value:
-            live.again(repeat)
-            return
         if self._prunes and not live.pruned:
             live.should_stop_early(row)
-        outcome = outcomes.of(row, self.record.sweep.objective)
+        if (live.is_stopped(repeat) or live.paused) and row.state != State.SUCCEEDED.value:
+            live.again(repeat)
+            return
+        outcome = live.outcome(row)
         attempts = live.attempt(repeat) + 1
         if outcome.lost and attempts <= self.record.sweep.retries and not live.pruned:
             self.tell(f"trial {live.number}: {row.run} {outcome.reason}; it is started again")
@@ -157,10 +172,30 @@ class Controller:
         live.results[repeat] = outcome
 
     def _prune(self, live: Live, row: Run) -> None:
-        """Cancel a run that the pruner ends."""
-        if self._prunes and (live.pruned or live.should_stop_early(row)):
+        """Cancel a run that the pruner ends, or that pauses."""
+        if not self._prunes:
+            return
+        if live.pruned or live.paused or live.should_stop_early(row) or self._pauses(live):
             self._changed = True
             self._cancel(live, row)
+
+    def _pauses(self, live: Live) -> bool:
+        """Whether a trial has reached its rung, and pauses there."""
+        while self.ladder and live.rung is not None:
+            if live.last_step < self.ladder.steps(live.rung):
+                break
+            if not self.ladder.is_among_the_best(live.number, live.rung):
+                live.pause()
+                return True
+            live.climb(live.rung + 1)
+        return False
+
+    def _rest(self, live: Live) -> None:
+        """Keep a paused trial, whose run has ended, until it may go on."""
+        self._changed = True
+        live.rest()
+        self.paused.append(live)
+        self.tell(f"trial {live.number}: paused at step {live.last_step}{_repeated(live)}")
 
     @property
     def _limit(self) -> int:
@@ -182,7 +217,6 @@ class Controller:
             )
 
     def _finish(self, live: Live) -> None:
-        self.live.remove(live)
         ids = [
             live.run(repeat, n) for repeat in live.repeats for n in range(live.attempt(repeat) + 1)
         ]
@@ -191,25 +225,63 @@ class Controller:
         self._ended += charged
         live.keep_cost(spending.total(rows), charged)
         settings = " ".join(f"{name}={value}" for name, value in live.values.items())
-        self.tell(f"trial {live.number}: {live.tell(self.study)} ({settings})")
+        end = live.tell(self.study)
+        self.tell(f"trial {live.number}: {end} ({settings}){_repeated(live)}")
 
     def _begin(self) -> None:
-        """Begin trials while there are slots and money for them."""
+        """Begin trials, or let paused ones go on, while there are slots and money for them."""
         sweep, busy, committed = self.record.sweep, self._busy(), self._committed()
         most = max(self._limit, self._array)
-        while self._number < self._last and busy < most:
-            if not self.budget.allows(committed, sweep.repeat):
+        while busy < most:
+            promoted = self._promotable()
+            if promoted is None and self._number >= self._last:
+                return
+            if not self.budget.allows(committed, sweep.repeat + self._reserved):
                 self._say_once(
                     f"no more trials start: the next could exceed max_cost, {self.budget.cap}"
                 )
                 if not self.live:
                     self.study.set_user_attr(CAPPED, True)
                 return
-            live = trials.begin(self.record, self.study, self._number)
+            if promoted is None:
+                self.live.append(trials.begin(self.record, self.study, self._number))
+                self._number += 1
+            else:
+                self._promote(promoted, (promoted.rung or 0) + 1)
             busy, committed = busy + sweep.repeat, committed + sweep.repeat * self.budget.worst
-            self._number += 1
             self._changed = True
-            self.live.append(live)
+
+    def _promotable(self) -> Live | None:
+        """The paused trial that goes on before a new one begins; None: none may."""
+        number = self.ladder.next() if self.ladder and self.paused else None
+        return next((live for live in self.paused if live.number == number), None)
+
+    def _promote(self, live: Live, rung: int | None) -> None:
+        """Let a paused trial go on to a rung, or with None to its end."""
+        live.climb(rung)
+        self.paused.remove(live)
+        self.live.append(live)
+        to = f"{self.ladder.steps(rung)} steps" if self.ladder and rung is not None else "its end"
+        self.tell(f"trial {live.number}: goes on to {to}")
+
+    @property
+    def _reserved(self) -> int:
+        """Runs that must remain possible, so that one trial can get to its end."""
+        return int(self.ladder is not None and not self.ladder.has_ended)
+
+    def _conclude(self) -> None:
+        """Where nothing else can run, let the best paused trial go on to its end, and no other."""
+        if self.live or not self.paused or self.ladder is None:
+            return
+        number = self.ladder.finalist()
+        finalist = next((live for live in self.paused if live.number == number), None)
+        if finalist and self.budget.allows(self._committed(), 1):
+            self._promote(finalist, None)
+            return
+        for live in self.paused:
+            live.give_up()
+            self._finish(live)
+        self.paused.clear()
 
     def _busy(self) -> int:
         """Slots that are taken, by runs."""
@@ -219,7 +291,7 @@ class Controller:
         """What all runs have cost, those that have not ended at their worst."""
         past = [
             live.run(repeat, attempt)
-            for live in self.live
+            for live in [*self.live, *self.paused]
             for repeat in live.repeats
             for attempt in range(live.attempt(repeat) + (repeat in live.results))
         ]
@@ -313,6 +385,11 @@ class Controller:
             self.tell(text)
 
 
+def _repeated(live: Live) -> str:
+    steps = trials.repeated(live.trial.user_attrs)
+    return f"; {steps}" if steps else ""
+
+
 def _is_over(row: Run) -> bool:
     """Whether a run was sent and has ended."""
     return State(row.state).final and row.id is not None
@@ -320,20 +397,3 @@ def _is_over(row: Run) -> bool:
 
 def _was_not_sent(row: Run | None) -> bool:
     return row is None or (row.state == State.UNSENT.value and row.id is None)
-
-
-def _slots(base: Base) -> Sequence[Mapping[str, str]]:
-    engine = backend.find(base.backend)
-    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
-
-
-def _largest_array(record: SweepRecord, base: Base) -> int:
-    """Most runs of a sweep in one job array; 0 where trials depend on others, or it has none."""
-    sweep, engine = record.sweep, backend.find(base.backend)
-    is_known = samplers.is_pointwise(sweep) and sweep.pruner == "none"
-    if not is_known or base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
-        return 0
-    try:
-        return engine.largest_array(base.options)
-    except DeploykitError:  # `submit` tells why
-        return 0

@@ -34,10 +34,10 @@ class Outcome(NamedTuple):
     """Whether the machines were the cause, so that another attempt may succeed."""
 
 
-def of(row: Run, objective: Objective) -> Outcome:
-    """The outcome of a run that has ended."""
+def of(row: Run, objective: Objective, earlier: Sequence[float] = ()) -> Outcome:
+    """The outcome of a run that has ended; `earlier` are values of the runs that it resumes."""
     if row.state == State.SUCCEEDED.value:
-        return _value(row, objective)
+        return _value(row, objective, earlier)
     if row.state == State.CANCELLED.value:
         return Outcome(reason=row.reason or "cancelled")
     cause = _cause(row)
@@ -54,15 +54,15 @@ def _cause(row: Run) -> str:
     return causes[0].rule.label if causes else ""
 
 
-def _value(row: Run, objective: Objective) -> Outcome:
+def _value(row: Run, objective: Objective, earlier: Sequence[float]) -> Outcome:
     read = RunMetrics(row)
     points = read.whole()
-    own = of_objective(points, objective)
-    if not own:
+    values = [*earlier, *(point.value for point in of_objective(points, objective))]
+    if not values:
         names = sorted({point.name for point in points})
         known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"
         return Outcome(reason=f"no metric {objective.metric!r} was found; {known}")
-    value = _chosen([point.value for point in own], objective)
+    value = _chosen(values, objective)
     if not math.isfinite(value):
         return Outcome(reason=f"{objective.metric} is {value}")
     return Outcome(value)

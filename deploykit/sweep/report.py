@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploykit.metrics.points import Point
+from deploykit.metrics.series import without_repeats
 from deploykit.report.chart import COLORS, Chart, Curve, short, thin, ticks
 from deploykit.report.coordinates import Axis, Path
 from deploykit.run_metrics import RunMetrics
@@ -28,6 +29,7 @@ _MOST_LINES = 400
 _MOST_POINTS = 300
 _DECADES = 1000
 """From this ratio on, the axis of the objective is logarithmic."""
+_ENDS = {"pruned": ", stopped", "paused": ", paused"}
 _GOOD = 0.25
 """The share of trials that are drawn as good."""
 
@@ -107,8 +109,9 @@ def _curves(sweep: SweepSummary) -> Chart | None:
     curves = []
     for one in [*sweep.ranked, *sweep.pruned][:COLORS]:
         if one.runs:
-            points = outcomes.of_objective(RunMetrics(one.runs[-1]).refresh()[1], objective)
-            label = f"trial {one.number}{', stopped' * (one.state == 'pruned')}"
+            every = [point for row in one.runs for point in RunMetrics(row).refresh()[1]]
+            points = outcomes.of_objective(without_repeats(every), objective)
+            label = f"trial {one.number}{_ENDS.get(one.state, '')}"
             curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]
     return (

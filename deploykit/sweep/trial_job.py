@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit import backend, bundle, capabilities, lifecycle, paths
-from deploykit.errors import JobFileError, NotFound
+from deploykit.errors import DeploykitError, JobFileError, NotFound
 from deploykit.model import Bundle, JobSpec, Plan
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.space import Passed
@@ -57,6 +57,23 @@ def _prepared(record: SweepRecord, keys: Mapping[str, str]) -> Base:
     return base(lifecycle.prepare(job, (), record.backend, record.id).plan)
 
 
+def slots(base: Base) -> Sequence[Mapping[str, str]]:
+    """Variables of each slot of the machine; none where slots do not differ."""
+    engine = backend.find(base.backend)
+    return engine.slots(base.job, base.options) if isinstance(engine, capabilities.Slots) else ()
+
+
+def largest_array(base: Base) -> int:
+    """Most runs of the job in one job array; 0: none."""
+    engine = backend.find(base.backend)
+    if base.job.budget is not None or not isinstance(engine, capabilities.Arrays):
+        return 0
+    try:
+        return engine.largest_array(base.options)
+    except DeploykitError:  # `submit` tells why
+        return 0
+
+
 def plan(base: Base, run: str, passed: Passed, first: str) -> Plan:
     """The plan of the run `run` of a trial, whose first attempt had the run id `first`."""
     entry = base.job.entrypoint
@@ -78,5 +95,16 @@ def _below(location: str | None, name: str) -> str | None:
 
 def _checkpoints(base: Base, run: str, first: str) -> str | None:
     """Where a later attempt finds the checkpoints of the first, if its nodes see that folder."""
-    sees = isinstance(backend.find(base.backend), capabilities.Launch)
-    return str(paths.run_folder(first) / "checkpoints") if run != first and sees else None
+    if run == first or not _sees_run_folders(base):
+        return None
+    return str(paths.run_folder(first) / "checkpoints")
+
+
+def resumes(base: Base) -> bool:
+    """Whether a later attempt of a trial finds the checkpoints of the first."""
+    return base.job.checkpoints is not None or _sees_run_folders(base)
+
+
+def _sees_run_folders(base: Base) -> bool:
+    engine = backend.find(base.backend)
+    return isinstance(engine, capabilities.Launch) and not any(engine.check_function(base.options))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_UP, Decimal
 from statistics import fmean
+from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -17,13 +18,13 @@ from deploykit.metrics.points import Point
 from deploykit.model import State
 from deploykit.registry import Run
 from deploykit.run_metrics import RunMetrics
-from deploykit.sweep import outcomes, samplers, space
+from deploykit.sweep import outcomes, promotion, samplers, space
 from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.outcomes import Outcome
 from deploykit.sweep.space import Values
 
 ATTEMPT, STOPPED, SLOT, PRUNED, REASON = "attempt", "stopped", "slot", "pruned", "reason"
-RESULTS, COST, CHARGED = "values", "cost", "charged"
+RESULTS, COST, CHARGED, RESTED, REPEATED = "values", "cost", "charged", "rested", "repeated"
 """Attributes of a trial in the journal; the first three with the number of the repeat behind."""
 _DIGITS = Decimal("1e-9")
 
@@ -99,6 +100,42 @@ class Live:
         """Whether it was stopped early."""
         return PRUNED in self.trial.user_attrs
 
+    @property
+    def rung(self) -> int | None:
+        """The rung that it may train to; None: to its end."""
+        return promotion.rung(self.trial.user_attrs)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits at its rung, or its run is being stopped there."""
+        return promotion.is_paused(self.trial.user_attrs)
+
+    def pause(self) -> None:
+        """Note that its run is to be stopped at its rung, before it is."""
+        self.trial.set_user_attr(promotion.PAUSED, self.rung)
+
+    def climb(self, rung: int | None) -> None:
+        """Let it train to another rung, or with None to its end."""
+        self.trial.set_user_attr(promotion.RUNG, rung)
+
+    def rest(self) -> None:
+        """Give back the slot of a paused trial, whose run has ended, and note how far it is."""
+        self.trial.set_user_attr(RESTED, self.last_step)
+        for repeat in self.repeats:
+            self.trial.set_user_attr(f"{SLOT} {repeat}", None)
+
+    def give_up(self) -> None:
+        """Note that a paused trial goes on no more."""
+        self.trial.set_user_attr(PRUNED, self.last_step)
+
+    def outcome(self, row: Run) -> Outcome:
+        """What became of its run, which may have had no step left to train when it resumed."""
+        objective, earlier = self.record.sweep.objective, []
+        if self.attempt(0) and self.record.sweep.promote:
+            steps = self._frozen.intermediate_values
+            earlier = [steps[step] for step in sorted(steps)]
+        return outcomes.of(row, objective, earlier)
+
     def should_stop_early(self, row: Run) -> bool:
         """Report what its run has reported since the last time; whether the pruner ends it.
 
@@ -107,8 +144,10 @@ class Live:
         """
         over = State(row.state).final
         for point in outcomes.of_objective(self._new_points(row), self.record.sweep.objective):
-            last = self._last_step()
+            last = self.last_step
             step = last + 1 if point.step is None else point.step
+            if step <= self.trial.user_attrs.get(RESTED, -1):
+                self._note_repeated(step)
             if step > last:
                 self.trial.report(point.value, step)
                 if self.trial.should_prune() and not over:
@@ -116,16 +155,28 @@ class Live:
                     return True
         return False
 
+    def _note_repeated(self, step: int) -> None:
+        """Count the steps from `step` on, which were trained before the trial paused."""
+        known, rested = self.trial.user_attrs.get(REPEATED, 0), self.trial.user_attrs[RESTED]
+        self.trial.set_user_attr(RESTED, -1)
+        self.trial.set_user_attr(REPEATED, known + rested - step + 1)
+
     def _new_points(self, row: Run) -> list[Point]:
         if self.reader is None:
             self.reader = RunMetrics(row)
         self.reader.row = row
         return self.reader.refresh()[1]
 
-    def _last_step(self) -> int:
+    @property
+    def last_step(self) -> int:
         """The last step that was reported, by this controller or an earlier one; -1: none."""
-        last = self.trial.storage.get_trial(self.trial._trial_id).last_step  # noqa: SLF001
+        last = self._frozen.last_step
         return -1 if last is None else last
+
+    @property
+    def _frozen(self) -> FrozenTrial:
+        """The trial as the journal has it."""
+        return self.trial.storage.get_trial(self.trial._trial_id)  # noqa: SLF001
 
     def keep_cost(self, known: Money | None, charged: Decimal) -> None:
         """Keep what its runs have cost, as far as known, and what of the cap they have used up.
@@ -180,6 +231,12 @@ def runs(record: SweepRecord, frozen: FrozenTrial) -> Iterator[str]:
         seed = repeat if sweep.repeat > 1 else None
         for attempt in range(int(frozen.user_attrs.get(f"{ATTEMPT} {repeat}", 0)) + 1):
             yield run_id(record.id, frozen.number, seed, attempt)
+
+
+def repeated(attributes: Mapping[str, Any]) -> str:
+    """How many steps a trial has trained again after it paused, in words; empty for none."""
+    steps = attributes.get(REPEATED, 0)
+    return f"trained {steps} steps again after a pause" if steps else ""
 
 
 def cost(frozen: FrozenTrial) -> Money | None:

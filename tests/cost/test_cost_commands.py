@@ -37,7 +37,7 @@ def test_the_three_cases_as_text_and_as_json(section, capsys):
         "likely  0.12 USD",
         "worst   0.16 USD",
         "spot: 0.01 USD to 0.16 USD",
-        "prices: AWS's prices of 2026-04-21",
+        "prices: AWS's prices of 2026-09-24",
     ]
     assert "days old; `deploykit cost --refresh`" in shown.err
     data = json.loads(run(capsys, "cost", "--backend", "sagemaker", "--json").out)

@@ -234,6 +234,47 @@ def record(env, rank, child, file):
     processes.register(env, cluster.Rank("torchrun", rank, rank, 2, 2), child.pid, stacks=file)
 
 
+REFUSED = ["unshare", "--user"]
+"""In a user namespace of its own a program may read no other, as with kernel.yama.ptrace_scope."""
+needs_namespaces = pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*REFUSED, "true"], capture_output=True, check=False).returncode != 0,
+    reason="optional: no user namespaces",
+)
+
+
+@needs_namespaces
+def test_a_program_that_py_spy_may_not_read_writes_its_stacks_itself(start, tmp_path):
+    child, file = start(STUCK)
+    wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))
+    env = {"DEPLOYKIT_RUN_DIR": str(tmp_path / "run")}
+    record(env, 0, child, file)
+    refused = tmp_path / "py-spy"
+    refused.write_text(f'#!/bin/sh\nexec {" ".join(REFUSED)} {SPY} "$@"\n')
+    refused.chmod(0o700)
+    dump.write(env, tmp_path / "dump", dump.Options(str(refused)))
+    (only,) = records.read(tmp_path / "dump" / f"{os.uname().nodename}.json")["ranks"]
+    assert only["tool"] == "faulthandler"
+    assert only["problem"].startswith("py-spy may not read the program (kernel.yama.ptrace_scope")
+    assert only["process"]["threads"][0]["frames"][0]["source"] == "with lock:"
+
+
+@needs_namespaces
+def test_a_program_that_nothing_may_look_at_is_named_with_the_reasons(start, tmp_path):
+    """All of the dump is refused, as that of a program with capabilities of its own."""
+    child, file = start(STUCK)
+    run = tmp_path / "run"
+    record({"DEPLOYKIT_RUN_DIR": str(run)}, 0, child, file)
+    launch = Path(dump.__file__).parents[2] / "launch.py"
+    argv = [sys.executable, launch, "--dump-stacks", run, tmp_path / "dump", f"--py-spy={SPY}"]
+    subprocess.run([*REFUSED, *argv], check=True)
+    (only,) = records.read(tmp_path / "dump" / f"{os.uname().nodename}.json")["ranks"]
+    assert (only["tool"], only["process"]["threads"]) == ("", [])
+    assert only["problem"].startswith("py-spy may not read the program")
+    assert only["problem"].endswith("the system hides its open files")
+    assert child.poll() is None
+
+
 def test_a_node_writes_one_file_with_all_its_ranks(start, tmp_path):
     child, file = start(STUCK)
     wait_for(lambda: "step_é" in stuck_in(faults.take(child.pid, file)))

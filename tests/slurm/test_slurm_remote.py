@@ -42,6 +42,18 @@ def test_a_line_break_in_a_name_leaves_the_other_logs_complete(run_folder, tmp_p
     assert lines == ["one", "two"]
 
 
+def test_what_ranks_used_comes_with_the_logs(run_folder, tmp_path):
+    (run_folder / "exit_records").mkdir()
+    (run_folder / "exit_records/history-evil.jsonl").write_text("{}\n")
+    history = run_folder / "exit_records/history-0.jsonl"
+    for line in ('{"time": 1}\n', '{"time": 2}\n'):
+        with history.open("a") as file:
+            file.write(line)
+        remote.fetch_logs(RemoteFolder("host", str(run_folder)), tmp_path / "local")
+        assert (tmp_path / "local/exit_records/history-0.jsonl").read_text() == history.read_text()
+    assert len(list((tmp_path / "local/exit_records").iterdir())) == 1
+
+
 def test_an_answer_that_is_not_understood_is_reported(run_folder, tmp_path):
     (run_folder.parent / "bin/ssh").write_text("#!/bin/sh\necho deploykit begins; echo nonsense\n")
     with pytest.raises(BackendUnavailable, match=r"host sent .* instead of a log"):

@@ -16,7 +16,9 @@ import pytest
 from deploykit import cli, paths
 from tests.slurm.login_node import SSHD, login_node
 from tests.slurm.slurm_helpers import PATIENCE, output, wait_for
+from tests.slurm.test_slurm_stacks import HANGING
 from tests.strangers import modes, too_wide
+from tests.test_debugger import check
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
 
@@ -34,6 +36,9 @@ name: far
 entrypoint: {script: train.py, args: ["it's", "$(id)", "é"]}
 resources: {time_limit: 10m}
 """
+
+ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
+"""The ranks of HANGING by place."""
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,32 @@ def test_a_command_beside_a_rank(laptop):
     assert code == 7, err
     assert out.endswith(f"\n0 it's  $HOME {laptop.user}\n")  # after what the login prints
     assert run("cancel", "inside")[0] == 0
+
+
+def test_the_stacks_of_eight_ranks_of_an_ordinary_user(laptop):
+    """Who may read their own processes, and no others."""
+    Path("train.py").write_text(HANGING)
+    settings = ["--nodes", "2", "--processes-per-node", "4"]
+    assert submit(laptop, "stacks", *settings)[0] == 0
+
+    def found():
+        code, out, _ = run("dump", "stacks", "--json")
+        data = json.loads(out) if code == 0 else {"groups": []}
+        return data if [one["ranks"] for one in data["groups"]] == ODD else None
+
+    data = wait_for(found)
+    assert {(one["tool"], one["problem"]) for one in data["ranks"]} == {("py-spy", None)}
+    assert len({one["host"] for one in data["ranks"]}) == 2
+    assert data["groups"][0]["called_at"]["text"] == "time.sleep(900)"
+    assert run("cancel", "stacks")[0] == 0
+
+
+def test_an_editor_stops_a_rank_behind_the_login_node(laptop, monkeypatch):
+    """Whose start-up files greet their user before anything else."""
+    with monkeypatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        words = ["--processes-per-node", "2", "--nodes", "2", "--backend", "slurm"]
+        check(Path.cwd(), "3", *words, *laptop.settings)
 
 
 def test_a_refusal(laptop):

@@ -42,7 +42,9 @@ def check(job, options):
 
 
 def plan(job, options, *, run, bundle):
+    checkpoints = job.checkpoints or "../checkpoints"
     variables = [f"{name}={value}" for name, value in sorted(job.env.items())]
+    variables.append(f"DEPLOYKIT_CHECKPOINT_DIR={checkpoints}")
     words = ["env", *variables, sys.executable, *backend.program(job)]
     text = f"set -C; echo $$ > ../claim || exit 0\n{shlex.join(words)} > ../logs/node-0.log 2>&1\n"
     text += "echo $? > ../code.new; mv ../code.new ../code\n"

@@ -16,6 +16,7 @@ import pytest
 from deploykit import paths
 from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
+from tests.sweep.halving import LENGTHS, counts
 
 KILLS = 20
 CALLS = 6000
@@ -33,8 +34,8 @@ def killed_after(calls, *argv):
     return done.returncode
 
 
-def survives(sweep, runs, started=plain.started):
-    """Kill the controller 20 times, then let it end; `runs` are all that must have run, once."""
+def killed(sweep):
+    """Kill the controller 20 times, then let it end: the sweep, finished."""
     chance, kills, code = random.Random(os.environ.get("CI")), 0, 66
     while kills < KILLS and code != 0:
         code = killed_after(chance.randint(1, CALLS), "resume", "s")
@@ -43,9 +44,15 @@ def survives(sweep, runs, started=plain.started):
         kills += code == -signal.SIGKILL
     found = sweep("resume", "s", "--json")
     assert found["state"] == "finished"
+    assert kills == KILLS
+    return found
+
+
+def survives(sweep, runs, started=plain.started):
+    """The sweep after 20 kills; `runs` are all that must have run, once."""
+    found = killed(sweep)
     assert found["counts"] == {"succeeded": found["total"]}
     assert started(paths.state()) == dict.fromkeys(runs, 1)
-    assert kills == KILLS
     return found
 
 
@@ -63,6 +70,13 @@ def test_the_journal_is_that_of_an_undisturbed_sweep(write, sweep):
 def test_with_repeats_and_a_sampler_that_learns(write, sweep):
     write(trials=10, parallel=4, sampler="tpe", repeat=2, repeat_as="--n {value}")
     survives(sweep, [f"s-{number}-s{seed}" for number in range(10) for seed in range(2)])
+
+
+def test_with_promotions(halving, sweep):
+    halving()
+    found = killed(sweep)
+    assert counts(found) == LENGTHS
+    assert found["counts"] == {"pruned": 8, "succeeded": 1}
 
 
 @pytest.mark.torch

@@ -12,9 +12,10 @@ import pytest
 from deploykit import cli, paths
 from deploykit.report import coordinates
 from deploykit.report.coordinates import Axis
+from tests.browser import BROWSER
 from tests.live_run import OnTerminal
 from tests.sweep.test_sweep import SLEEP, deploykit, priced, wait_for
-from tests.test_report import BROWSER, EVIL, checked
+from tests.test_report import EVIL, checked
 
 PARAMETERS = """{
   lr: {range: [0.001, 0.1], log: true},

@@ -98,7 +98,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
     if _host(handle) is not None:
         ended = _fetching_logs(handle, ended)
         ended()
-    return logfiles.read(folder, follow=follow, ended=ended, patterns=remote.LOGS)
+    return logfiles.read(folder, follow=follow, ended=ended, patterns=logfiles.ALL)
 
 
 def _fetching_logs(handle: Handle, ended: Callable[[], bool]) -> Callable[[], bool]:

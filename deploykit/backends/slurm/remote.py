@@ -24,15 +24,17 @@ from deploykit.decode import whole
 from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
 from deploykit.model import Handle, Plan
 
-LOGS = logfiles.ALL
-"""Patterns of log files in a run's folder; the second matches those of a job array."""
+_GROWING = (*logfiles.ALL, "exit_records/history-*.jsonl")
+"""Patterns of files in a run's folder that only grow: logs, also of a job array, and usage."""
 _RECORD = "remote.json"
 _SCRIPT = "plan.sh"
 _MAX_LOG = 1 << 23
 """Bytes of one log that one call fetches."""
 _MAX_LOGS = 1 << 26
 """Bytes of all logs that one call fetches."""
-_LOG = re.compile(r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log")
+_GROWN = re.compile(
+    r"(tasks/[0-9]{1,9}/)?logs/[^/]{1,200}\.log|exit_records/history-[0-9]{1,9}\.jsonl"
+)
 _EXIT_RECORD = re.compile(r"(tasks/[0-9]{1,9}/)?exit_records/[\w-][\w.-]{0,200}", re.ASCII)
 """The only file names that an answer of a login node may create on this machine."""
 _SHA256 = "sha256sum | cut -c1-64"
@@ -176,6 +178,8 @@ def _mirror(folder: Path, files: dict[str, str]) -> None:
 def fetch_logs(remote: RemoteFolder, folder: Path) -> None:
     """Append to the logs in `folder` what was written on the login node since the last call.
 
+    The same for the history of what the ranks used.
+
     Raises BackendUnavailable when the connection fails or the answer is not understood.
     """
     while _fetch_part(remote, folder):
@@ -186,13 +190,13 @@ def _fetch_part(remote: RemoteFolder, folder: Path) -> bool:
     """Fetch at most `_MAX_LOGS` bytes; return whether there may be more."""
     sizes = "".join(
         f"{shlex.quote(str(path.relative_to(folder)))}) at={path.stat().st_size};; "
-        for pattern in LOGS
+        for pattern in _GROWING
         for path in folder.glob(pattern)
     )
     # stat shows which files have grown, so that no process starts for the others
     script = (
         f"cd {shlex.quote(remote.folder)} 2>/dev/null || exit 0; "
-        f"stat -c '%s %n' {' '.join(LOGS)} 2>/dev/null | {{ t=0; while read -r n f; do "
+        f"stat -c '%s %n' {' '.join(_GROWING)} 2>/dev/null | {{ t=0; while read -r n f; do "
         '[ -f "$f" ] || continue; '  # part of a name with a line break
         f'case "$f" in {sizes}*) at=0;; esac; n=$((n - at)); [ "$n" -gt 0 ] || continue; '
         f'[ "$n" -le {_MAX_LOG} ] || n={_MAX_LOG}; '
@@ -212,7 +216,7 @@ def _append_logs(host: str, folder: Path, out: bytes) -> bool:
         if size is None:
             raise BackendUnavailable(f"{host} sent {name[:80]!r} instead of a log")
         part = stream.read(size)
-        if _LOG.fullmatch(name) and name.isprintable():
+        if _GROWN.fullmatch(name) and name.isprintable():
             paths.make_folder((folder / name).parent)
             with open(folder / name, "ab", opener=paths.private_opener) as file:
                 file.write(part)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -82,11 +81,17 @@ def parse(text: str) -> Iterator[Thread]:
 def _check_ready(pid: int, file: Path) -> None:
     """Raise NoStacks unless the signal has a handler and its file is still the program's."""
     ready = False
-    with contextlib.suppress(OSError, ValueError):
+    try:
         descriptor = int(file.read_bytes().split(b"\n")[0])
         link = Path(f"/proc/{pid}/fd/{descriptor}")
         status = Path(f"/proc/{pid}/status")
         ready = link.samefile(file) and bool(in_mask(status, "SigCgt", signal.SIGURG))
+    except PermissionError:
+        raise NoStacks(
+            "the program may have more rights than `dump`: the system hides its open files"
+        ) from None
+    except (OSError, ValueError):
+        pass
     if not ready:
         raise NoStacks("the program has not started Python yet, or dropped the handler of SIGURG")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from deploykit_node.inspect.stacks import Frame, NoStacks, Thread
 _PATIENCE = 10.0
 _PATIENCE_NATIVE = 60.0
 """Seconds; native stacks need the symbols of PyTorch's libraries, some hundred megabytes."""
+_REFUSED = re.compile(r"EPERM|Permission [Dd]enied")
+"""In what py-spy prints where the system refuses ptrace(2) or a file in /proc/PID."""
 _UNPAUSABLE = "TtD"
 """States in which a process cannot be paused: stopped, traced, waiting for a file system."""
 
@@ -63,6 +66,11 @@ def _run(argv: list[str], patience: float) -> Any:
 
 def _complaint(text: str) -> str:
     """What py-spy prints when it fails, as one line: the error and its last cause."""
+    if _REFUSED.search(text):
+        return (
+            "py-spy may not read the program (kernel.yama.ptrace_scope, or a container without "
+            "SYS_PTRACE)"
+        )
     lines = [line.strip() for line in text.partition("Stack backtrace:")[0].splitlines()]
     lines = [line.removeprefix("Error: ") for line in lines if line and line != "Caused by:"]
     return f"py-spy: {': '.join(dict.fromkeys([*lines[:1], *lines[-1:]])) or 'no output'}"
