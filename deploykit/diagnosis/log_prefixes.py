@@ -29,7 +29,8 @@ _PREFIX = re.compile(
 )
 _RANK = re.compile(
     r"\[(?:[Rr]ank|default) ?(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]|^\s*(\d{1,4}): (?=\D)"
-    r"|^\[1,(\d{1,9})\]|\[1,(?:mpirank:)?(\d{1,9})(?:,[\w-]{1,60})?\]<std|MPI_ABORT was invoked on rank (\d{1,9})"
+    r"|^\[1,(\d{1,9})\]|\[1,(?:mpirank:)?(\d{1,9})(?:,[\w-]{1,60})?\]<std"
+    r"|MPI_ABORT was invoked on rank (\d{1,9})"
     r"|MPI_Abort\(.{1,60}\) - process (\d{1,9})"
 )
 _HOST = re.compile(
