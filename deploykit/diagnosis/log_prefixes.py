@@ -9,7 +9,7 @@ _PREFIX = re.compile(
     r"""\s*(?:
       \d{4}-\d\d-\d\dT[\d:.]+Z?\s\[(?:rank|node)\ \d+\]\s?      # deploykit's own
     | \[(?:rank|default)\s?\d+\](?::|\s)
-    | \[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:                    # torchrun, mpirun
+    | \[\d+(?:,(?:mpirank:)?\d+(?:,[\w-]+)?)?\](?:<std(?:out|err)>)?:  # mpirun, SageMaker's
     | \d{1,4}:\s(?=\D) | \d{1,6}\t                               # srun --label, a pager
     | algo-\d+(?:-\w+)?\s*(?:\||:)\s
     | \((?:[\w-]+,?\s)?(?:pid|ip|rank|Worker\w*)[^)]*\)\s          # Ray, SkyPilot
@@ -20,7 +20,7 @@ _PREFIX = re.compile(
     | \d{4}-\d\d-\d\dT[\d:.]+[+-]\d\d:?\d\d\s                     # aws logs tail, journald
       (?:[\w.-]+\s(?!kernel)[\w./@()-]+\[\d+\]:|[\w.-]+/[\w.$/\[\]-]+)\s
     | \#\sMAGIC\s | [|>\#]\s
-    | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s+             # kubectl, CloudWatch
+    | \d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z:?|[+-]\d\d:?\d\d)?\s+           # kubectl, CloudWatch
     | (?:\[[\w-]+\])+\s*(?=Traceback|File\ "|[\w.]*(?:Error|Exception)\b)
     | [a-z][\w.-]*-\d+\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)    # a pod
     | [/\w][\w./\[\]-]*:\s+(?=Traceback|File\ "|[\w.]*(?:Error|Exception):)  # pdsh, pods
@@ -29,7 +29,8 @@ _PREFIX = re.compile(
 )
 _RANK = re.compile(
     r"\[(?:[Rr]ank|default) ?(\d{1,9})\]|\b[Rr]ank (\d{1,9})\]|^\s*(\d{1,4}): (?=\D)"
-    r"|^\[1,(\d{1,9})\]|MPI_ABORT was invoked on rank (\d{1,9})"
+    r"|^\[1,(\d{1,9})\]|\[1,(?:mpirank:)?(\d{1,9})(?:,[\w-]{1,60})?\]<std"
+    r"|MPI_ABORT was invoked on rank (\d{1,9})"
     r"|MPI_Abort\(.{1,60}\) - process (\d{1,9})"
 )
 _HOST = re.compile(

@@ -10,6 +10,11 @@ from deploykit.diagnosis import log_prefixes
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
 _EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(:( .*)?)?$")
+_NUMBERED = re.compile(
+    r"(?:│\s*)?(?:(?:-+>|❱)\s*\d{1,6}\s"
+    r"|\d{1,6}\s(?:│|\s*(?:if|elif|raise|return|except|assert|for|while|with|def|class)\b))"
+)
+"""A line of code with its number, as IPython and rich print several around a frame."""
 _INDENT = 2
 """Blanks before a frame."""
 _CODE = 200
@@ -37,6 +42,9 @@ class Tracebacks:
 
     def read(self, text: str) -> bool:
         """Take the next line as it is; whether it is the last of a traceback: the exception."""
+        if _NUMBERED.search(text) and _NUMBERED.match(log_prefixes.bare(text)):
+            self.in_frame, self.in_code = False, True
+            return False
         frame = _FRAME.search(text) if 'File "' in text else None
         self.in_frame, self.in_code = bool(frame), False
         if not frame and not self._open and BEGIN not in text:
