@@ -67,7 +67,7 @@ class Watch:
     def look(self, *, whole: bool = False) -> list[View]:
         """Ask each backend once, read what is new, and say what is known of each run.
 
-        With `whole`, all states are queried for, and all logs on another machine are read.
+        With `whole`, all states are asked for, and all logs on another machine are read.
         """
         self._fetched = {} if whole else self._due()
         queried = [one for one in self._watched if one.row.backend not in self._fetched]
@@ -79,7 +79,7 @@ class Watch:
         return [one.view() for one in self._watched]
 
     def _due(self) -> dict[str, _Watched]:
-        """The run whose log each backend is queried for: that of longest ago; not twice in a row."""
+        """The run whose log each backend is asked for: that of longest ago; not twice in a row."""
         due = [one for one in self._watched if one.is_due and one.row.backend not in self._fetched]
         chosen: dict[str, _Watched] = {}
         for one in sorted(due, key=lambda one: one.read_at):
