@@ -104,8 +104,11 @@ def test_on_sagemaker(aws, searched, tmp_path):
             state = {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
             return as_json(200, {**job, **state})
         log = (host.folder / "log.txt").read_text()
-        loss = re.findall(r"train_loss\W+([0-9.]+)", log)[-1]
-        metric = {"MetricName": "train_loss", "Value": float(loss), "Timestamp": 1.0}
+        losses = re.findall(r"train_loss\W+([0-9.]+)", log)
+        if not losses:
+            failed = {"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed"}
+            return as_json(200, {**job, **failed, "FailureReason": log[-500:]})
+        metric = {"MetricName": "train_loss", "Value": float(losses[-1]), "Timestamp": 1.0}
         ended = {"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}
         return as_json(200, {**job, **ended, "FinalMetricDataList": [metric]})
 
