@@ -110,7 +110,7 @@ def serve(argv: Sequence[str], connection: socket.socket, begin: bytes) -> None:
 
 
 def _pass_on(process: Popen[bytes], connection: socket.socket, begin: bytes) -> None:
-    """Send what a program prints, from `begin` on, until it has ended or nobody listens."""
+    """Send what a program prints, from `begin` on, until it exits or the connection closes."""
     held = b""
     with process, connection, cast("IO[bytes]", process.stdout) as printed:
         while begin not in held and (piece := os.read(printed.fileno(), _PIECE)):

@@ -119,7 +119,7 @@ class Live:
         self.trial.set_user_attr(promotion.RUNG, rung)
 
     def rest(self) -> None:
-        """Give back the slot of a paused trial, whose run has ended, and note how far it is."""
+        """Free the slot of a paused trial whose run has ended, and record its last step."""
         self.trial.set_user_attr(RESTED, self.last_step)
         for repeat in self.repeats:
             self.trial.set_user_attr(f"{SLOT} {repeat}", None)
