@@ -1,9 +1,9 @@
 """CPU time per step, and up to the first, of each loop in `loop/`, beside a hand-written one.
 
 The model is small and always the same, so that only the loops differ: two processes under
-torchrun, one thread each. The loops take turns, in rotating order, so that a busy minute affects
-all of them alike. Wall time would mean little on shared cores. Each file in `loop/` except
-`common.py` is a loop.
+torchrun, one thread each. Each loop takes turns with the hand-written one in the same processes,
+see `loop/turns.py`, since one run on shared cores is often a third slower than the next. Wall time
+would mean little there. Each file in `loop/` except `common.py` and `turns.py` is a loop.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Sample(NamedTuple):
 
     cpu_ms: float
     start_s: float
+    reference_ms: float
+    """Of the hand-written loop in the same process, per step."""
 
 
 class LoopFailedError(Exception):
@@ -42,30 +44,32 @@ class LoopFailedError(Exception):
 
 def loops(folder: Path = LOOPS) -> list[str]:
     """The names of the loops, the reference first."""
-    names = {path.stem for path in folder.glob("*.py")} - {"common"}
+    names = {path.stem for path in folder.glob("*.py")} - {"common", "turns"}
     return sorted(names, key=lambda name: (name != REFERENCE, name != OURS, name))
 
 
 def environment(steps: int, *, compiled: bool = False) -> dict[str, str]:
     """The environment variables of every loop."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)}
-    own = {"LOOP_STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+    # With an arena for each thread, one of two equal loops in turns was 3% slower (glibc 2.36).
+    own = {"LOOP_STEPS": str(steps), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     return inherited | own | ({"LOOP_COMPILE": "1"} if compiled else {})
 
 
 def run(name: str, python: Path, env: Mapping[str, str]) -> Sample:
-    """Run a loop, and return what it measured. Raises LoopFailedError."""
+    """Run a loop in turns with the reference, or that alone. Raises LoopFailedError."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    argv = [str(python), *torchrun, str(LOOPS / f"{name}.py")]
+    program = [f"{REFERENCE}.py"] if name == REFERENCE else ["turns.py", name]
+    argv = [str(python), *torchrun, str(LOOPS / program[0]), *program[1:]]
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             argv, cwd=scratch, env=env, capture_output=True, text=True, check=False, timeout=600
         )
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"cpu_ms"')]
-    if done.returncode != 0 or len(lines) != 1:
+    if done.returncode != 0 or len(lines) != len(program):
         raise LoopFailedError(f"{name} exited with code {done.returncode}\n{done.stderr[-3000:]}")
-    told = json.loads(lines[0])
-    return Sample(float(told["cpu_ms"]), float(told["start_s"]))
+    reference, own = json.loads(lines[0]), json.loads(lines[-1])  # the reference ends first
+    return Sample(own["cpu_ms"], own["start_s"], reference["cpu_ms"])
 
 
 def measure(
@@ -84,14 +88,14 @@ def measure(
 
 
 def rows(samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, object]]:
-    """Medians, the least, and the median ratios to the reference in the same repeat."""
+    """Medians, the least, and the median ratios to the reference beside it in the same repeat."""
     reference = samples[REFERENCE]
     return [
         {
             "loop": name,
             "cpu_ms": round(statistics.median(one.cpu_ms for one in found), 3),
             "cpu_ms_min": round(min(one.cpu_ms for one in found), 3),
-            "ratio": _ratio([one.cpu_ms for one in found], [one.cpu_ms for one in reference]),
+            "ratio": _ratio([one.cpu_ms for one in found], [one.reference_ms for one in found]),
             "start_s": round(statistics.median(one.start_s for one in found), 3),
             "start_ratio": _ratio(
                 [one.start_s for one in found], [one.start_s for one in reference]

@@ -147,22 +147,27 @@ class Trainer:
         for batch in self.strategy.timer.timed("data", batches):
             self.stop_vote.start()
             self.profiler.before_step(self.step + 1)
-            self.train_step(batch, epoch)
+            self.train_step(batch)
             self.profiler.after_step(self.step)
             self.progress_bar.update(self.step)
-            if self.stop_vote.should_stop():
+            stop = self.stop_vote.result()
+            if stop is not None:
+                self.write_metrics(epoch)
+            if stop:
                 return False
             if self.step >= self.steps:
                 break
             interval = self.options.checkpoint_steps
             if interval and self.step % interval == 0:
+                self.write_metrics(epoch)
                 self.save()
+        self.write_metrics(epoch)
         self.progress_bar.clear()
         self.validate(epoch)
         return True
 
-    def train_step(self, batch: Batch, epoch: int) -> None:
-        """Compute the gradients of a batch, update the parameters, and log."""
+    def train_step(self, batch: Batch) -> None:
+        """Compute the gradients of a batch, update the parameters, and measure."""
         self.step += 1
         self.strategy.seed_step(self.step)
         logged = self.step % self.options.log_every == 0
@@ -180,9 +185,13 @@ class Trainer:
             strategy.optimizer.zero_grad()
         self.lr_schedule.step()
         if logged:
-            metrics = self.meter.read(self.step, float(loss) * self.layout.contributes_loss)
-            metrics |= strategy.extra_metrics()
-            self.metrics.write(self.step, epoch, **metrics, lr=lr, gradient_norm=norm)
+            others = strategy.extra_metrics() | {"lr": lr, "gradient_norm": norm}
+            self.meter.measure(self.step, float(loss()) * self.layout.contributes_loss, **others)
+
+    def write_metrics(self, epoch: int) -> None:
+        """Write the metrics of the logged steps that have not been written. Collective."""
+        for step, metrics in self.meter.collect():
+            self.metrics.write(step, epoch, **metrics)
 
     def unscale_and_clip(self, norm: float) -> None:
         """Divide the gradients by the loss scale, and clip their norm."""

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 def main() -> None:
     """Train, and print the line of JSON on rank 0."""
-    distributed.init_process_group("gloo")
+    if not distributed.is_initialized():  # by the loop with which it takes turns
+        distributed.init_process_group("gloo")
     clock = common.Clock()
     network = common.model(clock)
     for layer in network if common.COMPILE else ():

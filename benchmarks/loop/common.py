@@ -4,6 +4,7 @@ The clock is the CPU time of the process between the forward passes of two train
 on the model reads it, so that no loop has to change. Each file prints one line of JSON on rank 0:
 ``{"cpu_ms": mean, "steps": counted, "loss": last, "start_s": seconds}``. It is the mean, since
 occasional work such as logging is part of a loop; `start_s` is the CPU time until the second step.
+In `turns.py` two loops take turns in one process, and each clock stands still in the other's turn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
 import time
 
 import torch
@@ -26,6 +28,37 @@ WARM_UP = 50
 LEARNING_RATE = 1e-3
 COMPILE = "LOOP_COMPILE" in os.environ
 """Whether to compile each layer, for the loops that can."""
+TURN = 25
+"""Steps in a turn, of the loops that take turns."""
+
+
+class Turns:
+    """Two threads that take turns: the main one, which begins, and the reference's."""
+
+    def __init__(self) -> None:
+        self._gates = threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self) -> None:
+        """Wait for this thread's turn."""
+        self._gates[self._number()].acquire()
+
+    def give(self) -> None:
+        """Let the other thread go on."""
+        self._gates[1 - self._number()].release()
+
+    def tick(self, steps: int) -> None:
+        """Give and wait after each turn. The reference ends first: others close what it uses."""
+        last = steps == STEPS
+        if (steps % TURN == 0 or last) and not (last and self._number() == 1):
+            self.give()
+            self.wait()
+
+    def _number(self) -> int:
+        return int(threading.current_thread() is not threading.main_thread())
+
+
+turns: Turns | None = None
+"""Set where two loops take turns."""
 
 
 class Clock:
@@ -33,11 +66,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.moments: list[float] = []
+        self._others = 0.0
 
     def tick(self, module: nn.Module, _: object) -> None:
-        """Record the CPU time; a forward pre-hook."""
-        if module.training:
-            self.moments.append(time.process_time())
+        """Record the CPU time, without that of other turns; a forward pre-hook."""
+        if not module.training:
+            return
+        now = time.process_time()
+        self.moments.append(now - self._others)
+        if turns is not None:
+            turns.tick(len(self.moments))
+            self._others += time.process_time() - now
 
     def report(self, loss: float) -> None:
         """Print the line on rank 0. Raises ValueError if the hook did not see every step."""

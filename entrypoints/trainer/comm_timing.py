@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as functional
-from torch.utils import _pytree as pytree
 
 from trainer.timing import StepTimer
 
@@ -60,22 +59,25 @@ def excluded() -> Iterator[None]:
 def instrument_ddp(replica: nn.Module, timer: StepTimer) -> None:
     """Report to `timer` how long DDP's `replica` waits at the end of each backward pass.
 
-    DDP waits in a callback that runs when the gradients are computed. A callback that is queued at
-    the start of the backward pass runs before it, and one queued by that callback runs after it.
+    DDP waits in a callback that runs when the gradients are computed. It queues it with the last
+    gradient, so a callback that is queued with the first one runs before it, and one queued by that
+    callback runs after it.
     """
+    queued = False
 
     def gradients_computed() -> None:
+        nonlocal queued
+        queued = False
         section = timer(SECTION)
         section.__enter__()
         _engine.queue_callback(partial(section.__exit__, None, None, None))
 
-    def backward_started(_gradient: Tensor) -> None:
-        _engine.queue_callback(gradients_computed)
+    def gradient_added(_parameter: Tensor) -> None:
+        nonlocal queued
+        if not queued:
+            queued = True
+            _engine.queue_callback(gradients_computed)
 
-    def after_forward(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
-        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad)
-        if (first := next(tensors, None)) is not None:
-            first.register_hook(backward_started)
-
-    replica.register_forward_hook(after_forward)
+    for parameter in replica.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(gradient_added)

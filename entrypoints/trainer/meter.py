@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainer import comm_timing, flops
 from trainer import task as tasks
 from trainer.process_group import sum_over_ranks
 from trainer.setup import Setup
 from trainer.timing import find_straggler
+
+
+class _Measured(NamedTuple):
+    """A logged step on this rank: its metrics, and the values to sum over the ranks."""
+
+    step: int
+    metrics: dict[str, float]
+    row: list[float]
 
 
 class Meter:
@@ -25,6 +35,7 @@ class Meter:
         if self._context.is_rank_zero:  # counting takes a while, and only rank 0 writes metrics
             self._flops = setup.options.batch_size * self._flops_per_sample(setup)
         self._peak_flops = flops.peak_flops(self._context.device)
+        self._measured: list[_Measured] = []
         self._step = 0
         self._started = time.perf_counter()
 
@@ -41,42 +52,60 @@ class Meter:
         self._timer.lap()
         self._step, self._started = step, time.perf_counter()
 
-    def read(self, step: int, loss: float) -> dict[str, float]:
-        """The metrics of the steps since the last call. Collective.
+    def measure(self, step: int, loss: float, **others: float) -> None:
+        """Measure the steps since the last call, for `collect`.
 
-        `loss` is this rank's part of the global mean loss; the result has their sum. Times are
-        seconds per step on rank 0; memory is in bytes, the maximum over the ranks.
+        `loss` is this rank's part of the global mean loss, and `others` are further metrics.
         """
         steps = step - self._step
         sections = {name: each / steps for name, each in self._timer.lap().items()}
         elapsed = (time.perf_counter() - self._started) / steps
         own_seconds = sum(sections.values()) - sections.get(comm_timing.SECTION, 0.0)
-        loss, *table = sum_over_ranks(self._context, [loss, *self._row(own_seconds)])
-        world_size = self._context.world_size
-        own_by_rank, memory_by_rank = table[:world_size], table[world_size:]
-        self._warn_of_straggler(step, own_by_rank)
-        self.start(step)
         metrics = {
             "loss": loss,
             f"{self._unit}_per_second": self._units / elapsed,
             "step_seconds": elapsed,
             **{f"{name}_seconds": each for name, each in sections.items()},
-            "memory_bytes": max(memory_by_rank),
+            "memory_bytes": 0.0,
         }
         if self._flops:
             metrics["flops_per_second"] = self._flops / elapsed
         if self._flops and self._peak_flops:
-            metrics["mfu"] = self._flops / elapsed / (self._peak_flops * world_size)
-        return metrics
+            metrics["mfu"] = self._flops / elapsed / (self._peak_flops * self._context.world_size)
+        self._measured.append(_Measured(step, metrics | others, self._row(loss, own_seconds)))
+        self.start(step)
 
-    def _row(self, own_seconds: float) -> list[float]:
-        """Own seconds and memory in this rank's columns and 0 elsewhere; the sum is a table."""
+    def collect(self) -> list[tuple[int, dict[str, float]]]:
+        """The steps measured since the last call, each with its metrics. Collective.
+
+        They are summed over the ranks together, because a collective takes as long as a small step.
+        The loss is the sum over the ranks. Times are seconds per step on rank 0; memory is in
+        bytes, the maximum over the ranks.
+        """
+        measured, self._measured = self._measured, []
+        if not measured:
+            return []
+        sums = sum_over_ranks(self._context, [value for each in measured for value in each.row])
+        width = len(measured[0].row)
+        rows = (sums[start : start + width] for start in range(0, len(sums), width))
+        return [
+            (each.step, self._merged(each, row)) for each, row in zip(measured, rows, strict=True)
+        ]
+
+    def _merged(self, measured: _Measured, row: Sequence[float]) -> dict[str, float]:
+        world_size = self._context.world_size
+        loss, own_by_rank, memory_by_rank = row[0], row[1 : 1 + world_size], row[1 + world_size :]
+        self._warn_of_straggler(measured.step, own_by_rank)
+        return measured.metrics | {"loss": loss, "memory_bytes": max(memory_by_rank)}
+
+    def _row(self, loss: float, own_seconds: float) -> list[float]:
+        """Loss, and own seconds and memory in this rank's columns; summed over the ranks later."""
         seconds, memory = [0.0] * self._context.world_size, [0.0] * self._context.world_size
         seconds[self._context.rank] = own_seconds
         memory[self._context.rank] = flops.peak_memory(self._context.device)
-        return seconds + memory
+        return [loss, *seconds, *memory]
 
-    def _warn_of_straggler(self, step: int, own_by_rank: list[float]) -> None:
+    def _warn_of_straggler(self, step: int, own_by_rank: Sequence[float]) -> None:
         if straggler := find_straggler(own_by_rank):
             rank, ratio = straggler
             self._context.log(

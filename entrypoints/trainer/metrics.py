@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,9 +19,15 @@ class MetricsWriter:
 
     def __init__(self, folder: Path | None, step: int, *, tensorboard: bool) -> None:
         self._file = _open_truncated(folder / "metrics.jsonl", step) if folder else None
-        self._board: Any = None
-        if folder and tensorboard:
-            self._board = _tensorboard_writer(folder / "tensorboard", step)
+        self._board_folder = folder / "tensorboard" if folder and tensorboard else None
+        self._first_step = step + 1
+
+    @cached_property
+    def _board(self) -> Any:
+        """TensorBoard's writer. Its import takes 0.4 s, so not before the first step."""
+        if self._board_folder is None:
+            return None
+        return _tensorboard_writer(self._board_folder, self._first_step)
 
     def write(self, step: int, epoch: int, **metrics: float) -> None:
         """Write the metrics of one step as one line, and flush it."""
@@ -68,11 +75,11 @@ def _lines_until(path: Path, step: int) -> Iterator[str]:
             yield line
 
 
-def _tensorboard_writer(folder: Path, step: int) -> Any:
+def _tensorboard_writer(folder: Path, first_step: int) -> Any:
     """TensorBoard's writer, or None with a notice if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         print("tensorboard is not installed: metrics go to metrics.jsonl only", flush=True)
         return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
+    return SummaryWriter(str(folder), purge_step=first_step)

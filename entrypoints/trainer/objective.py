@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,18 +77,19 @@ class Objective:
         with self.autocast():
             return local(self.task.loss(outputs, batch.targets))
 
-    def backward(self, losses: Tensor, batch: Batch, factor: float) -> Tensor:
-        """Add the gradients of `loss` times `factor`, and return `loss`, detached.
+    def backward(self, losses: Tensor, batch: Batch, factor: float) -> Callable[[], Tensor]:
+        """Add the gradients of `loss` times `factor`; the result computes `loss`, detached.
 
-        Each of the losses has the same derivative, so autograd need not record how they are added.
+        Each of the losses has the same derivative, so autograd need not record how they are added,
+        and most steps need not add them.
         """
         count, total = batch.count, batch.total
         if losses.dim() and isinstance(count, int) and isinstance(total, int) and count:
             torch.autograd.backward(losses, torch.full_like(losses, factor / total))
-            return _mean(losses.detach(), batch)
+            return partial(_mean, losses.detach(), batch)
         loss = _mean(losses, batch)
         torch.autograd.backward(loss * factor)
-        return loss.detach()
+        return loss.detach
 
 
 def _mean(losses: Tensor, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-INTERVAL = 0.1
+INTERVAL = 0.5
 """Seconds between two votes if steps are shorter than that."""
 MAX_STEPS = 100
 """Maximum number of steps between two votes."""
@@ -49,10 +49,10 @@ class StopVote:
             self._ballot, distributed.ReduceOp.MAX, group=self._group, async_op=True
         )
 
-    def should_stop(self) -> bool:
-        """The result of the vote before this step, if there was one; the same on every rank."""
+    def result(self) -> bool | None:
+        """Whether to stop, or None without a vote before this step; the same on every rank."""
         if self._work is None:
-            return False
+            return None
         self._work.wait()
         self._work = None
         requested, step_seconds = self._ballot.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -86,17 +86,17 @@ class Strategy:
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
-    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Tensor:
+    def backward(self, batch: Batch, loss_scale: float = 1.0) -> Callable[[], Tensor]:
         """Compute the gradients of the mean loss over the global batch, times `loss_scale`.
 
         Gradients are averaged over the ranks with other samples or positions, and the loss is a
-        mean over the global batch already: it is multiplied by their number. Returns this rank's
-        part of the mean loss, unscaled, as a scalar tensor.
+        mean over the global batch already: it is multiplied by their number. The result computes
+        this rank's part of the mean loss, unscaled, as a scalar tensor.
         """
         factor = self.setup.layout.dims.dp * self.setup.layout.dims.cp * loss_scale
         with self.objective.sharded_scores():
             if self.pipeline is not None:
-                loss = self.pipeline.backward(batch, factor)
+                loss = self.pipeline.backward(batch, factor).detach
             else:
                 loss = self._accumulate(batch, factor)
         if self.setup.preset.tensor:
@@ -105,7 +105,7 @@ class Strategy:
             tensor_parallel.finish_gradients(self.model)
         return loss
 
-    def _accumulate(self, batch: Batch, factor: float) -> Tensor:
+    def _accumulate(self, batch: Batch, factor: float) -> Callable[[], Tensor]:
         """Add up the gradients of the micro-batches."""
         assert self.replica is not None  # noqa: S101 - there is no pipeline
         parts = []
@@ -120,7 +120,7 @@ class Strategy:
             with self.timer("backward"):
                 parts.append(self.objective.backward(losses, micro_batch, factor))
         self.replica.finish_gradients()
-        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+        return partial(_sum, parts)
 
     def seed_step(self, step: int) -> None:
         """Seed the random numbers of a step, such as those of dropout.
@@ -230,6 +230,10 @@ class Strategy:
     def summary(self) -> str:
         """A line to log at the end of a run, or ''. Collective."""
         return "" if self.pipeline is None else self.pipeline.summary()
+
+
+def _sum(parts: Sequence[Callable[[], Tensor]]) -> Tensor:
+    return torch.stack([part() for part in parts]).sum() if len(parts) > 1 else parts[0]()
 
 
 def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

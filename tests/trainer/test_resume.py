@@ -73,10 +73,10 @@ def test_the_second_step_has_a_vote_too():
         stop_signals = []
         vote = StopVote(stop_signals)
         vote.start()
-        assert not vote.should_stop()
+        assert not vote.result()
         stop_signals.append(signal.SIGTERM)
         vote.start()
-        assert vote.should_stop()
+        assert vote.result()
     finally:
         process_group.leave()
 
