@@ -35,7 +35,7 @@ from trainer.errors import ConfigError
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.layout import Layout, accumulate
 from trainer.meter import Meter
-from trainer.metrics import MetricsWriter
+from trainer.metrics import MetricsWriter, in_words, prefixed
 from trainer.precision import LossScaler
 from trainer.process_group import DistributedContext, sum_over_ranks
 from trainer.profiling import StepProfiler
@@ -206,8 +206,8 @@ class Trainer:
         self.validation = self.evaluate(self.task.validation)
         improved = False
         if self.validation:
-            self.metrics.write(self.step, epoch, **_named("val", self.validation))
-            self.context.log(f"epoch {epoch}: validation {_in_words(self.validation)}")
+            self.metrics.write(self.step, epoch, **prefixed("val", self.validation))
+            self.context.log(f"epoch {epoch}: validation {in_words(self.validation)}")
             improved = (loss := self.validation["loss"]) < self.best_loss
         self.idle_epochs = 0 if improved or not self.validation else self.idle_epochs + 1
         is_last = self.step >= self.steps or self.out_of_patience()
@@ -226,7 +226,7 @@ class Trainer:
         self.checkpoints.wait()
         validation = self.validation or self.evaluate(self.task.validation)
         test = self.evaluate(self.task.test)
-        values = _named("val", validation) | _named("test", test)
+        values = prefixed("val", validation) | prefixed("test", test)
         self.metrics.write(self.step, self.options.epochs, **values)
         self.metrics.close()
         if summary := self.strategy.summary():
@@ -234,7 +234,7 @@ class Trainer:
         for name, result in (("validation", validation), ("test", test)):
             if result:
                 metrics = {key: result[key] for key in self.task.metric_functions}
-                words = _in_words(metrics or {"loss": result["loss"]})
+                words = in_words(metrics or {"loss": result["loss"]})
                 self.context.log(f"{name} {words} ({result['targets']:.0f} {self.task.unit})")
 
     @torch.no_grad()
@@ -340,16 +340,6 @@ def progress_problem(progress: Progress) -> str:
 def _any(batch: Batch) -> torch.Tensor:
     """Whether a target of the batch counts."""
     return torch.as_tensor(batch.count) > 0
-
-
-def _named(prefix: str, result: dict[str, float]) -> dict[str, float]:
-    """Results as metrics, such as ``val_loss``."""
-    return {f"{prefix}_{name}": value for name, value in result.items() if name != "targets"}
-
-
-def _in_words(result: dict[str, float]) -> str:
-    """Results in one line, such as ``loss 0.1000, accuracy 0.9500``."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "targets")
 
 
 if __name__ == "__main__":

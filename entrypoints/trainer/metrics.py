@@ -44,6 +44,16 @@ class MetricsWriter:
                 writer.close()
 
 
+def prefixed(prefix: str, result: Mapping[str, float]) -> dict[str, float]:
+    """The results of an evaluation as metrics, such as ``val_loss``."""
+    return {f"{prefix}_{name}": value for name, value in result.items() if name != "targets"}
+
+
+def in_words(result: Mapping[str, float]) -> str:
+    """Those in one line, such as ``loss 0.1000, accuracy 0.9500``."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "targets")
+
+
 def _summary(metrics: Mapping[str, float]) -> Any:
     """All metrics in one record; one `add_scalar` per metric would take five times as long."""
     from tensorboard.compat.proto.summary_pb2 import Summary
