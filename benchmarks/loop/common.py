@@ -12,8 +12,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import threading
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, distributed, nn
@@ -28,37 +28,8 @@ WARM_UP = 50
 LEARNING_RATE = 1e-3
 COMPILE = "LOOP_COMPILE" in os.environ
 """Whether to compile each layer, for the loops that can."""
-TURN = 25
-"""Steps in a turn, of the loops that take turns."""
-
-
-class Turns:
-    """Two threads that take turns: the main one, which begins, and the reference's."""
-
-    def __init__(self) -> None:
-        self._gates = threading.Semaphore(0), threading.Semaphore(0)
-
-    def wait(self) -> None:
-        """Wait for this thread's turn."""
-        self._gates[self._number()].acquire()
-
-    def give(self) -> None:
-        """Let the other thread go on."""
-        self._gates[1 - self._number()].release()
-
-    def tick(self, steps: int) -> None:
-        """Give and wait after each turn. The reference ends first: others close what it uses."""
-        last = steps == STEPS
-        if (steps % TURN == 0 or last) and not (last and self._number() == 1):
-            self.give()
-            self.wait()
-
-    def _number(self) -> int:
-        return int(threading.current_thread() is not threading.main_thread())
-
-
-turns: Turns | None = None
-"""Set where two loops take turns."""
+after_tick: Callable[[int], None] | None = None
+"""Called with the number of steps so far; in `turns.py` it lets the other loop go on."""
 
 
 class Clock:
@@ -74,8 +45,8 @@ class Clock:
             return
         now = time.process_time()
         self.moments.append(now - self._others)
-        if turns is not None:
-            turns.tick(len(self.moments))
+        if after_tick is not None:
+            after_tick(len(self.moments))
             self._others += time.process_time() - now
 
     def report(self, loss: float) -> None:

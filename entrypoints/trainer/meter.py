@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer import comm_timing, flops
@@ -14,7 +13,7 @@ from trainer.timing import find_straggler
 
 
 class _Measured(NamedTuple):
-    """A logged step on this rank: its metrics, and the values to sum over the ranks."""
+    """A logged step on this rank: metrics of its own, and the values to sum over the ranks."""
 
     step: int
     metrics: dict[str, float]
@@ -62,11 +61,9 @@ class Meter:
         elapsed = (time.perf_counter() - self._started) / steps
         own_seconds = sum(sections.values()) - sections.get(comm_timing.SECTION, 0.0)
         metrics = {
-            "loss": loss,
             f"{self._unit}_per_second": self._units / elapsed,
             "step_seconds": elapsed,
             **{f"{name}_seconds": each for name, each in sections.items()},
-            "memory_bytes": 0.0,
         }
         if self._flops:
             metrics["flops_per_second"] = self._flops / elapsed
@@ -92,20 +89,20 @@ class Meter:
             (each.step, self._merged(each, row)) for each, row in zip(measured, rows, strict=True)
         ]
 
-    def _merged(self, measured: _Measured, row: Sequence[float]) -> dict[str, float]:
+    def _merged(self, measured: _Measured, row: list[float]) -> dict[str, float]:
         world_size = self._context.world_size
         loss, own_by_rank, memory_by_rank = row[0], row[1 : 1 + world_size], row[1 + world_size :]
         self._warn_of_straggler(measured.step, own_by_rank)
-        return measured.metrics | {"loss": loss, "memory_bytes": max(memory_by_rank)}
+        return {"loss": loss, "memory_bytes": max(memory_by_rank)} | measured.metrics
 
     def _row(self, loss: float, own_seconds: float) -> list[float]:
-        """Loss, and own seconds and memory in this rank's columns; summed over the ranks later."""
+        """Loss; own seconds and memory in this rank's columns, 0 elsewhere. `collect` sums them."""
         seconds, memory = [0.0] * self._context.world_size, [0.0] * self._context.world_size
         seconds[self._context.rank] = own_seconds
         memory[self._context.rank] = flops.peak_memory(self._context.device)
         return [loss, *seconds, *memory]
 
-    def _warn_of_straggler(self, step: int, own_by_rank: Sequence[float]) -> None:
+    def _warn_of_straggler(self, step: int, own_by_rank: list[float]) -> None:
         if straggler := find_straggler(own_by_rank):
             rank, ratio = straggler
             self._context.log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +19,10 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path | None, step: int, *, tensorboard: bool) -> None:
-        self._file = _open_truncated(folder / "metrics.jsonl", step) if folder else None
+        self._opened = ExitStack()
+        self._file: TextIO | None = None
+        if folder:
+            self._file = self._opened.enter_context(_open_truncated(folder / "metrics.jsonl", step))
         self._board_folder = folder / "tensorboard" if folder and tensorboard else None
         self._first_step = step + 1
 
@@ -27,7 +31,8 @@ class MetricsWriter:
         """TensorBoard's writer. Its import takes 0.4 s, so not before the first step."""
         if self._board_folder is None:
             return None
-        return _tensorboard_writer(self._board_folder, self._first_step)
+        writer = _tensorboard_writer(self._board_folder, self._first_step)
+        return writer and self._opened.enter_context(writer)
 
     def write(self, step: int, epoch: int, **metrics: float) -> None:
         """Write the metrics of one step as one line, and flush it."""
@@ -39,9 +44,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._file, self._board):
-            if writer is not None:
-                writer.close()
+        self._opened.close()
 
 
 def prefixed(prefix: str, result: Mapping[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import median
 from types import TracebackType
 from typing import TypeVar
@@ -101,7 +101,7 @@ class Section:
         self._timer.current = self._outer
 
 
-def find_straggler(own_seconds: Sequence[float]) -> tuple[int, float] | None:
+def find_straggler(own_seconds: list[float]) -> tuple[int, float] | None:
     """The slowest rank and its ratio to the median, or None if no rank is clearly slower.
 
     `own_seconds` holds one value per rank: seconds per step without waiting for other ranks.
