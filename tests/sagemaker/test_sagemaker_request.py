@@ -268,11 +268,12 @@ def test_the_node_plane_reads_what_the_request_sends():
 def test_the_default_metrics_match_what_the_trainer_prints():
     """Fills numbers into the format of each line that the trainer's source prints."""
     import train
+    from trainer.metrics import in_words
 
     words = {
         "{epoch}": "3",
-        "{_in_words(self.validation)}": train._in_words({"loss": 0.1234, "accuracy": 0.95}),
-        "{name} {words}": f"test {train._in_words({'accuracy': 0.94})}",
+        "{in_words(self.validation)}": in_words({"loss": 0.1234, "accuracy": 0.95}),
+        "{name} {words}": f"test {in_words({'accuracy': 0.94})}",
     }
     lines = re.findall(r'log\(f"([^"]*)"\)', Path(train.__file__).read_text())
     for shown, filled in words.items():
