@@ -41,7 +41,6 @@ _SPREAD = 5.0
 """Seconds within which the ranks of all nodes end."""
 _DECIDING = 1.0
 """Seconds that the deciding node takes to ask Slurm."""
-_OPERATIONS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.link")
 Node = Generator[float, None, None]
 """Yields the seconds until the node goes on."""
 
@@ -60,6 +59,10 @@ class End(NamedTuple):
 class _Folder:
     """A shared folder that counts what the node that plays does, by second."""
 
+    OPERATIONS = frozenset(
+        {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.link"}
+    )
+
     def __init__(self) -> None:
         self.playing: int | None = None
         self.now = 0.0
@@ -70,7 +73,7 @@ class _Folder:
             self.counts[self.playing, int(self.now)] += 1
 
     def audit(self, event: str, _: object) -> None:
-        if event in _OPERATIONS:
+        if event in self.OPERATIONS:
             self.count()
 
 
