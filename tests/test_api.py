@@ -369,6 +369,7 @@ def test_a_diagnosis_is_the_text_of_the_command(project, capsys, monkeypatch):
 # In somebody's process
 
 
+@pytest.mark.slow
 def test_threads_submit_at_once_and_the_process_is_unchanged(project):
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     before, threads = (dict(os.environ), Path.cwd()), set(threading.enumerate())

@@ -104,6 +104,7 @@ def conclusion(source, rank=None):
     return cause and (cause.rule.label, cause.first_rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPINGS)
 def test_what_a_log_is_wrapped_in_changes_neither_cause_nor_rank(name):
     wrong = []

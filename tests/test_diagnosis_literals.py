@@ -26,6 +26,7 @@ def examples():
             yield from log["text"].splitlines()
 
 
+@pytest.mark.slow
 def test_every_example_contains_a_literal_of_each_rule_that_matches_it():
     patterns = [pattern for _, pattern in cause_rules.load().patterns()]
     missing = [
@@ -37,6 +38,7 @@ def test_every_example_contains_a_literal_of_each_rule_that_matches_it():
     assert missing == []
 
 
+@pytest.mark.slow
 def test_every_text_that_a_rule_matches_contains_one_of_its_literals():
     """Texts are drawn from the expressions; those that do not match are left out."""
     rules = cause_rules.load()

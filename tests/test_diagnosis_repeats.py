@@ -74,6 +74,7 @@ def kinds(name):
     return [log["text"].split("\n") for log in cases["log"]]
 
 
+@pytest.mark.slow
 def test_the_own_cases_several_times_in_a_log_have_the_causes_of_examining_every_line(monkeypatch):
     chance = random.Random(1)
     logs = [*kinds("failures.toml"), *kinds("healthy.toml")]

@@ -82,6 +82,7 @@ def assert_as_git(tree, files, sources=("", "a", "a/b")):
 examples = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @examples
 @given(TREES, files_of(SIMPLE, st.just("a\t")))
 def test_patterns_of_names_mean_what_git_says_without_pathspec(tree, files):
@@ -89,6 +90,7 @@ def test_patterns_of_names_mean_what_git_says_without_pathspec(tree, files):
         assert_as_git(tree, files)
 
 
+@pytest.mark.slow
 @examples
 @given(TREES, files_of(SIMPLE))
 def test_patterns_of_names_mean_the_same_to_pathspec(tree, files):
@@ -96,6 +98,7 @@ def test_patterns_of_names_mean_the_same_to_pathspec(tree, files):
         assert_as_git(tree, files)
 
 
+@pytest.mark.slow
 @examples
 @given(TREES, files_of(SIMPLE, OTHERS))
 def test_other_patterns_among_them_mean_what_git_says(tree, files):

@@ -133,6 +133,7 @@ def test_many_files_are_merged_in_little_memory(many, monkeypatch):
     assert peak < sum(path.stat().st_size for path in many.iterdir()) / 2
 
 
+@pytest.mark.slow
 def test_texts_for_a_pipe_are_the_lines(many):
     (many / "node-3.log").write_text(
         stamped(5, 3, "\r 10% of a bar")

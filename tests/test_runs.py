@@ -23,6 +23,7 @@ def _add_many(number):
     return [registry.add(row(f"run-{number}-{n}")) for n in range(5)] + [registry.add(row("same"))]
 
 
+@pytest.mark.slow
 def test_fifty_writers_lose_nothing_and_one_wins_each_id():
     with multiprocessing.get_context("fork").Pool(50) as pool:
         results = pool.map(_add_many, range(50), chunksize=1)

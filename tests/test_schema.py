@@ -219,6 +219,7 @@ def job_files(draw):
     return "\n".join(f"{key}: {value}" for key, value in found.items())
 
 
+@pytest.mark.slow
 def test_what_the_decoder_accepts_an_editor_does_not_mark(job_path):
     accepted = []
 

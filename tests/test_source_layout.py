@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from deploykit import backend
 
+pytestmark = pytest.mark.xdist_group("source")  # one worker parses the files, once
 ROOT = Path(__file__).parent.parent
 SOURCES = [
     path
@@ -35,10 +37,10 @@ def length(node):
     return node.end_lineno - node.lineno + 1
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_and_functions_are_small(path):
-    assert len(path.read_text().splitlines()) <= 400
-    assert [node.name for node in functions(path) if length(node) > 60] == []
+def test_files_and_functions_are_small():
+    assert [path for path in SOURCES if len(path.read_text().splitlines()) > 400] == []
+    every = [(path, node) for path in SOURCES for node in functions(path)]
+    assert [(path, node.name) for path, node in every if length(node) > 60] == []
 
 
 def test_most_functions_are_short():
@@ -87,10 +89,21 @@ def test_only_one_module_prints():
     assert printing.count("cli.py") == 2
 
 
-@pytest.mark.xdist_group("xdist")
 def test_groups_of_tests_that_share_a_server_stay_on_one_worker(request):
     """With pytest 9.2, pytest-xdist 3.8 silently spreads them over all workers."""
-    assert request.node.nodeid.endswith("@xdist") == ("PYTEST_XDIST_WORKER" in os.environ)
+    assert request.node.nodeid.endswith("@source") == ("PYTEST_XDIST_WORKER" in os.environ)
+
+
+def test_what_make_test_does_not_collect_has_no_quick_test():
+    """It ignores files of which every test starts torch, because collecting them imports it."""
+    makefile = (ROOT / "Makefile").read_text()
+    ignored = [ROOT / name for name in re.findall(r"--ignore (\S+)", makefile)]
+    assert ignored
+    for place in ignored:
+        for path in place.rglob("test_*.py") if place.is_dir() else [place]:
+            text = path.read_text()
+            assert re.search(r"^pytestmark = [^]]*pytest\.mark\.torch", text, re.MULTILINE), path
+            assert "mark.quick" not in text, path
 
 
 VAGUE = {"asked", "found", "ours", "said", "theirs", "there", "told"}

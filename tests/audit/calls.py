@@ -94,19 +94,19 @@ def listed(path: Path = LIST) -> dict[Call, dict[str, object]]:
     return entries
 
 
-def missing(root: Path = ROOT, path: Path = LIST) -> list[str]:
-    """An entry for each call that the list lacks, as TOML; `why` is left to a person."""
+def missing(calls: Counter[Call], path: Path = LIST) -> list[str]:
+    """An entry for each of `calls` that the list lacks, as TOML; `why` is left to a person."""
     known = listed(path)
     return [
         _stub(call, times)
-        for call, times in sorted(found(root).items())
+        for call, times in sorted(calls.items())
         if known.get(call, {}).get("times", 1 if call in known else 0) != times
     ]
 
 
-def stale() -> list[Call]:
+def stale(calls: Counter[Call]) -> list[Call]:
     """Entries of calls that no longer exist."""
-    return sorted(listed().keys() - found().keys())
+    return sorted(listed().keys() - calls.keys())
 
 
 def _stub(call: Call, times: int) -> str:
@@ -209,12 +209,13 @@ def _of_interest(dotted: str) -> bool:
 
 def main() -> int:
     """Print what the list lacks, and what is obsolete; returns 1 if there is anything."""
-    absent, gone = missing(), stale()
+    calls = found()
+    absent, gone = missing(calls), stale(calls)
     print("\n".join(absent), end="")
     for call in gone:
         print(f"# no longer there: {' '.join(call)}")
     if not (absent or gone):
-        print(f"calls.toml: all {sum(found().values())} calls are listed, each with its reason")
+        print(f"calls.toml: all {sum(calls.values())} calls are listed, each with its reason")
     return 1 if absent or gone else 0
 
 

@@ -18,6 +18,7 @@ from tests.fixes.printed import commands, shell, starting
 
 pytestmark = [
     pytest.mark.aws,
+    pytest.mark.slow,
     pytest.mark.skipif(AWS is None, reason="the AWS CLI is not installed"),
 ]
 JOB = """\

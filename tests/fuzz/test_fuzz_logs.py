@@ -97,6 +97,7 @@ def attacks(pattern, width):
             yield (whole[:cut] + tail * width if tail else whole[:cut] * width)[:width]
 
 
+@pytest.mark.slow
 def test_no_pattern_takes_long_for_a_line():
     """Before, 4,000 characters behind `StepId=` took 6 s, and a log has as many lines as it likes.
 
@@ -113,6 +114,7 @@ def test_no_pattern_takes_long_for_a_line():
     assert slow == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["[rank0]: ", "\x1b[0m", "a", " ", "[a]", "7: ", "a.b-", "[1,0]<stdout>:", "\r"]
 )

@@ -230,6 +230,7 @@ def test_a_dump_cannot_fill_the_memory_by_its_memo():
         plain_pickle.load(b"\x80\x02]r\xff\xff\xff\x01.")
 
 
+@pytest.mark.slow
 def test_a_dump_cannot_hold_more_than_its_bytes_are_worth(dump):
     """Before, 6 kB were read as 10^9 sizes."""
     sizes = [[1] * 1000] * 1000

@@ -148,6 +148,7 @@ class Answer(bytes):
         raise AssertionError("a part of the answer was copied")
 
 
+@pytest.mark.slow
 def test_a_million_empty_logs_are_read_without_copying_the_rest_each_time(tmp_path, monkeypatch):
     """Regression: the rest was copied for each log, which took minutes for eight megabytes."""
     answers = [Answer(b" 0\n" * (1 << 20))]

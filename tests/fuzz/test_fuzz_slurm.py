@@ -78,6 +78,7 @@ def test_a_malformed_priority_is_ignored(priority):
     )
 
 
+@pytest.mark.slow
 def test_arrays_are_expanded_to_a_million_tasks_in_total():
     """Regression: one line could expand to 10^11 jobs."""
     text = SQUEUE.splitlines()[1].replace("5-7,9", "0-999998")

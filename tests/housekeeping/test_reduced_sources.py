@@ -118,6 +118,7 @@ def test_the_end_of_a_run_reduces_the_sources_of_older_ones(add):
     assert set(tree(old / "source")) == {backend.FILES}
 
 
+@pytest.mark.slow
 def test_runs_of_one_source_take_little_more_than_one(add, source):
     (source / "weights.bin").write_bytes(os.urandom(1 << 20))
     for number in range(20):

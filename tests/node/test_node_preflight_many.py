@@ -51,6 +51,7 @@ def judged(rows, count=MANY):
     return findings.judge("pairs", plan(0, count), rows)
 
 
+@pytest.mark.slow
 def test_each_node_tests_about_log_n_others_and_every_link_both_ways():
     rows = reports(lambda *_: {})
     assert max(len(row["links"]) for row in rows.values()) == 19
@@ -73,6 +74,7 @@ def test_all_pairs_of_few_nodes_are_tested():
 RACK = range(120, 160)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "without", "begins", "says"),
     [
@@ -112,6 +114,7 @@ def slow(rate, *when):
     return lambda s, n: {"state": "slow", "rate": rate} if any(w(s, n) for w in when) else {}
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_found_by_its_median_and_a_busy_one_stops_nothing():
     rows = reports(slow(2e6, lambda s, n: 77 in (s, n)))
     (found,) = judged(rows)

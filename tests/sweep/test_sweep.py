@@ -27,6 +27,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_finds_a_best_trial(write, sweep, sampler):
     write(sampler=sampler, trials=5, parallel=3, parameters=SAMPLERS[sampler])
@@ -45,6 +46,7 @@ def test_every_sampler_finds_a_best_trial(write, sweep, sampler):
     assert set(plain.started(paths.state()).values()) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["grid", "random", "sobol"])
 def test_the_same_seed_chooses_the_same_values(write, sweep, sampler):
     write(sampler=sampler, parallel=3, parameters=SAMPLERS[sampler])
@@ -115,6 +117,7 @@ LOST = (
 MEMORY = "print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'); 1/0"
 
 
+@pytest.mark.slow
 def test_what_the_machines_broke_is_tried_again_and_what_the_script_broke_is_not(write, sweep):
     once = f"if not os.path.exists('../../seen'): open('../../seen', 'w'); {LOST}"
     choices = json.dumps([once, LOST, MEMORY])
@@ -193,6 +196,7 @@ def test_in_the_background(write, sweep, toy):
     assert "trial 1: loss" in Path(started["log"]).read_text()
 
 
+@pytest.mark.slow
 def test_a_source_that_changes_changes_no_trial(write, sweep, toy):
     write(sampler="grid", parameters=SLEEP)
     with deploykit("start", "--sweep", "s") as controller:
@@ -204,6 +208,7 @@ def test_a_source_that_changes_changes_no_trial(write, sweep, toy):
     assert sweep("resume", "s", "--json")["counts"] == {"succeeded": 2}
 
 
+@pytest.mark.slow
 def test_jobs_that_are_refused_wait_for_those_that_run(write, sweep, toy):
     refuse = toy / "full"
     refuse.touch()
@@ -316,9 +321,10 @@ while lr > 0.1: step += 1; report(step); time.sleep(0.02)
 """A good trial has 9 steps; a bad one goes on until it is killed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pruner", "good"),
-    [("asha", 1), pytest.param("hyperband", 12, marks=pytest.mark.slow), ("median", 5)],
+    [("asha", 1), ("hyperband", 12), ("median", 5)],
     ids=str,
 )
 def test_bad_trials_are_stopped_and_free_their_slots(write, sweep, pruner, good):
@@ -366,6 +372,7 @@ os.remove(f"../../slot-{args['--env']}")
 """Fails where another run has the same slot."""
 
 
+@pytest.mark.slow
 def test_runs_at_the_same_time_have_slots_of_their_own(write, sweep, toy):
     job = {"name": "toy", "entrypoint": {"script": "train.py"}, "plain": {"slots": 2}}
     (toy / "job.yaml").write_text(json.dumps(job))

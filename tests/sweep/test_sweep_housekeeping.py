@@ -29,6 +29,7 @@ def interrupted(write, toy, capsys):
     run(capsys, "wait", "s-0")
 
 
+@pytest.mark.slow
 def test_what_a_dead_controller_has_not_recorded_is_not_pruned(interrupted, sweep, capsys):
     shown = run(capsys, "prune", "--keep-last", "0", "--yes")
     assert "the sweep s has not ended: its runs stay; `deploykit rm s`" in shown.err
@@ -39,6 +40,7 @@ def test_what_a_dead_controller_has_not_recorded_is_not_pruned(interrupted, swee
     assert plain.started(paths.state()) == {"s-0": 1, "s-1": 1}
 
 
+@pytest.mark.slow
 def test_the_source_of_an_interrupted_sweep_stays(interrupted, toy, sweep, capsys):
     registry.remove("s-0")  # as if it had been killed before the first submit
     (archive,) = paths.bundles().iterdir()

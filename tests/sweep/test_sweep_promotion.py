@@ -37,6 +37,7 @@ def test_a_promotion_trains_no_step_twice(halving, sweep):
     )  # curves with two points or more
 
 
+@pytest.mark.slow
 def test_paused_trials_are_shown_and_go_on_after_a_stop(halving, sweep):
     halving(parallel=3)
     hold = paths.state() / "runs/hold"
@@ -59,6 +60,7 @@ def test_paused_trials_are_shown_and_go_on_after_a_stop(halving, sweep):
     assert counts(found)["0.03"] == STEPS
 
 
+@pytest.mark.slow
 def test_what_a_script_trains_again_is_counted(halving, sweep, toy):
     halving()
     job = "name: toy\nentrypoint: {script: train.py}\nenv: {FORGETS: 'yes'}\n"
@@ -69,6 +71,7 @@ def test_what_a_script_trains_again_is_counted(halving, sweep, toy):
     assert f"(lr=0.03); {best['reason']}" in sweep.notes
 
 
+@pytest.mark.slow
 def test_if_the_best_fails_the_next_one_goes_on(halving, sweep, toy):
     halving()
     job = "name: toy\nentrypoint: {script: train.py}\nenv: {FAILS: '0.03'}\n"
@@ -80,6 +83,7 @@ def test_if_the_best_fails_the_next_one_goes_on(halving, sweep, toy):
     assert (lengths["0.03"], lengths[found["best"]["parameters"]["lr"]]) == (10, STEPS)
 
 
+@pytest.mark.slow
 def test_the_cap_leaves_money_for_one_trial_to_end(halving, sweep, toy):
     """A run may cost 60 USD and does cost 20: five, the best of them to its end, and two more."""
     priced(toy, billed=20)

@@ -108,6 +108,7 @@ def test_a_line_passes_below_an_axis_on_which_it_has_no_value():
     assert coordinates.bars([], "it") == ""
 
 
+@pytest.mark.slow
 def test_watch_shows_what_runs_and_what_has_ended(write, sweep, toy):
     write(sampler="grid", parameters=SLEEP, parallel=2)
     with deploykit("start", "--sweep", "s") as controller:
