@@ -13,9 +13,10 @@ run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
 
 # In five minutes: the installation, every verb on all three backends, and what is quick to test.
-# Three at a time on two cores: many tests mostly wait for a process they have started.
+# To collect the ignored files, each worker would import torch, and none of their tests is quick.
 QUICK := --ignore tests/trainer --ignore tests/examples --ignore tests/frameworks/test_models.py \
     -m 'quick or not (slow or slurm or torch or frameworks)'
+# Three at a time on two cores: many tests mostly wait for a process they have started.
 test: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest -n 3 $(QUICK)
 
