@@ -19,7 +19,7 @@ _ANY = {
     "derandomize": bool(os.environ.get("CI")),
 }
 settings.register_profile("brief", max_examples=25, **_ANY)
-settings.register_profile("full", max_examples=500, **_ANY)
+settings.register_profile("full", max_examples=200, **_ANY)
 settings.register_profile("nightly", max_examples=10_000, **_ANY | {"derandomize": False})
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "full"))
 
