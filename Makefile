@@ -77,6 +77,7 @@ bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 
 # On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
 gpu: $(VENV)/.dev
+	$(PIP) --no-deps -r benchmarks/gpu/requirements.txt
 	$(BIN)/python benchmarks/gpu/measure.py
 
 # Checks of accessibility, with which a test looks at reports; it is skipped without.

@@ -30,8 +30,11 @@ def main(words: list[str]) -> None:
     distributed.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(options.seed)
     task = tasks.load(options)
-    model = DistributedDataParallel(task.model().to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=on_gpu)
+    network = task.model().to(device)
+    for block in network.blocks if options.compile else ():
+        block.compile()
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     world = int(os.environ["WORLD_SIZE"])
     size = options.batch_size // world
     rates = []

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import runs
-from runs import TOP, Machine, Size
+from runs import HERE, TOP, Machine, Size
 
-HERE = Path(__file__).resolve().parent
 HOME = Path(tempfile.gettempdir())
 """Where deploykit keeps the runs."""
 _NUMBERS = itertools.count()
@@ -57,9 +56,9 @@ FAILURES = (
 )
 
 
-def by_hand(machine: Machine, size: Size) -> float:
+def by_hand(machine: Machine, size: Size, *options: str) -> float:
     """Tokens a second of the hand-written loop; 0 if it failed, which is printed."""
-    words = size.words(machine.ranks)
+    words = [*size.words(machine.ranks), *options]
     with tempfile.TemporaryDirectory() as folder:
         argv = [str(HERE / "by_hand.py"), *words]
         done = runs.torchrun(argv, machine.ranks, runs.environment(machine), Path(folder))
@@ -72,7 +71,7 @@ def by_hand(machine: Machine, size: Size) -> float:
 
 def predicted(machine: Machine, size: Size, gpu: str, strategy: str) -> float:
     """Bytes of a rank that `deploykit advise` predicts, without its reserve; 0 if it has none."""
-    words = [f"--gpu={gpu}", f"--gpus-per-node={machine.ranks}", "--vocabulary=256", "--json"]
+    words = [f"--gpu={gpu}", f"--gpus-per-node={machine.ranks}", f"--task={size.task}", "--json"]
     words += [f"--layers={size.layers}", f"--width={size.width}", f"--heads={size.heads}"]
     words += [f"--sequence={size.sequence}", f"--batch-size={size.batch * machine.ranks}"]
     done = _deploykit(machine, "advise", *words, "--checkpoint-activations=off")
@@ -112,8 +111,8 @@ def _label(machine: Machine, failure: Failure) -> str:
     run, last = _submit(machine, failure)
     said = _deploykit(machine, "diagnose", run, "--json").stdout
     answer: dict[str, Any] = json.loads(said or "{}")
-    causes = answer.get("causes") or [{"label": f"none: {last}"}]
-    return str(causes[0]["label"])
+    causes = answer.get("causes") or [{"cause": f"none: {last}"}]
+    return str(causes[0]["cause"])
 
 
 def _submit(machine: Machine, failure: Failure, *words: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@
     python benchmarks/gpu/measure.py --dry        # all of it in a small form on the CPU
 
 Exits with code 1 if a strategy fails or trains something else than one process does, if a step
-waits for the GPU, or if `diagnose` does not name a failure.
+waits for the GPU or attention is not fused, or if `diagnose` does not name a failure.
 """
 
 from __future__ import annotations
@@ -53,18 +53,21 @@ class Sizes(NamedTuple):
 
     small: Size
     gpt2: Size
-    large: Size
+    llama: Size
+
+
+_GPT2, _LLAMA = "language_models:gpt2", "language_models:llama"
 
 
 REAL = Sizes(
     Size("4 layers of 256", 4, 256, 4, 256, 8, 20),
-    Size("GPT-2's 12 layers of 768", 12, 768, 12, 1024, 16, 30),
-    Size("16 layers of 2048, 0.8 billion parameters", 16, 2048, 16, 2048, 4, 20),
+    Size("GPT-2, 124 million parameters", 12, 768, 12, 1024, 16, 30, _GPT2),
+    Size("Llama, 1.24 billion parameters", 16, 2048, 32, 2048, 4, 20, _LLAMA),
 )
 DRY = Sizes(
     Size("2 layers of 32", 2, 32, 4, 32, 4, 6),
-    Size("2 layers of 32", 2, 32, 4, 32, 4, 6),
-    Size("2 layers of 64", 2, 64, 4, 32, 2, 6),
+    Size("GPT-2 with 2 layers of 32", 2, 32, 4, 32, 4, 6, _GPT2, 512),
+    Size("Llama with 2 layers of 64", 2, 64, 8, 32, 2, 6, _LLAMA, 512),
 )
 
 
@@ -103,6 +106,9 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("bf16, all recomputed", ("--precision=bf16", "--checkpoint-activations")),
         ("bf16, some recomputed", ("--precision=bf16", "--checkpoint-activations=selective")),
         ("fsdp, offloaded", ("--strategy=fsdp", "--offload")),
+        ("optimizer: for-loop", ("--optimizer-implementation=for-loop",)),
+        ("optimizer: foreach", ("--optimizer-implementation=foreach",)),
+        ("optimizer: fused", ("--optimizer-implementation=fused",)),
         ("compressed gradients", ("--compress=fp16",)),
         ("sequences in parts", (f"--context-parallel={ranks}",)),
     )
@@ -136,18 +142,32 @@ def _errors(name: str, result: Result) -> list[str]:
 
 
 def speed(machine: Machine, sizes: Sizes) -> Section:
-    """The trainer beside the hand-written loop, and a larger model, in bf16."""
+    """The trainer beside the hand-written loop, in bf16, with and without compilation."""
     rows, failed = [], []
-    for size, words in ((sizes.gpt2, ()), (sizes.large, ("--checkpoint-activations=selective",))):
-        found = runs.train(machine, size, machine.ranks, "--strategy=ddp", *_BF16, *words)
-        failed += _errors(size.name, found)
-        by_hand = failures.by_hand(machine, size) if size is sizes.gpt2 else 0.0
-        ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
-        _, _, _, rate, memory, mfu = _row(size.name, machine.ranks, found, "")
-        rows.append((size.name, rate, f"{by_hand:,.0f}" if by_hand else "-", ratio, memory, mfu))
+    for size in (sizes.gpt2, sizes.llama):
+        for name, words in ((size.name, ()), (f"{size.name}, compiled", ("--compile",))):
+            row, errors = _beside_by_hand(machine, size, name, words)
+            rows.append(row)
+            failed += errors
     header = ("model", "tokens/s", "by hand", "ratio", "memory of a rank", "MFU")
-    text = "bf16 and ddp. The vocabulary is 256 bytes, so that GPT-2's 124 million are 86 million."
-    return Section("Speed", text, header, rows, failed)
+    return Section("Speed", "bf16, ddp and the fused AdamW, for both.", header, rows, failed)
+
+
+def _beside_by_hand(
+    machine: Machine, size: Size, name: str, words: Sequence[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """A row of `speed`, and what failed; a GPU with too little memory is no failure."""
+    own = ("--strategy=ddp", "--optimizer-implementation=fused", *_BF16, *words)
+    found = runs.train(machine, size, machine.ranks, *own)
+    if "out of memory" in found.error:
+        return (name, "needs more memory", "", "", "", ""), []
+    if found.error:
+        return (name, f"failed: {found.error}", "", "", "", ""), _errors(name, found)
+    by_hand = failures.by_hand(machine, size, *words)
+    _, _, _, rate, memory, mfu = _row(name, machine.ranks, found, "")
+    ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
+    failed = [] if by_hand else [f"{name}: the hand-written loop failed"]
+    return (name, rate, f"{by_hand:,.0f}" if by_hand else "-", ratio, memory, mfu), failed
 
 
 _BF16 = ("--precision=bf16",)
@@ -168,12 +188,17 @@ def memory(machine: Machine, sizes: Sizes) -> Section:
     return Section("Memory", text, ("strategy", "predicted", "measured", "ratio"), rows, failed)
 
 
-def waits(machine: Machine, sizes: Sizes) -> Section:
-    """Whether a step that is not logged waits for the GPU."""
-    error = failures.waits(machine, sizes.small)
-    row = ("a step that is not logged", error or "does not wait for the GPU")
-    text = "With `torch.cuda.set_sync_debug_mode`, which raises an error where it does."
-    return Section("Waiting", text, ("what", "result"), [row], [error] if error else [])
+def steps(machine: Machine, sizes: Sizes) -> Section:
+    """Whether a step that is not logged waits for the GPU, and which attention it uses."""
+    waiting = failures.waits(machine, sizes.small)
+    program = runs.HERE / "flash_only.py"
+    slow = runs.train(machine, sizes.small, machine.ranks, *_BF16, program=program).error
+    rows = [
+        ("a step that is not logged", waiting or "does not wait for the GPU"),
+        ("attention in bf16", slow or "is FlashAttention"),
+    ]
+    text = "Each is an error where it is not so: `set_sync_debug_mode`, `sdpa_kernel`."
+    return Section("Steps", text, ("what", "result"), rows, [one for one in (waiting, slow) if one])
 
 
 def diagnosed(machine: Machine, _: Sizes) -> Section:
@@ -192,7 +217,7 @@ SECTIONS: tuple[Callable[[Machine, Sizes], Section], ...] = (
     options,
     speed,
     memory,
-    waits,
+    steps,
     diagnosed,
 )
 

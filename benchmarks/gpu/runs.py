@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOP = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
 ENTRYPOINTS = TOP / "entrypoints"
+TRAINER = ENTRYPOINTS / "train.py"
 _PATIENCE = 1800
 _NOT_PASSED_ON = ("DEPLOYKIT_", "PYTHON", "SLURM_", "TORCHELASTIC_")
 
@@ -36,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Size:
-    """A model of the trainer's task `text`, a GPT over bytes, and how it is trained."""
+    """A model, by default the trainer's GPT over bytes, and how it is trained."""
 
     name: str
     layers: int
@@ -46,12 +48,18 @@ class Size:
     batch: int
     """Samples of a step on each rank."""
     steps: int
+    task: str = "text"
+    vocabulary: int | None = None
+    """None: that of the task."""
 
     def words(self, ranks: int) -> list[str]:
         """The trainer's options; every step is logged."""
         shape = [f"--layers={self.layers}", f"--width={self.width}", f"--heads={self.heads}"]
-        task = ["--task=text", "--no-tensorboard", "--log-every=1", f"--sequence={self.sequence}"]
-        return [*task, *shape, f"--batch-size={self.batch * ranks}", f"--steps={self.steps}"]
+        shape += [f"--task={self.task}", f"--sequence={self.sequence}"]
+        if self.vocabulary is not None:
+            shape.append(f"--task-option=vocabulary={self.vocabulary}")
+        run = [f"--batch-size={self.batch * ranks}", f"--steps={self.steps}", "--epochs=100"]
+        return [*shape, *run, "--no-tensorboard", "--log-every=1"]
 
 
 @dataclass(frozen=True)
@@ -92,16 +100,17 @@ def environment(machine: Machine) -> dict[str, str]:
     """The variables of a program; a dry one sees no GPU."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)}
     hidden = {} if machine.gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**inherited, **hidden, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(map(str, (HERE, ENTRYPOINTS)))
+    return {**inherited, **hidden, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
 
-def train(machine: Machine, size: Size, ranks: int, *words: str) -> Result:
+def train(machine: Machine, size: Size, ranks: int, *words: str, program: Path = TRAINER) -> Result:
     """Train with options besides those of the size, on so many ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         env = environment(machine)
         env |= {f"DEPLOYKIT_{name}_DIR": str(folder / name) for name in ("OUTPUT", "CHECKPOINT")}
-        argv = [str(ENTRYPOINTS / "train.py"), *size.words(ranks), *words]
+        argv = [str(program), *size.words(ranks), *words]
         done = torchrun(argv, ranks, env, folder)
         file = folder / "OUTPUT/metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []

@@ -118,6 +118,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="stop after step N if that comes first")
     add("--batch-size", type=int, help="global, split over the ranks; digits: 64, text: 32")
     add("--optimizer", choices=("sgd", "adamw"), help="digits: sgd, text: adamw")
+    add(
+        "--optimizer-implementation",
+        choices=("for-loop", "foreach", "fused"),
+        help="parameter by parameter, in lists, or in one kernel; default: torch's choice",
+    )
     add("--lr", type=float, help="learning rate; digits: 0.05, text: 0.001")
     add("--lr-schedule", choices=("constant", "cosine"), default="constant")
     add("--warmup", type=int, default=0, metavar="STEPS", help="linear learning-rate warmup")

@@ -16,13 +16,21 @@ from trainer.errors import ConfigError
 from trainer.task import CreateSchedule, Settings
 from trainer.train_options import TrainOptions
 
+_IMPLEMENTATIONS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "for-loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+"""Arguments of torch's optimizers: https://docs.pytorch.org/docs/stable/optim.html#algorithms"""
+
 
 def create(options: TrainOptions, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """SGD with momentum 0.9, or AdamW, as `options.optimizer` says."""
-    decay = options.weight_decay
+    decay, how = options.weight_decay, _IMPLEMENTATIONS[options.optimizer_implementation]
     if options.optimizer == "sgd":
-        return SGD(parameters, lr=options.lr, momentum=0.9, weight_decay=decay)
-    return AdamW(parameters, lr=options.lr, weight_decay=decay)
+        return SGD(parameters, lr=options.lr, momentum=0.9, weight_decay=decay, **how)
+    return AdamW(parameters, lr=options.lr, weight_decay=decay, **how)
 
 
 def groups(model: nn.Module, settings: Settings | None = None) -> list[Any]:

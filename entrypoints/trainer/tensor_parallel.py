@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer import shards
+from trainer import shards, tensor_random
 from trainer.errors import ConfigError
 from trainer.process_group import divisors
 from trainer.setup import Setup
@@ -45,6 +45,7 @@ def apply(part: nn.Module, setup: Setup) -> None:
     if not setup.preset.pipeline:  # a stage has some modules of the plan, or none
         _check(part, plan, styles, own=setup.task.tensor_parallel is not None)
     parallelize_module(part, setup.layout.mesh.axes("tp"), styles)
+    tensor_random.apply(part, styles, setup.layout.position.tp)
     for names in tied:
         shards.tie(part, names)
 

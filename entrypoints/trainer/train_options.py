@@ -35,6 +35,7 @@ class TrainOptions(ModelOptions):
     steps: int | None
     batch_size: int
     optimizer: str
+    optimizer_implementation: str | None
     lr: float
     lr_schedule: str
     warmup: int

@@ -48,6 +48,29 @@ def test_the_learning_rate_follows_its_formula(schedule, warmup, optimizer):
     assert list(learning_rates(options, completed=17)) == expected[17:]
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_each_implementation_makes_the_same_update(name, implementation):
+    def updated(how):
+        options = parse(["--optimizer", name, "--optimizer-implementation", how])
+        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in (3, 50)]
+        optimizer = optimizers.create(options, parameters)
+        for _ in range(5):
+            for each in parameters:
+                each.grad = each.detach().sin()
+            optimizer.step()
+        return optimizer.param_groups[0], torch.cat([each.detach() for each in parameters])
+
+    group, values = updated(implementation)
+    other, expected = updated("for-loop")
+
+    assert group[implementation] is True
+    assert other["foreach"] is False
+    assert not other["fused"]
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(values, torch.cat([torch.linspace(-1, 1, size) for size in (3, 50)]))
+
+
 def test_a_skipped_first_step_of_fp16_gives_no_warning(recwarn):
     options = parse(["--precision", "fp16"])
     optimizer = optimizers.create(options, [torch.nn.Parameter(torch.zeros(1))])

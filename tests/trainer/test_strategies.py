@@ -60,6 +60,11 @@ ALSO = {
     "static-graph": ("ddp", "--static-graph"),
     "static-each": ("ddp", "--static-graph", "--reduce-each"),
     "buckets": ("ddp", "--bucket-mb", "1"),
+    "fused-zero1": ("zero1", "--optimizer-implementation", "fused"),
+    "fused-fsdp-tp": (
+        *("fsdp-tp", "--tensor-parallel", "2"),
+        *("--optimizer-implementation", "fused"),
+    ),
     "context-ddp": ("ddp", "--context-parallel", "4"),
     "context-manual": ("manual", "--context-parallel", "2"),
     "context-zero1": ("zero1", "--context-parallel", "2"),
