@@ -5,6 +5,7 @@ Prints one line of JSON on rank 0: ``{"tokens_per_second": median}``.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -20,14 +21,25 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 from trainer import arguments, tasks
+from trainer.train_options import TrainOptions
 
 
 def main(words: list[str]) -> None:
     """Train as the options of the trainer say, in bf16."""
-    options, rank = arguments.parse(words), int(os.environ["LOCAL_RANK"])
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rates = _rates(arguments.parse(words))
+    if distributed.get_rank() == 0:
+        late = rates[len(rates) // 2 :]
+        print(json.dumps({"tokens_per_second": statistics.median(late)}), flush=True)
+    gc.collect()  # DDP, freed after the group, would free it with the GIL, for which gloo may wait
+    distributed.destroy_process_group()
+
+
+def _rates(options: TrainOptions) -> list[float]:
+    """Tokens a second of each step."""
+    rank, world = int(os.environ["LOCAL_RANK"]), distributed.get_world_size()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    distributed.init_process_group("nccl" if on_gpu else "gloo")
     torch.manual_seed(options.seed)
     task = tasks.load(options)
     network = task.model().to(device)
@@ -35,7 +47,6 @@ def main(words: list[str]) -> None:
         block.compile()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    world = int(os.environ["WORLD_SIZE"])
     size = options.batch_size // world
     rates = []
     for step in range(options.steps):
@@ -52,10 +63,7 @@ def main(words: list[str]) -> None:
         if on_gpu:
             torch.cuda.synchronize()
         rates.append(world * targets.numel() / (time.perf_counter() - started))
-    if rank == 0:
-        late = rates[len(rates) // 2 :]
-        print(json.dumps({"tokens_per_second": statistics.median(late)}), flush=True)
-    distributed.destroy_process_group()
+    return rates
 
 
 if __name__ == "__main__":
