@@ -183,6 +183,9 @@ BEGINS = "Traceback (most recent call last):"
         ("step 9 error 0.02", "healthy"),
         (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()', "unknown"),
         (f'{BEGINS}\n  File "fit.py", line 9, in main\n    go()\nit went on', "healthy"),
+        ("│   11 │   batch = next(it)     │\n│ ❱ 12 │   raise Torn(batch)    │", "unknown"),
+        ("│ ❱ 12 │   raise Torn(batch)    │\n╰────────────────────────╯\nit went on", "healthy"),
+        ("│   11 │   0.25                 │\n│   12 │   0.31                 │", "healthy"),
     ],
 )
 def test_a_log_that_ends_with_a_line_its_program_calls_an_error_failed(

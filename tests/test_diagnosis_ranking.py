@@ -286,6 +286,20 @@ def test_an_exception_of_any_name_ends_a_traceback(diagnose):
     assert diagnose([*TRACEBACK, "~SystemExit: 0"]) == []
 
 
+def test_a_line_that_no_rule_matches_ends_a_traceback_too(diagnose):
+    (cause,) = diagnose([*TRACEBACK, "netlib.Refusal: not today"])  # with a literal of some rule
+    assert labels([cause]) == ["user_code_error"]
+
+
+def test_a_frame_that_a_console_wrapped_is_one(diagnose):
+    wrapped = ['~  File "/opt/env/lib/net', 'lib/client.py", line 9, in ask', "~    raise Refusal()"]
+    (cause,) = diagnose([f"~{TRACEBACK[0]}", *wrapped, "netlib.Refusal: not tod", "~ay, nor tomorrow"])
+    assert (cause.evidence[0].text, labels([cause])) == (
+        "netlib.Refusal: not tod",
+        ["user_code_error"],
+    )
+
+
 def test_a_proof_that_passes_is_taken_back(diagnose):
     high, low = "heat is high", "~heat is low"
     assert diagnose([high]) == []

@@ -77,9 +77,9 @@ def ends_in_error(path: Path, rules: RuleSet) -> bool:
     """Whether a log ends within a traceback, or with a line that its program calls an error."""
     raw = (line.rpartition("\r")[2] for line in _end(path))
     lines = [line for line in raw if not _IDLE.match(log_prefixes.bare(line))]
-    if _ends_in_traceback(lines):
-        return True
     last = log_prefixes.bare(lines[-1])[:_WIDEST] if lines else ""
+    if _ends_in_traceback(lines) or (last.startswith("│") and any("❱" in line for line in lines)):
+        return True  # rich draws a box around a traceback, and the exception follows it
     return _SEVERE.match(last) is not None and not rules.is_excused(last)
 
 

@@ -106,7 +106,8 @@ class Diagnosis:
         self.literals = rules.literals
         self._files = 0
         self._irrelevant: set[int] = set()
-        self._uncaught = rules.uncaught
+        uncaught = rules.uncaught
+        self._uncaught: _Hits = {} if uncaught is None else {("cause", uncaught): {}}
         self._root: int | None = None
         self.first: int | None = None
         """The rank that failed first, where it is known from elsewhere."""
@@ -128,8 +129,8 @@ class Diagnosis:
             if log.watched:
                 self._withdraw(log, line)
             if not line.hit or log.tracebacks.in_code:
-                if concludes and self._uncaught is not None:
-                    self._record(log, line, line.text, {("cause", self._uncaught): {}})
+                if concludes:
+                    self._record(log, line, line.text, self._uncaught)
                 pending = [each.joined(line) for each in pending]
                 continue
             self._settle(log, pending)
@@ -159,7 +160,9 @@ class Diagnosis:
                 log.skip_until = max(log.skip_until, line.number + spans)
                 continue
             kinds = self._record(log, line, piece, hits)
-            if "root" in kinds and piece is line.text:
+            if not kinds and line.number == log.exception:
+                kinds = self._record(log, line, line.text, self._uncaught)
+            if hits and "root" in kinds and piece is line.text:
                 self._note_repeats(log, line, text, hits)
             if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
                 self._remember_irrelevant(key)

@@ -15,6 +15,8 @@ _NUMBERED = re.compile(
     r"|\d{1,6}\s(?:│|\s*(?:if|elif|raise|return|except|assert|for|while|with|def|class)\b))"
 )
 """A line of code with its number, as IPython and rich print several around a frame."""
+_CUT_FRAME = re.compile(r'\s*File "[^"]{1,400}$')
+"""A frame whose path goes on in the next line: a console wrapped it at its width."""
 _INDENT = 2
 """Blanks before a frame."""
 _CODE = 200
@@ -37,11 +39,16 @@ class Tracebacks:
     def __init__(self) -> None:
         self._of_rank: dict[int | None, _Traceback] = {}
         self._open: set[int | None] = set()
+        self._cut_frame = ""
         self.in_frame = self.in_code = False
         """Whether the last line names a frame, or is its code: what that says did not happen."""
 
     def read(self, text: str) -> bool:
         """Take the next line as it is; whether it is the last of a traceback: the exception."""
+        if 'File "' in text and _CUT_FRAME.match(text):
+            self._cut_frame, self.in_frame, self.in_code = text, True, False
+            return False
+        text, self._cut_frame = self._cut_frame + text, ""
         if _NUMBERED.search(text) and _NUMBERED.match(log_prefixes.bare(text)):
             self.in_frame, self.in_code = False, True
             return False
