@@ -292,12 +292,11 @@ def test_a_line_that_no_rule_matches_ends_a_traceback_too(diagnose):
 
 
 def test_a_frame_that_a_console_wrapped_is_one(diagnose):
-    wrapped = ['~  File "/opt/env/lib/net', 'lib/client.py", line 9, in ask', "~    raise Refusal()"]
-    (cause,) = diagnose([f"~{TRACEBACK[0]}", *wrapped, "netlib.Refusal: not tod", "~ay, nor tomorrow"])
-    assert (cause.evidence[0].text, labels([cause])) == (
-        "netlib.Refusal: not tod",
-        ["user_code_error"],
-    )
+    path = ['~  File "/opt/env/lib/net', 'lib/client.py", line 9, in ask', "~    raise Refusal()"]
+    log = [f"~{TRACEBACK[0]}", *path, "netlib.Refusal: not tod", "~ay, nor tomorrow"]
+    (cause,) = diagnose(log)
+    assert cause.evidence[0].text == "netlib.Refusal: not tod"
+    assert labels([cause]) == ["user_code_error"]
 
 
 def test_a_proof_that_passes_is_taken_back(diagnose):
