@@ -36,10 +36,6 @@ _FIRST = (
     "registry.remove('seed')"
 )
 _SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall())"
-_RELAY = (
-    "import os, sys; sys.path.insert(0, sys.argv[1]); from deploykit_node import rank, relay\n"
-    "sys.exit(relay.run(sys.argv[2:], dict(os.environ), '[rank 0]').returncode)"
-)
 _BUNDLE = (
     "import sys; from pathlib import Path; from deploykit import bundle\n"
     "if sys.argv[1:]: bundle.store(bundle.scan(Path(sys.argv[1]), 10**9))"
@@ -209,10 +205,48 @@ def relay(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
     program = folder / f"prints-{size}.py"
     line = "step {n} | loss 0.1234 | tokens/s 123456 | lr 0.0001"
     program.write_text(f"for n in range({size}):\n    print(f'{line}')\n")
-    words = [sys.executable, program]
-    relayed = [sys.executable, "-c", _RELAY, tree / "entrypoints", *words]
-    yield Figure("relay, lines", size, cost(relayed, tree, folder / "home"))
-    yield Figure("  yardstick: into the file", size, cost(words, tree, folder / "home"))
+    home, buffered = folder / "home", ["env", "PYTHONUNBUFFERED="]
+    relayed = [*buffered, *_rank(folder, tree, 0, 1), program]
+    yield Figure("relay, lines", size, cost(relayed, tree, home))
+    plain = [*buffered, sys.executable, program]
+    yield Figure("  yardstick: into the file", size, cost(plain, tree, home))
+
+
+def relays(folder: Path, tree: Path, size: int) -> Iterator[Figure]:
+    """The memory of the relays of so many ranks on a node, each shared page once."""
+    program, begin = folder / "sleeps.py", time.monotonic()
+    program.write_text("import time\nprint('started', flush=True)\ntime.sleep(3600)\n")
+    started = [
+        subprocess.Popen(
+            [str(word) for word in (*_rank(folder, tree, rank, size), program)],
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(size)
+    ]
+    for process in started:
+        assert process.stdout is not None  # noqa: S101 - for type checkers
+        process.stdout.readline()
+    memory = sum(_proportional_kib(process.pid) for process in started) / 1000
+    for process in started:
+        process.terminate()
+        process.communicate()
+    yield Figure("relays of a node", size, Cost(time.monotonic() - begin, 0, memory))
+
+
+def _rank(folder: Path, tree: Path, rank: int, count: int) -> list[str | Path]:
+    """The words with which torchrun starts a rank, without those of its program."""
+    ranks = folder / "ranks"
+    ranks.mkdir(exist_ok=True)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    env = {**numbers, "DEPLOYKIT_RANK_DIR": ranks, "DEPLOYKIT_ROUND": 0}
+    variables = [f"{name}={value}" for name, value in env.items()]
+    return ["env", *variables, sys.executable, tree / "entrypoints/launch.py", "--rank", "--"]
+
+
+def _proportional_kib(pid: int) -> int:
+    """The memory of a process, with its share of what it shares (proc_pid_smaps(5))."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int, int, int]]] = {
@@ -224,6 +258,7 @@ PARTS: dict[str, tuple[Callable[[Path, Path, int], Iterator[Figure]], tuple[int,
     "long-line": (long_line, (30, 100, 300)),
     "bundle": (bundle, (100, 1000, 10_000)),
     "relay": (relay, (30_000, 300_000, 3_000_000)),
+    "relays": (relays, (1, 4, 8)),
 }
 
 

@@ -13,6 +13,7 @@ at the top of `sys.path`, where it could hide another module:
 
     launch.py --emulated-nodes --nodes=N --time-limit=SECONDS torchrun ...
     launch.py --torchrun TORCHRUN_OPTIONS... launch.py --rank -- PROGRAM ARGS...
+    launch.py --relay PROCESS_ID OUTPUT ERRORS TORCHRUN
     launch.py --store DESCRIPTOR LAUNCHER_PID
     launch.py --preflight-ranks SOCKET
     launch.py --keep-outputs NODE
@@ -28,14 +29,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(argv: Sequence[str], environ: dict[str, str]) -> None:
     """Run the program that the first argument, or else the environment, selects."""
     program, *rest = argv or ("",)
-    if program == "--emulated-nodes":
+    if program == "--relay":
+        from deploykit_node import rank_relay
+
+        rank_relay.main(rest, environ)
+    elif program == "--emulated-nodes":
         from deploykit_node import emulated_nodes
 
         sys.exit(emulated_nodes.main(rest))
@@ -73,7 +80,7 @@ def _launch(argv: Sequence[str], environ: dict[str, str]) -> None:
 
     signals.ignore_notices()
     try:
-        if argv[:1] == ["--rank"]:  # each rank keeps what is imported here in its memory
+        if argv[:1] == ["--rank"]:
             from deploykit_node import rank
 
             rank.run(argv[1:], environ)
@@ -94,7 +101,7 @@ if __name__ == "__main__":
     if sys.version_info < (3, 10):  # noqa: UP036 - the node's Python is the user's choice
         _version = ".".join(map(str, sys.version_info[:3]))
         sys.exit(f"deploykit: {sys.executable} is Python {_version}; 3.10 or later is required")
-    _folder = str(Path(__file__).resolve().parent)
+    _folder = os.path.dirname(os.path.realpath(__file__))
     if _folder not in sys.path:  # PYTHONSAFEPATH is set
         sys.path.insert(0, _folder)
     main(sys.argv[1:], dict(os.environ))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
 from datetime import timedelta
 
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from tests.live_run import live, start  # noqa: F401
 from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
+
+# A shell ignores SIGINT in what it starts with `&`, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ANY = {
     "deadline": timedelta(seconds=30),  # a reader that hangs, not one that is slow

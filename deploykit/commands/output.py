@@ -136,7 +136,6 @@ def _log(out: TextIO, line: LogLine | str, *, colors: bool) -> None:
     elif out.isatty():
         line = "\n".join(terminal.log(text, colors=colors)[0] for text in line.split("\n"))
     _write(out, line)
-    out.flush()
 
 
 def folded(row: Run, folding: Folding) -> None:
@@ -151,7 +150,6 @@ def log_data(lines: Iterable[LogLine]) -> None:
     """Print log lines as JSON, one document each."""
     for line in lines:
         _json(line._asdict())
-        sys.stdout.flush()
 
 
 def error(error: DeploykitError, *, as_json: bool) -> None:
@@ -351,8 +349,7 @@ def _times(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:
-    for text in texts:
-        _write(out, f"{_line(out, text)}\n")
+    _write(out, "".join(f"{_line(out, text)}\n" for text in texts))
 
 
 def _line(out: TextIO, text: str) -> str:
@@ -369,11 +366,15 @@ def _json(data: Any, indent: int | None = None) -> None:
 
 
 def _write(out: TextIO, text: str) -> None:
-    """Write to a stream. Raises OutputLost, or BrokenPipeError where the reader has gone."""
+    """Write to a stream at once: a pipe's reader may wait for it, as an editor does.
+
+    Raises OutputLost, or BrokenPipeError where the reader has gone.
+    """
     if isinstance(out, TextIOWrapper) and out.errors in _PYTHONS:
         out.reconfigure(errors=_UNENCODABLE)
     try:
         out.write(text)
+        out.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploykit_node import exit_records, records
@@ -42,6 +42,10 @@ class Cap:
     """When the last of them is killed."""
     record: Path | None
     """Where the time of this attempt is kept; None on SageMaker, which has one attempt."""
+
+    def at_its_end(self) -> Cap:
+        """The same, once the ranks were told to stop: what is left is to kill them."""
+        return replace(self, stop_at=self.end_at)
 
     @property
     def used_up(self) -> bool:

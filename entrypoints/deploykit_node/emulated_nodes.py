@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from deploykit_node import exit_records, private
+from deploykit_node import exit_records, private, signals
 
 TIMED_OUT = 124
 """Exit code at the time limit, that of coreutils' `timeout`."""
@@ -105,7 +105,7 @@ class _Nodes:
         while self._running:
             pid, status = os.wait()
             returncode = os.waitstatus_to_exitcode(status)
-            code = exit_records.shell_code(returncode)
+            code = signals.shell_code(returncode)
             self._running.pop(pid).returncode = code
             if returncode < 0 and self._comes_back():
                 self._start(self._node[pid], after=_AWAY)

@@ -22,6 +22,7 @@ from deploykit_node.gathering import Gathering
 from deploykit_node.log import now
 from deploykit_node.records import NodeRecord, RankRecord, UnhealthyRecord
 from deploykit_node.signals import name as signal_name
+from deploykit_node.signals import shell_code
 
 STOPPED = 75
 """Exit code of a program that was told to stop, saved a checkpoint, and can resume from it.
@@ -54,11 +55,6 @@ class NodeExit(NamedTuple):
     """Whether a signal to stop had arrived: at that rank, or before any rank had started."""
     ranks: Mapping[str, int] = MappingProxyType({})
     """Exit code of each rank of the node that has ended, by its number."""
-
-
-def shell_code(returncode: int) -> int:
-    """The exit code as a shell reports it: 128 + the signal for a process killed by a signal."""
-    return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
 
 
 def attempt(env: Environ) -> int:

@@ -42,7 +42,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
         _preflight(env, this_rank, key)
     machine = this_rank.rank // this_rank.local_world_size
     with outputs.around(env, machine, this_rank.local_rank):
-        child = rank.run_program(words, env, this_rank, limit=cap.begin(env, this_rank.rank))
+        child = rank.run_program(words, env, this_rank, cap.begin(env, this_rank.rank))
     exit_records.record_rank(env, this_rank, child.returncode, stopped=child.stopped)
     relay.exit_like(child)
 

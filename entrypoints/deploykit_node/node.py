@@ -230,8 +230,8 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
         return NodeExit(137, f"rank {vanished[0]} disappeared, as after SIGKILL", vanished[0])
     if stop is not None and not vanished:
         reason = f"{signals.name(stop)} arrived before any rank had started"
-        return NodeExit(exit_records.shell_code(-stop), reason, stopped=True)
-    code = exit_records.shell_code(returncode)
+        return NodeExit(signals.shell_code(-stop), reason, stopped=True)
+    code = signals.shell_code(returncode)
     return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
 
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deploykit_node import exit_records, rank
+from deploykit_node import rank, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.command import Command
 
@@ -93,7 +93,7 @@ class Forked:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
-                self.returncode = exit_records.shell_code(code)
+                self.returncode = signals.shell_code(code)
         return self.returncode
 
 

@@ -6,7 +6,10 @@ This is for deploykit's own files; the user's umask decides about what the progr
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def opener(path: str, flags: int) -> int:

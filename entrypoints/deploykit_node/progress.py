@@ -8,13 +8,14 @@ marked by a carriage return before it; and of rank 0 the current one goes into a
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import os
 
 from deploykit_node import private
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 EVERY = 10.0
 """Seconds between two states of a bar in a log."""
@@ -26,21 +27,21 @@ NAME = "progress"
 """The file in the run folder."""
 _DONE = b"100%"
 _TRACEBACK = b"Traceback (most recent call last):"
-_UP = re.compile(rb"\x1b\[\d*A\s*$")
+_UP = rb"\x1b\[\d*A\s*$"
 """Ends the state of a bar that is drawn below another one, as tqdm does with `position`."""
-_INVISIBLE = re.compile(rb"\s|\x1b\[[0-9;]*[A-Za-z]")
+_INVISIBLE = rb"\s|\x1b\[[0-9;]*[A-Za-z]"
 
 
-def bar_file(env: Mapping[str, str]) -> Path | None:
+def bar_file(env: Mapping[str, str]) -> str | None:
     """The file for the bar of rank 0; None for other ranks, and where the run has no folder."""
     folder = env.get("DEPLOYKIT_RUN_DIR")
-    return Path(folder, NAME) if folder and env.get("RANK") == "0" else None
+    return os.path.join(folder, NAME) if folder and env.get("RANK") == "0" else None
 
 
 class Lines:
     """Splits one stream of a program into lines and states of bars."""
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: str | None = None) -> None:
         self._file = file
         self._rest = b""
         """The unfinished line: of a bar, its current state and what followed."""
@@ -111,8 +112,9 @@ class Lines:
         last = next(filter(_is_visible, reversed(segments)), b"")
         if wiped and not last:
             return
-        if _UP.search(last):
-            self._state = _UP.sub(b"", last)
+        above = _without(_UP, last)
+        if above != last:
+            self._state = above
             return
         before, traceback, after = last.partition(_TRACEBACK)
         if before and traceback and not after:  # it began behind a bar
@@ -135,12 +137,14 @@ class Lines:
         """Write the state into the file. A reader takes an empty file for no news."""
         if self._file is None:
             return
-        with contextlib.suppress(OSError):
+        try:
             if not self._state:
-                self._file.unlink(missing_ok=True)
+                os.unlink(self._file)
                 return
             with open(self._file, "wb", opener=private.opener) as file:
                 file.write(self._state + b"\n")
+        except OSError:
+            pass
 
 
 def _wiped(segments: list[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -157,4 +161,10 @@ def _wiped(segments: list[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 def _is_visible(text: bytes) -> bool:
-    return bool(_INVISIBLE.sub(b"", text))
+    return bool(_without(_INVISIBLE, text))
+
+
+def _without(pattern: bytes, text: bytes) -> bytes:
+    import re  # only where there is a bar: it would take 1 MB of each rank
+
+    return re.sub(pattern, b"", text)

@@ -1,26 +1,33 @@
-"""One rank of the job: run the user's program below our own torchrun, and record its exit.
+"""One rank of the job: start the user's program below our own torchrun, and record its exit.
 
-One of these processes stays beside every rank, so it imports little.
+While the program runs, `rank_relay` stays beside it, in the same process.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploykit_node import cap, cluster, command, exit_records, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
-from deploykit_node.inspect import debugger, faults, processes, profile, stall
+from deploykit_node.inspect import debugger, faults, processes, profile
 
 if TYPE_CHECKING:
     from deploykit_node.environment import Environ
 
 
+_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
+
+
 def run(argv: Sequence[str], env: Environ) -> None:
-    """Run the program below our own torchrun, whose node is prepared. Does not return."""
+    """Run the program below our own torchrun, whose node is prepared. Does not return.
+
+    This process becomes the relay of the program, and its last act is `end`.
+    """
     words, this_rank = command.read(argv, env), find(env)
     if profile.by_nsys(env):
         from deploykit_node.inspect import nsys  # few jobs ask for it
@@ -29,13 +36,25 @@ def run(argv: Sequence[str], env: Environ) -> None:
     folder = env.pop("DEPLOYKIT_RANK_DIR")
     env["TORCHELASTIC_RESTART_COUNT"] = env.pop("DEPLOYKIT_ROUND")
     exit_records.register(env, Path(folder), this_rank.rank)
-    child = run_program(words, env, this_rank, Path(folder))
-    exit_records.record_rank(
-        {**env, "DEPLOYKIT_RANK_DIR": folder}, this_rank, child.returncode, stopped=child.stopped
-    )
+    _set_variables(env, this_rank)
+    hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
+    hooked = profile.environment(hooked, this_rank.rank)
+    hooked = debugger.environment(hooked, this_rank.rank)
+    child = relay.start(relay.command(words.program), hooked)
+    processes.register(env, this_rank, child.pid, stacks=stacks)
+    os.set_inheritable(child.output, True)
+    os.set_inheritable(child.errors, True)
+    numbers = map(str, (child.pid, child.output, child.errors, child.torchrun))
+    small = [sys.executable, "-S", _LAUNCH, "--relay", *numbers]
+    os.execve(small[0], small, {**env, "DEPLOYKIT_RANK_DIR": folder})
+
+
+def end(child: relay.ChildExit, env: Environ) -> None:
+    """Record how the program of a rank ended, and end this process in the same way."""
+    exit_records.record_rank(env, find(env), child.returncode, stopped=child.stopped)
     if child.returncode == STOPPED:
         # a non-zero code would make torchrun stop ranks that are still saving, or restart them
-        child = relay.ChildExit(0, child.stopped)
+        child = relay.ChildExit(0, stopped=child.stopped)
     relay.exit_like(child)
 
 
@@ -48,25 +67,15 @@ def find(env: Environ) -> cluster.Rank:
 
 
 def run_program(
-    words: command.Command,
-    env: Environ,
-    this_rank: cluster.Rank,
-    folder: Path | None = None,
-    limit: cap.Cap | None = None,
+    words: command.Command, env: Environ, this_rank: cluster.Rank, limit: cap.Cap | None
 ) -> relay.ChildExit:
-    """Run the program; with a `folder` of the node's, so that its stacks can be seen meanwhile.
+    """Run the program below another launcher; with a `limit` it is stopped at its cost cap."""
+    _set_variables(env, this_rank)
+    program = profile.environment(env, this_rank.rank)
+    return relay.run(relay.command(words.program), program, f"[rank {this_rank.rank}]", limit)
 
-    With a `limit` the program is stopped at its cost cap.
-    """
+
+def _set_variables(env: Environ, this_rank: cluster.Rank) -> None:
     env.update(this_rank.variables())
     env["DEPLOYKIT_RESTART_COUNT"] = str(exit_records.restarts(env))
     env.setdefault("PYTHONUNBUFFERED", "1")
-    argv, prefix = relay.command(words.program), f"[rank {this_rank.rank}]"
-    if folder is None:
-        return relay.run(argv, profile.environment(env, this_rank.rank), prefix, cap=limit)
-    hooked, stacks = faults.environment(env, folder, this_rank.rank)
-    hooked = profile.environment(hooked, this_rank.rank)
-    hooked = debugger.environment(hooked, this_rank.rank)
-    started = partial(processes.register, env, this_rank, stacks=stacks)
-    observer = relay.Observer(started, stall.Heard(folder, this_rank.rank))
-    return relay.run(argv, hooked, prefix, observer)

@@ -1,29 +1,32 @@
 """Run the user's program as a child process and relay its output line by line.
 
 The relay is transparent: exact arguments, both output streams, signals, and the same exit.
+
+Each rank has one while its program runs (`rank_relay`), so what is imported here at the top takes
+memory of every rank: neither enums nor dataclasses, `typing`, `pathlib` or `subprocess`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import _thread
 import os
 import select
-import selectors
-import signal
 import stat
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from deploykit_node import exit_records, log, progress, signals
-from deploykit_node.cap import Cap
+from deploykit_node import log, progress, signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from deploykit_node.cap import Cap
 
 FORWARDED = (*signals.STOPS, *signals.NOTICES)
 """Signals that the program receives when the relay does."""
+PIPE = 1 << 20
+"""Bytes that a pipe may hold, so that a program that prints much seldom waits: pipe(7)."""
 PIECE = 64 * 1024
 """Bytes read at once."""
 _AT_ONCE = 1 << 20
@@ -36,20 +39,38 @@ SAME = 5.0
 """Seconds within which a signal from the launcher counts as the one that Slurm sent as well."""
 
 
-@dataclass(frozen=True)
 class ChildExit:
     """How the program ended: the code of `subprocess`, and whether a signal asked it to stop."""
 
-    returncode: int
-    stopped: bool
+    def __init__(self, returncode: int, *, stopped: bool) -> None:
+        self.returncode = returncode
+        self.stopped = stopped
 
 
-@dataclass(frozen=True)
-class Observer:
-    """Who is told about a program: once, its process id; and whenever it has printed."""
+class Child:
+    """A program that `start` has started in this process, and the pipes of its output and errors.
 
-    started: Callable[[int], None]
-    heard: Callable[[], None]
+    It stays its child if another program replaces this one (`rank_relay`).
+    """
+
+    def __init__(self, pid: int, output: int, errors: int, torchrun: int) -> None:
+        self.pid, self.output, self.errors = pid, output, errors
+        self.torchrun = torchrun
+        """Process id of the torchrun above, which signals the program as well; 0 without one."""
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The code of `subprocess`; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def command(program: Sequence[str]) -> list[str]:
@@ -58,37 +79,69 @@ def command(program: Sequence[str]) -> list[str]:
 
 
 def run(
-    argv: Sequence[str],
-    env: dict[str, str],
-    prefix: str,
-    observer: Observer | None = None,
-    cap: Cap | None = None,
+    argv: Sequence[str], env: Mapping[str, str], prefix: str, cap: Cap | None = None
 ) -> ChildExit:
     """Run `argv` to its end, relaying output and signals. Call it from the main thread.
 
     A UTC time and `prefix` go before each line; `progress` says what of a progress bar is a line.
-    `observer` is told about the program. At its cost cap the program gets SIGTERM, and SIGKILL when
-    the cap is used up.
+    At its cost cap the program gets SIGTERM, and SIGKILL when the cap is used up.
     """
-    before = signals.hold([*FORWARDED, signal.SIGCHLD]) - {signal.SIGTERM}  # blocked by torchrun
-    child = subprocess.Popen(
+    return attend(start(argv, env), env, prefix, cap=cap)
+
+
+def start(argv: Sequence[str], env: Mapping[str, str]) -> Child:
+    """Start `argv`, whose output and signals this process has to relay from now on: `attend`."""
+    import subprocess  # not beside the running program
+
+    before = signals.hold([*FORWARDED, signals.CHILD]) - {signals.TERMINATE}  # blocked by torchrun
+    (output, out), (errors, err) = _pipe(), _pipe()
+    setup = signals.child_setup(before, signals.KILL)
+    process = subprocess.Popen(
         argv,
         env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        preexec_fn=signals.child_setup(before, signal.SIGKILL),  # noqa: PLW1509 - no thread yet
+        stdout=out,
+        stderr=err,
+        preexec_fn=setup,  # noqa: PLW1509 - no thread yet
     )
+    process.returncode = 0  # `Child` waits for it
+    os.close(out)
+    os.close(err)
+    torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return Child(process.pid, output, errors, torchrun)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe that holds much, unless the user's pipes hold as much as the system allows."""
+    import fcntl
+
+    source, sink = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE)
+        except OSError:
+            pass
+    return source, sink
+
+
+def attend(
+    child: Child,
+    env: Mapping[str, str],
+    prefix: str,
+    heard: Callable[[], None] | None = None,
+    cap: Cap | None = None,
+) -> ChildExit:
+    """Relay the program to its end, as `run`; `heard` is called whenever it has printed."""
+    signals.hold([*FORWARDED, signals.CHILD])
+    bar = progress.bar_file(env)
+    streams = [_Stream(child.output, 1, prefix, bar), _Stream(child.errors, 2, prefix, bar)]
     wake, ended = os.pipe()
-    heard = observer.heard if observer else None
-    relay = threading.Thread(target=_relay, args=(_streams(child, env, prefix), wake, heard))
-    relay.start()
-    if observer is not None:
-        observer.started(child.pid)
-    stopped = _forward_until_end(child, cap)
+    copied = _thread.allocate_lock()
+    copied.acquire()
+    _thread.start_new_thread(_relay, (streams, wake, heard, copied))
+    code, stopped = _forward_until_end(child, cap)
     os.close(ended)
-    relay.join()
-    return ChildExit(child.returncode, stopped)
+    copied.acquire()
+    return ChildExit(code, stopped=stopped)
 
 
 def exit_like(child: ChildExit) -> None:
@@ -97,11 +150,11 @@ def exit_like(child: ChildExit) -> None:
     sys.stderr.flush()
     if child.returncode < 0:
         signals.die_of(-child.returncode)
-    os._exit(exit_records.shell_code(child.returncode))
+    os._exit(signals.shell_code(child.returncode))
 
 
-def _forward_until_end(child: subprocess.Popen[bytes], cap: Cap | None) -> bool:
-    """Forward signals until the child has ended. Returns whether one of them was a stop signal.
+def _forward_until_end(child: Child, cap: Cap | None) -> tuple[int, bool]:
+    """Forward signals until the child has ended. Returns its code, and whether one told it to stop.
 
     A notice that comes before the program has a handler, while it loads its libraries, is kept
     until it has one. A signal that the sender has delivered to the program itself is not forwarded,
@@ -110,29 +163,26 @@ def _forward_until_end(child: subprocess.Popen[bytes], cap: Cap | None) -> bool:
     direct: dict[int, float] = {}
     early: set[int] = set()
     stopped = False
-    while True:
+    while (code := child.poll()) is None:
         patience = LISTENING if early else _until(cap)
-        received = signals.wait([*FORWARDED, signal.SIGCHLD], patience)
+        received = signals.wait([*FORWARDED, signals.CHILD], patience)
         for number in [number for number in early if signals.caught(child.pid, number)]:
             early.remove(number)
             child.send_signal(number)
         if cap is not None and time.monotonic() >= cap.stop_at:
             cap = _stop_at(cap, child)
             stopped = True
-        if received is None:
+        if received is None or received.number == signals.CHILD:
             continue
-        number, sender = received
-        if number == signal.SIGCHLD:
-            if child.poll() is not None:
-                return stopped
-            continue
+        number, sender = received.number, received.sender
         stopped = stopped or number in signals.STOPS
         if number in signals.NOTICES and not signals.caught(child.pid, number):
             early.add(number)
-        elif _reached_child(sender) and signals.caught(child.pid, number):
+        elif _reached(child, sender) and signals.caught(child.pid, number):
             direct[number] = time.monotonic()
         elif time.monotonic() - direct.get(number, -SAME) >= SAME:
             child.send_signal(number)
+    return code, stopped
 
 
 def _until(cap: Cap | None) -> float | None:
@@ -140,50 +190,50 @@ def _until(cap: Cap | None) -> float | None:
     return None if cap is None else max(0.0, cap.stop_at - time.monotonic())
 
 
-def _stop_at(cap: Cap, child: subprocess.Popen[bytes]) -> Cap | None:
+def _stop_at(cap: Cap, child: Child) -> Cap | None:
     """Tell the program to stop, and return when it is killed; kill it where that has come."""
     if cap.end_at <= cap.stop_at:
-        child.kill()
+        child.send_signal(signals.KILL)
         return None
     _write(2, f"{log.now()} the cost cap is near ({cap.text}): SIGTERM sent\n".encode())
-    child.terminate()
-    return dataclasses.replace(cap, stop_at=cap.end_at)
+    child.send_signal(signals.TERMINATE)
+    return cap.at_its_end()
 
 
-def _reached_child(sender: int) -> bool:
+def _reached(child: Child, sender: int) -> bool:
     """Whether the sender signals whole process groups: torchrun, and on some clusters Slurm."""
-    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and sender == os.getppid()
-    return torchrun or signals.from_slurm(sender)
+    return sender == child.torchrun > 0 or signals.from_slurm(sender)
 
 
-@dataclass
 class _Stream:
     """One pipe of the child and the descriptor to which its lines go."""
 
-    source: int
-    sink: int
-    prefix: str
-    lines: progress.Lines
-    most: int
-    """Bytes that the sink takes at once without mixing them with those of other writers."""
+    def __init__(self, source: int, sink: int, prefix: str, bar: str | None) -> None:
+        self.source = source
+        self._sink, self._prefix, self._most = sink, prefix, _most(sink)
+        self._lines = progress.Lines(bar)
+
+    def due(self) -> float:
+        """When `tick` has something to do, if no data comes before."""
+        return self._lines.due()
 
     def copy(self) -> bool:
         """Relay what the pipe holds now. Returns whether more may come."""
         data = os.read(self.source, PIECE)
-        text = self.lines.whole(data)
+        text = self._lines.whole(data)
         if text is None:
-            self._emit(self.lines.feed(data, time.monotonic()))
+            self._emit(self._lines.feed(data, time.monotonic()))
         else:
             self._log(text)
         return bool(data)
 
     def tick(self) -> None:
         """Relay the state of a progress bar, where it is due."""
-        self._emit(self.lines.tick(time.monotonic()))
+        self._emit(self._lines.tick(time.monotonic()))
 
     def finish(self) -> None:
         """Relay a last line that has no newline."""
-        self._emit(self.lines.finish())
+        self._emit(self._lines.finish())
 
     def _emit(self, lines: Iterable[bytes]) -> None:
         some = list(lines)
@@ -192,45 +242,43 @@ class _Stream:
 
     def _log(self, text: bytes) -> None:
         """Write lines, the last one without its end, each after the time and the prefix."""
-        start = f"{log.now()} {self.prefix} ".encode()
+        start = f"{log.now()} {self._prefix} ".encode()
         text = start + text.replace(b"\n", b"\n" + start) + b"\n"
-        for batch in _batches(text, self.most):
-            _write(self.sink, batch)
+        for batch in _batches(text, self._most):
+            _write(self._sink, batch)
 
 
-def _streams(child: subprocess.Popen[bytes], env: dict[str, str], prefix: str) -> list[_Stream]:
-    assert child.stdout is not None  # noqa: S101 - for type checkers
-    assert child.stderr is not None  # noqa: S101 - for type checkers
-    bar = progress.bar_file(env)
-    pipes = ((child.stdout.fileno(), 1), (child.stderr.fileno(), 2))
-    return [
-        _Stream(source, sink, prefix, progress.Lines(bar), _most(sink)) for source, sink in pipes
-    ]
+def _relay(
+    streams: Sequence[_Stream],
+    wake: int,
+    heard: Callable[[], None] | None,
+    copied: _thread.LockType,
+) -> None:
+    """Copy until both pipes are closed, for at most `DRAIN` seconds after `wake` is closed.
 
-
-def _relay(streams: list[_Stream], wake: int, heard: Callable[[], None] | None) -> None:
-    """Copy until both pipes are closed, for at most `DRAIN` seconds after `wake` is closed."""
+    Releases `copied` then.
+    """
     deadline = float("inf")
-    left = len(streams)
-    with selectors.DefaultSelector() as selector:
-        selector.register(wake, selectors.EVENT_READ)
+    stream_by_pipe = {stream.source: stream for stream in streams}
+    poll = select.poll()
+    for pipe in (wake, *stream_by_pipe):
+        poll.register(pipe, select.POLLIN)
+    while stream_by_pipe and (now := time.monotonic()) < deadline:
+        due = min(deadline, *(stream.due() for stream in streams))
+        for pipe, _ in poll.poll(None if due == float("inf") else max(0, due - now) * 1000):
+            if pipe == wake:
+                deadline = time.monotonic() + DRAIN
+                poll.unregister(wake)
+            elif not stream_by_pipe[pipe].copy():
+                poll.unregister(pipe)
+                del stream_by_pipe[pipe]
+            elif heard is not None:
+                heard()
         for stream in streams:
-            selector.register(stream.source, selectors.EVENT_READ, stream)
-        while left and (now := time.monotonic()) < deadline:
-            due = min(deadline, *(stream.lines.due() for stream in streams))
-            for key, _ in selector.select(None if due == float("inf") else max(0, due - now)):
-                if key.data is None:
-                    deadline = time.monotonic() + DRAIN
-                    selector.unregister(wake)
-                elif not key.data.copy():
-                    selector.unregister(key.fd)
-                    left -= 1
-                elif heard is not None:
-                    heard()
-            for stream in streams:
-                stream.tick()
+            stream.tick()
     for stream in streams:
         stream.finish()
+    copied.release()
 
 
 def _most(sink: int) -> int:
@@ -251,9 +299,11 @@ def _batches(text: bytes, most: int) -> Iterator[bytes]:
 
 def _write(sink: int, data: bytes) -> None:
     """Write all of `data`. A log that is closed or full must not end the training."""
-    with contextlib.suppress(OSError):
+    try:
         while data:
             try:
                 data = data[os.write(sink, data) :]
             except BlockingIOError:
                 select.select([], [sink], [])
+    except OSError:
+        pass

@@ -1,14 +1,20 @@
-"""Signals handled one at a time, each with its sender where the system reports it (Linux)."""
+"""Signals handled one at a time, each with its sender where the system reports it (Linux).
+
+What is imported here takes memory of each rank: see `relay`.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+else:
+    import _signal as signal  # without the enums of `signal`, which take 0.9 MB
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask a process to stop."""
@@ -16,14 +22,19 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that announce a time limit or a preemption. Ignored until the program has a handler."""
 
+CHILD, TERMINATE, KILL = signal.SIGCHLD, signal.SIGTERM, signal.SIGKILL
+"""A child has ended; end after saving; end at once."""
+
 _PR_SET_PDEATHSIG = 1
+_BASE = 128
 
 
-class Received(NamedTuple):
+class Received:
     """One signal. `sender` is a process id, or 0 for the kernel or an unknown sender."""
 
-    number: int
-    sender: int
+    def __init__(self, number: int, sender: int) -> None:
+        self.number = number
+        self.sender = sender
 
 
 def ignore_notices() -> None:
@@ -59,16 +70,17 @@ def wait(numbers: Iterable[int], patience: float | None = None) -> Received | No
 
 def caught(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal; True where the system does not tell."""
-    return in_mask(Path(f"/proc/{pid}/status"), "SigCgt", number) is not False
+    return in_mask(f"/proc/{pid}/status", "SigCgt", number) is not False
 
 
-def in_mask(status: Path, mask: str, number: int) -> bool | None:
+def in_mask(status: Path | str, mask: str, number: int) -> bool | None:
     """Whether a signal is in a mask of a process or thread, by its ``/proc/PID/status``.
 
     None where that cannot be read: https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
     """
     try:
-        lines = status.read_text().splitlines()
+        with open(status, encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
     except OSError:
         return None
     digits = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
@@ -80,8 +92,7 @@ def child_setup(before: set[int], death: int) -> Callable[[], None]:
 
     `death` is the signal that the child gets when this process dies for any reason.
     """
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+    parent, prctl = os.getpid(), _prctl()
 
     def setup() -> None:
         ignore_notices()
@@ -96,26 +107,44 @@ def child_setup(before: set[int], death: int) -> Callable[[], None]:
 
 def tie(parent: int, death: int) -> None:
     """Have this process get the signal `death` when its `parent` dies, or now if it has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(death))
+    prctl = _prctl()
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(death))
     if os.getppid() != parent:
         os.kill(os.getpid(), death)
+
+
+def _prctl() -> Callable[[int, int], int] | None:
+    """The system call that Linux has for it."""
+    if sys.platform != "linux":
+        return None
+    import ctypes  # only to start a process
+
+    return ctypes.CDLL(None).prctl
 
 
 def from_slurm(sender: int) -> bool:
     """Whether `sender` is Slurm's step daemon, which may signal every process of a step."""
     try:
-        return Path(f"/proc/{sender}/comm").read_text() == "slurmstepd\n"
+        with open(f"/proc/{sender}/comm", "rb") as file:
+            return file.read() == b"slurmstepd\n"
     except OSError:
         return False
 
 
 def name(number: int) -> str:
     """``SIGTERM`` for 15."""
+    import signal as named
+
     try:
-        return signal.Signals(number).name
+        return named.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def shell_code(returncode: int) -> int:
+    """The exit code as a shell reports it: 128 + the signal for a process killed by a signal."""
+    return returncode if returncode >= 0 else _BASE - returncode
 
 
 def die_of(number: int) -> None:

@@ -161,7 +161,7 @@ class _Session:
         """The code of the rank, whatever that of nsys is; and a word about its report."""
         record = records.read(self._ranks / f"rank-{self._number}.json") or {"exit_code": _NEVER}
         if not self._file.exists():
-            text = f"no profile: nsys {exit_records.how(exit_records.shell_code(code))}, no report"
+            text = f"no profile: nsys {exit_records.how(signals.shell_code(code))}, no report"
             start = f"{log.now()} [rank {self._number}] deploykit:"
             print(start, text, file=sys.stderr, flush=True)
         return 0 if record["exit_code"] == exit_records.STOPPED else int(record["exit_code"])

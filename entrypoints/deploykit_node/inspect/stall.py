@@ -77,21 +77,6 @@ def settings(env: Environ) -> Settings:
     return Settings(env.get("DEPLOYKIT_ON_STALL", "dump"), minimum)
 
 
-class Heard:
-    """Called for each output of a rank: changes the time of a file, at most once a second."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._file = folder / f"rank-{rank}.heard"
-        self._due = 0.0
-
-    def __call__(self) -> None:
-        """Note an output."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + 1
-            with contextlib.suppress(OSError):
-                self._file.touch()
-
-
 class Watch:
     """Watches the ranks of this node, which register in `folder`."""
 
