@@ -95,7 +95,7 @@ def queue(folder: Path) -> dict[str, object]:
         "squeue_s": squeue_seconds,
         "ratio": status_seconds / squeue_seconds,
         "states": count_by_state,
-        "met": status_seconds <= 5 * squeue_seconds and count_by_state == {"queued": MANY},
+        "met": status_seconds <= 3 * squeue_seconds and count_by_state == {"queued": MANY},
     }
 
 

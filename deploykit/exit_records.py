@@ -136,9 +136,10 @@ def failed_checks(folder: Path, attempt: int) -> list[tuple[str, str]]:
     return []
 
 
-def attempt(folder: Path) -> int | None:
+def attempt(folder: Path | str) -> int | None:
     """The number of the latest attempt, from 0; None before the first."""
-    number = _data(folder / "exit_records" / "attempt.json").get("attempt")
+    # no path object: there may be thousands of runs
+    number = _data(f"{folder}/exit_records/attempt.json").get("attempt")
     return number if isinstance(number, int) else None
 
 
@@ -172,10 +173,10 @@ def _pair(item: object) -> tuple[str, int]:
     return "", -1
 
 
-def _data(path: Path) -> dict[str, Any]:
+def _data(path: Path | str) -> dict[str, Any]:
     """The content of a record; empty where it is not a JSON object."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:  # noqa: PTH123 - also without a path object
             data = from_json(file.read(_LONGEST))
     except (OSError, ValueError):
         return {}

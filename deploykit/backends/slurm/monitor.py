@@ -35,6 +35,7 @@ _QUEUE_MAX_AGE = 60
 
 _REFUSED = 78
 """Exit code of a script that starts nothing."""
+_WAITING = {State.QUEUED, State.BLOCKED}
 _NO_RECORD, _EXIT_RECORD = "no record", "exit record"
 """Native states of a job that Slurm no longer knows, without and with an exit record."""
 
@@ -235,12 +236,16 @@ def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     """The status of a job from `row`, or without one from its exit records."""
+    current = None if row is None else states.status(row)
+    if current is not None and current.state in _WAITING:
+        if exit_records.attempt(job.folder) is None:  # its first attempt waits: no more to read
+            return current
     folder = Path(job.folder)
-    if row is None:
+    if current is None:
         problem = problem or lookup.wrong_cluster(folder, _host(job))
         current = _recorded_status(folder, problem)
     else:
-        current = _with_exit_record(folder, states.status(row))
+        current = _with_exit_record(folder, current)
         if current.state is State.FAILED and not current.reason:
             current = _without_record(job, current)
     if current.state is State.UNKNOWN:
@@ -271,7 +276,7 @@ def _restarts(folder: Path, state: State) -> list[str]:
     if attempt is None:
         return []
     reasons = exit_records.restarts(folder, upto=attempt if state.final else None)
-    is_pending = state in {State.QUEUED, State.BLOCKED} and len(reasons) == attempt
+    is_pending = state in _WAITING and len(reasons) == attempt
     return [*reasons, "not known yet"] if is_pending else reasons
 
 

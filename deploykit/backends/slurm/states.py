@@ -5,6 +5,7 @@ Pure functions: nothing here runs a command.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -198,7 +199,11 @@ def _squeue_rows(text: str) -> Iterator[Row]:
                 partition=partition,
                 priority=whole(priority) or 0,
             )
-            yield from (row._replace(id=task) for task in arrays.task_ids(job))
+            yield from [row] if job.isdecimal() else _tasks(row)
+
+
+def _tasks(row: Row) -> Iterator[Row]:
+    return (row._replace(id=task) for task in arrays.task_ids(row.id))
 
 
 def scontrol_argv(ids: Sequence[str]) -> list[str]:
@@ -321,6 +326,7 @@ def restarted(reasons: Sequence[str], state: State) -> str:
     return f"restart {number}{'' if state is State.RUNNING else ' pending'} ({listed})"
 
 
+@functools.lru_cache(256)  # of many jobs most have the same
 def never_starts(reason: str) -> bool:
     """Whether a pending job with this reason can only start if it, or the site, is changed."""
     code = _code(reason)
@@ -337,6 +343,7 @@ def _code(reason: str) -> str:
     return reason.strip("()").replace("_", " ").partition(",")[0]
 
 
+@functools.lru_cache(256)
 def sentence(reason: str) -> str:
     """What a reason of Slurm's means; empty where it is none."""
     if reason in _NO_REASON:
