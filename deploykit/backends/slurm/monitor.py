@@ -237,9 +237,9 @@ def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     """The status of a job from `row`, or without one from its exit records."""
     current = None if row is None else states.status(row)
-    if current is not None and current.state in _WAITING:
-        if exit_records.attempt(job.folder) is None:  # its first attempt waits: no more to read
-            return current
+    waits = current is not None and current.state in _WAITING
+    if current is not None and waits and exit_records.attempt(job.folder) is None:
+        return current  # it has not started yet: there is no more to read
     folder = Path(job.folder)
     if current is None:
         problem = problem or lookup.wrong_cluster(folder, _host(job))
