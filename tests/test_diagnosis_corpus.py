@@ -19,6 +19,7 @@ ONCE = {
     "bad_arguments": "user_code_error",
     "cuda_library_init": "cuda_kernel_error",
     "data_corrupt": "user_code_error",
+    "file_permission": "user_code_error",
     "process_limit": "fd_limit",
     "sagemaker_stopped": "slurm_cancelled",
     "service_unavailable": "network_offline",

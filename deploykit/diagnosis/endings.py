@@ -26,7 +26,7 @@ _IDLE = re.compile(r"[\s=*~^-]*$|exitcode |error_file|traceback ?:|time  |host  
 """Rules and the details of torchrun's summary, which `ended` tells."""
 _SEVERE = re.compile(
     r"(?:[\w./-]{1,80}: |\[[^\]]{1,40}\] |<)?\W{0,2}"
-    r"(?:(?:ERROR|FATAL|CRITICAL)\b[\]>: ]|(?:[Ff]atal|[Ee]rror|panic)\b(?:[\]>:]|\s+\d+:))"
+    r"(?:(?:ERROR|FATAL|CRITICAL)\b[\]>: ]|(?:[Ff]atal|[Ee]rror|panic)\b(?:[\]>:]|\s+\(?\d+\)?:))"
     r"|.{0,200}\blevel=(?:error|fatal|panic)\b"
 )
 """A line that its program calls an error: the mark of a severity, not the word in a sentence."""

@@ -151,7 +151,7 @@ class Diagnosis:
         if line.number <= log.skip_until:
             return
         for piece in scan.pieces(line.text):
-            text = log_prefixes.bare(piece)
+            text = log.tracebacks.without_number(log_prefixes.bare(piece))
             key = hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
             if key in self._irrelevant:
                 continue

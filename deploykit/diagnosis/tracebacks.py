@@ -15,6 +15,7 @@ _NUMBERED = re.compile(
     r"|\d{1,6}\s(?:│|\s*(?:if|elif|raise|return|except|assert|for|while|with|def|class)\b))"
 )
 """A line of code with its number, as IPython and rich print several around a frame."""
+_LINE = re.compile(r"\bline \d+")
 _CUT_FRAME = re.compile(r'\s*File "[^"]{1,400}$')
 """A frame whose path goes on in the next line: a console wrapped it at its width."""
 _INDENT = 2
@@ -90,8 +91,14 @@ class Tracebacks:
             one.frame += f" {rest.strip()[:_CODE]}" if one.awaits_code else ""
             self.in_code, one.awaits_code = one.awaits_code, False
             return False
+        if rest.rstrip().endswith(" raised:"):  # the exception of a backend of torch.compile follows
+            return False
         self._open.discard(rank)
         return bool(one.frame) and _EXCEPTION.match(rest.rstrip()) is not None
+
+    def without_number(self, text: str) -> str:
+        """The text of the last line, each number of a frame as 1: it is no code of an exit."""
+        return _LINE.sub("line 1", text) if self.in_frame else text
 
     def frame(self, text: str) -> str:
         """``PATH FUNCTION CODE`` of the deepest frame of the rank of a line; empty without one."""

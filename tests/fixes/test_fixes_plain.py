@@ -24,6 +24,21 @@ MACHINE = {
         *({}, "STREAM localhost"),
     ),
     "env | grep -E ": ("ofi_plugin_incompatible", "Failed to initialize any NET plugin", {}, "ofi"),
+    "ls -ld ": (
+        *(
+            "file_permission",
+            "File \"train.py\", line 1\nPermissionError: [Errno 13] denied: 'job.yaml'",
+        ),
+        *({}, "uid="),
+    ),
+    "python -c 'import sysconfig": (
+        "environment_setup",
+        (
+            'File "/usr/lib/python3.11/subprocess.py", line 413, in check_call\n'
+            "CalledProcessError: Command '['gcc', 'main.c']' returned non-zero exit status 1."
+        ),
+        *({}, "/python3"),
+    ),
     "command -v ": ("command_not_found", "line 4: torchrun: command not found", {}, "/torchrun\n"),
 }
 
