@@ -182,7 +182,7 @@ def _forward_until_end(child: Child, cap: Cap | None) -> tuple[int, bool]:
             direct[number] = time.monotonic()
         elif time.monotonic() - direct.get(number, -SAME) >= SAME:
             child.send_signal(number)
-    return code, stopped
+    return code, stopped or signals.is_pending(signals.STOPS)
 
 
 def _until(cap: Cap | None) -> float | None:

@@ -68,6 +68,11 @@ def wait(numbers: Iterable[int], patience: float | None = None) -> Received | No
     return Received(info.si_signo, info.si_pid)
 
 
+def is_pending(numbers: Iterable[int]) -> bool:
+    """Whether one of `numbers`, which `hold` has blocked, waits to be taken."""
+    return not signal.sigpending().isdisjoint(numbers)
+
+
 def caught(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal; True where the system does not tell."""
     return in_mask(f"/proc/{pid}/status", "SigCgt", number) is not False

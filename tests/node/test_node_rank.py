@@ -210,6 +210,21 @@ def test_a_signal_before_the_program_exists_is_not_lost(bundle, as_rank):
     assert bundle.end("rank-3")["stopped"]
 
 
+def test_a_stop_that_comes_while_the_relay_takes_over_counts():
+    """The program ends before `attend` is called, as while another program replaces this one."""
+    code = (
+        "import os, signal, sys; from deploykit_node import relay;"
+        "child = relay.start([sys.executable, '-c', 'pass'], dict(os.environ));"
+        "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT);"
+        "os.kill(os.getpid(), signal.SIGTERM);"
+        "end = relay.attend(child, {}, '[rank 0]'); print(end.returncode, end.stopped)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True\n"
+
+
 def test_the_program_dies_with_its_relay(bundle, as_rank):
     bundle.write("stay.py", "import os, time; print('pid', os.getpid()); time.sleep(60)")
     started = bundle.start("stay.py", **as_rank)
