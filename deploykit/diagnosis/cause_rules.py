@@ -27,6 +27,7 @@ _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
         *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
+        "startup",
     },
     "harmless": {"match", "literals", "spans"},
     "mild": {"match", "literals"},
@@ -54,6 +55,7 @@ class CauseRule:
     raised_in: re.Pattern[str] | None = None
     least: int = 1
     until: re.Pattern[str] | None = None
+    startup: bool = False
 
     @property
     def is_a_cause(self) -> bool:
@@ -225,6 +227,7 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
         least=int(entry.get("least", 1)),
         until=_regex(entry["until"], path) if "until" in entry else None,
+        startup=bool(entry.get("startup", False)),
     )
     _check_placeholders(rule, path)
     return rule

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from deploykit.diagnosis import log_forms, log_prefixes
 from deploykit.diagnosis.cause_rules import RuleSet
+from deploykit.diagnosis.ranking import Cause
 from deploykit.diagnosis.tracebacks import BEGIN, Tracebacks
 from deploykit.errors import NotFound
 
@@ -20,12 +21,14 @@ _FILES = 1000
 _OF_A_RANK = 2
 _WIDEST = 4000
 _KINDS = 8
+_GOES_ON = 20
+"""Lines after an error of a script that only a program prints."""
 _LONGEST = 160
 _VARIES = re.compile(r"0x[0-9a-f]+|[\d.:,]*\d")
 _IDLE = re.compile(r"[\s=*~^-]*$|exitcode |error_file|traceback ?:|time  |host  ")
 """Rules and the details of torchrun's summary, which `ended` tells."""
 _SEVERE = re.compile(
-    r"(?:[\w./-]{1,80}: |\[[^\]]{1,40}\] |<)?\W{0,2}"
+    r"(?:[\w./-]{1,80}(?:: | - )|\[[^\]]{1,40}\] |<)?\W{0,2}"
     r"(?:(?:ERROR|FATAL|CRITICAL)\b[\]>: ]|(?:[Ff]atal|[Ee]rror|panic)\b(?:[\]>:]|\s+\(?\d+\)?:))"
     r"|.{0,200}\blevel=(?:error|fatal|panic)\b"
 )
@@ -81,6 +84,25 @@ def ends_in_error(path: Path, rules: RuleSet) -> bool:
     if _ends_in_traceback(lines) or _ends_in_box(last, lines):
         return True
     return _SEVERE.match(last) is not None and not rules.is_excused(last)
+
+
+def is_overcome(cause: Cause, paths: Mapping[str, Path]) -> bool:
+    """Whether the log goes on for long after an error of a script before its program.
+
+    `paths` are the logs by the names that evidence has.
+    """
+    path = paths.get(cause.evidence[-1].file)
+    return cause.rule.startup and path is not None and _lines(path) > cause.last + _GOES_ON
+
+
+def _lines(path: Path) -> int:
+    """How many lines a log in any form has; 0 where it cannot be read."""
+    try:
+        with path.open("rb") as source:
+            text = log_forms.opened(source, lambda _: None)
+            return sum(piece.count(b"\n") for piece in iter(lambda: text.read(_END), b""))
+    except (OSError, NotFound):
+        return 0
 
 
 def _ends_in_traceback(lines: Sequence[str]) -> bool:

@@ -51,13 +51,14 @@ class Evidence:
 class Cause:
     """A cause that the logs prove.
 
-    `order`: time, number of the log and of the line of its first evidence. `also`: labels of other
-    possible causes. `values`: what fills the placeholders of the fix.
+    `order`: time, number of the log and of the line of its first evidence. `last`: the line of its
+    last one. `also`: labels of other causes. `values`: what fills the placeholders of the fix.
     """
 
     rule: CauseRule
     evidence: list[Evidence] = field(default_factory=list)
     order: tuple[str, int, int] = ("", 0, 0)
+    last: int = 0
     also: list[str] = field(default_factory=list)
     first_rank: int | None = None
     firm: set[int] = field(default_factory=set)
@@ -256,6 +257,7 @@ class Diagnosis:
         cause = self._causes.get(index)
         if cause is None:
             cause = self._causes[index] = Cause(self._rules.causes[index], order=order)
+        cause.last = line.number
         if firm and not cause.firm:
             cause.evidence.clear()
             cause.order = order

@@ -91,7 +91,7 @@ class Tracebacks:
             one.frame += f" {rest.strip()[:_CODE]}" if one.awaits_code else ""
             self.in_code, one.awaits_code = one.awaits_code, False
             return False
-        if rest.rstrip().endswith(" raised:"):  # the exception of a backend of torch.compile follows
+        if rest.rstrip().endswith(" raised:"):  # the exception of torch.compile's backend follows
             return False
         self._open.discard(rank)
         return bool(one.frame) and _EXCEPTION.match(rest.rstrip()) is not None
