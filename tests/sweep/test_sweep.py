@@ -112,7 +112,7 @@ def run_error(capsys, *words):
 
 LOST = (
     "import os; print('slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 "
-    "DUE TO PREEMPTION ***'); os._exit(1)"
+    "DUE TO PREEMPTION ***', flush=True); os._exit(1)"
 )
 MEMORY = "print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'); 1/0"
 

@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 ROUNDING = 1e-6
 """Of the loss over the first 50 steps; measured: 4e-7. Single precision, summed in another order;
 the difference grows with each step, to 1.3e-6 after 66."""
-WEIGHTS = 1e-4
-"""Of any weight after all 68 steps; measured: 2e-5."""
+WEIGHTS = 1e-3
+"""Of any weight after all 68 steps; measured: 2e-5 on one processor, 3e-4 on another."""
 
 
 @pytest.fixture(scope="module")
