@@ -82,7 +82,7 @@ FAILURES = {
         "/data/digits/train.csv",
     ),
     "a folder that may not be written to": Failure(
-        "user_code_error",
+        "file_permission",
         """
         import os
         os.mkdir("closed", 0o500)
