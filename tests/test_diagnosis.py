@@ -81,6 +81,25 @@ def test_each_family_is_named(label, tmp_path, capsys):
     assert set(found[0]) == {"cause", "also", "confidence", "evidence", "first_rank", "fix"}
 
 
+@pytest.mark.parametrize(
+    ("lines", "end", "ending"),
+    [
+        (0, "", "cause"),
+        (10, "", "cause"),
+        (40, "", "healthy"),
+        (40, "srun: error: n1: task 0: Exited with exit code 1\n", "unknown"),
+    ],
+)
+def test_an_error_of_a_script_counts_unless_its_log_goes_on(tmp_path, capsys, lines, end, ending):
+    log = tmp_path / "job.log"
+    steps = "".join(f"step {number} loss 0.5\n" for number in range(lines))
+    log.write_text(f"job.sh: line 3: conda: command not found\n{steps}{end}")
+    cli.main(["diagnose", "--json", str(log)])
+    found = json.loads(capsys.readouterr().out)
+    assert found["ending"] == ending
+    assert ending != "cause" or found["causes"][0]["cause"] == "command_not_found"
+
+
 def test_healthy_logs_have_no_findings(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(HARMLESS)

@@ -91,8 +91,8 @@ def is_overcome(cause: Cause, paths: Mapping[str, Path]) -> bool:
 
     `paths` are the logs by the names that evidence has.
     """
-    path = paths.get(cause.evidence[-1].file)
-    return cause.rule.startup and path is not None and _lines(path) > cause.last + _GOES_ON
+    name, line = cause.last
+    return cause.rule.startup and name in paths and _lines(paths[name]) > line + _GOES_ON
 
 
 def _lines(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,14 +51,14 @@ class Evidence:
 class Cause:
     """A cause that the logs prove.
 
-    `order`: time, number of the log and of the line of its first evidence. `last`: the line of its
-    last one. `also`: labels of other causes. `values`: what fills the placeholders of the fix.
+    `order`: time, number of the log and of the line of its first evidence. `last`: log and line of
+    its last one. `also`: labels of other causes. `values`: what fills the placeholders of the fix.
     """
 
     rule: CauseRule
     evidence: list[Evidence] = field(default_factory=list)
     order: tuple[str, int, int] = ("", 0, 0)
-    last: int = 0
+    last: tuple[str, int] = ("", 0)
     also: list[str] = field(default_factory=list)
     first_rank: int | None = None
     firm: set[int] = field(default_factory=set)
@@ -257,7 +257,7 @@ class Diagnosis:
         cause = self._causes.get(index)
         if cause is None:
             cause = self._causes[index] = Cause(self._rules.causes[index], order=order)
-        cause.last = line.number
+        cause.last = (log.name, line.number)
         if firm and not cause.firm:
             cause.evidence.clear()
             cause.order = order
@@ -295,13 +295,13 @@ class Diagnosis:
         rules = enumerate(self._rules.causes)
         self._ruled_out.update(number for number, rule in rules if rule.label in labels)
 
-    def causes(self) -> list[Cause]:
+    def causes(self, is_overcome: Callable[[Cause], bool] = lambda _: False) -> list[Cause]:
         """The causes, the most probable first; symptoms only if there is nothing else."""
         kept: dict[int, Cause] = {}
         proved: set[tuple[str, int]] = set()
         for index, cause in sorted(self._causes.items()):
             first = (cause.evidence[0].file, cause.evidence[0].line)
-            if index not in self._ruled_out and first not in proved:
+            if index not in self._ruled_out and first not in proved and not is_overcome(cause):
                 kept[index] = cause
                 proved.add(first)
         firm = [cause for cause in kept.values() if cause.firm]
