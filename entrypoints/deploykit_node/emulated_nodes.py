@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from deploykit_node import exit_records, private, signals
+from deploykit_node import LAUNCH, exit_records, private, signals
 
 TIMED_OUT = 124
 """Exit code at the time limit, that of coreutils' `timeout`."""
 
-_LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -91,7 +90,7 @@ class _Nodes:
     def _start(self, node: int, after: int = 0) -> None:
         count = self._options.nodes
         variables = {"DEPLOYKIT_NODE_RANK": str(node), "DEPLOYKIT_NODES": str(count)}
-        argv = [sys.executable, str(_LAUNCH), *self._options.command]
+        argv = [sys.executable, LAUNCH, *self._options.command]
         if after:
             argv = ["sh", "-c", f'sleep {after}; exec "$@"', "sh", *argv]
         path = self._folder / "logs" / f"node-{node}.log"

@@ -16,13 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
-from deploykit_node import records
+from deploykit_node import records, signals
 from deploykit_node.cluster import Cluster, Environ, Rank
 from deploykit_node.gathering import Gathering
 from deploykit_node.log import now
 from deploykit_node.records import NodeRecord, RankRecord, UnhealthyRecord
-from deploykit_node.signals import name as signal_name
-from deploykit_node.signals import shell_code
 
 STOPPED = 75
 """Exit code of a program that was told to stop, saved a checkpoint, and can resume from it.
@@ -30,7 +28,6 @@ STOPPED = 75
 EX_TEMPFAIL of sysexits.h (https://man.freebsd.org/cgi/man.cgi?query=sysexits): "try again".
 """
 
-_SIGNAL_BASE = 128
 _NODE_FIELDS = {"attempt": int}
 _RANK_FIELDS = {
     **dict.fromkeys(("rank", "local_world_size", "world_size", "exit_code", "attempt"), int),
@@ -94,7 +91,7 @@ def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> 
         "rank": rank.rank,
         "local_world_size": rank.local_world_size,
         "world_size": rank.world_size,
-        "exit_code": shell_code(returncode),
+        "exit_code": signals.shell_code(returncode),
         "stopped": stopped,
         "finished": now(),
         "attempt": attempt(env),
@@ -272,8 +269,8 @@ def has_ended(env: Environ, node: int) -> bool:
 
 def how(code: int) -> str:
     """``exited with code 7``, or the signal behind the code."""
-    if code > _SIGNAL_BASE:
-        return f"was terminated by {signal_name(code - _SIGNAL_BASE)} (exit code {code})"
+    if code > signals.BASE:
+        return f"was terminated by {signals.name(code - signals.BASE)} (exit code {code})"
     return f"exited with code {code}"
 
 

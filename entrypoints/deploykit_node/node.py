@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from deploykit_node import (
+    LAUNCH,
     cap,
     cluster,
     command,
@@ -40,8 +41,6 @@ from deploykit_node.exit_records import STOPPED, NodeExit
 from deploykit_node.inspect import debugger, nsys, stall, usage
 from deploykit_node.network import addresses, interfaces, rendezvous
 from deploykit_node.requeue.attempt import Attempt
-
-_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
 
 
 def run(argv: Sequence[str], env: Environ) -> None:
@@ -134,7 +133,7 @@ def _run_group(
         attempt.start_heartbeat(meeting.local)
     try:
         observers = _observers(env, here, ranks)
-        launch = _own_copy(ranks) if len(here.hosts) > 1 else _LAUNCH
+        launch = _own_copy(ranks) if len(here.hosts) > 1 else LAUNCH
         with outputs.around(env, here.number), _starter(words, env, meeting, launch) as start:
             options = _supervision(env, here, attempt, observers, change)
             code = supervisor.run(start, env, ranks, options)
@@ -187,9 +186,9 @@ def _own_copy(folder: Path) -> str:
     package, copy = Path(__file__).parent, folder / "node_plane"
     try:
         shutil.copytree(package, copy / package.name)
-        return str(shutil.copy2(_LAUNCH, copy))
+        return str(shutil.copy2(LAUNCH, copy))
     except OSError:  # such as a full disk
-        return _LAUNCH
+        return LAUNCH
 
 
 @contextlib.contextmanager

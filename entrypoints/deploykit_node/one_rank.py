@@ -15,13 +15,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
-from deploykit_node import rank, signals
+from deploykit_node import LAUNCH, rank, relay, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.command import Command
 
-_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
 _LOOPBACK = "127.0.0.1"
 _OPTIONS = {"--nnodes=1", "--nproc-per-node=1", "--max-restarts=0"}
 _FIRST, _LAST = 3, 1024
@@ -76,7 +74,7 @@ class Store:
         descriptor = self._listener.fileno()
         ready, _, _ = select.select([descriptor, self._wake], [], [])
         if descriptor in ready:
-            argv = [sys.executable, _LAUNCH, "--store", str(descriptor), str(os.getpid())]
+            argv = [sys.executable, LAUNCH, "--store", str(descriptor), str(os.getpid())]
             self._server = subprocess.Popen(argv, pass_fds=[descriptor], start_new_session=True)
 
 
@@ -90,10 +88,8 @@ class Forked:
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                self.returncode = signals.shell_code(code)
+            code = relay.code_of(self.pid)
+            self.returncode = None if code is None else signals.shell_code(code)
         return self.returncode
 
 

@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
-from deploykit_node import log, private, signals, written
+from deploykit_node import LAUNCH, log, private, signals, written
 from deploykit_node.cluster import Environ
 from deploykit_node.written import KEPT, PART, File
 
@@ -35,7 +35,6 @@ EVERY = "DEPLOYKIT_COLLECT_SECONDS"
 """Seconds between two looks while the program runs."""
 
 _EVERY = 30.0
-_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
 _LOCK = ".deploykit/files.json"
 _CODE = (".py", ".pyc", ".so", ".pth")
 """What Python would import is never brought back: others may write to the checkpoint folder."""
@@ -195,7 +194,7 @@ def around(env: Environ, node: int, local_rank: int = 0) -> Iterator[None]:
 def _start_keeper(env: Environ, node: int) -> subprocess.Popen[bytes]:
     """Start the process that keeps the files while the program runs; it ends with this one."""
     return subprocess.Popen(
-        [sys.executable, _LAUNCH, "--keep-outputs", str(node)],
+        [sys.executable, LAUNCH, "--keep-outputs", str(node)],
         env=env,
         stdin=subprocess.DEVNULL,
         preexec_fn=signals.child_setup(set(), signal.SIGKILL),  # noqa: PLW1509 - no thread yet

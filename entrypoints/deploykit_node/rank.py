@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit_node import cap, cluster, command, exit_records, relay
+from deploykit_node import LAUNCH, cap, cluster, command, exit_records, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
 from deploykit_node.inspect import debugger, faults, processes, profile
 
 if TYPE_CHECKING:
     from deploykit_node.environment import Environ
-
-
-_LAUNCH = str(Path(__file__).resolve().parents[1] / "launch.py")
 
 
 def run(argv: Sequence[str], env: Environ) -> None:
@@ -45,7 +42,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     os.set_inheritable(child.output, True)
     os.set_inheritable(child.errors, True)
     numbers = map(str, (child.pid, child.output, child.errors, child.torchrun))
-    small = [sys.executable, "-S", _LAUNCH, "--relay", *numbers]
+    small = [sys.executable, "-S", LAUNCH, "--relay", *numbers]
     os.execve(small[0], small, {**env, "DEPLOYKIT_RANK_DIR": folder})
 
 

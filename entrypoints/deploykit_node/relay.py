@@ -62,15 +62,19 @@ class Child:
     def poll(self) -> int | None:
         """The code of `subprocess`; None while it runs."""
         if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
+            self._code = code_of(self.pid)
         return self._code
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def code_of(pid: int) -> int | None:
+    """The code of `subprocess` of a child of this process, which then is gone; None: it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def command(program: Sequence[str]) -> list[str]:

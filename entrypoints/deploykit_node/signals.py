@@ -25,8 +25,9 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 CHILD, TERMINATE, KILL = signal.SIGCHLD, signal.SIGTERM, signal.SIGKILL
 """A child has ended; end after saving; end at once."""
 
+BASE = 128
+"""What a shell adds to the number of the signal that ended a process."""
 _PR_SET_PDEATHSIG = 1
-_BASE = 128
 
 
 class Received:
@@ -149,7 +150,7 @@ def name(number: int) -> str:
 
 def shell_code(returncode: int) -> int:
     """The exit code as a shell reports it: 128 + the signal for a process killed by a signal."""
-    return returncode if returncode >= 0 else _BASE - returncode
+    return returncode if returncode >= 0 else BASE - returncode
 
 
 def die_of(number: int) -> None:

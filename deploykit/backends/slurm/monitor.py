@@ -236,20 +236,18 @@ def _pending(_period: int, host: str | None, _conf: str | None) -> Queue:
 
 def _status(job: Handle, row: Row | None, problem: str | None) -> Status:
     """The status of a job from `row`, or without one from its exit records."""
-    current = None if row is None else states.status(row)
-    waits = current is not None and current.state in _WAITING
-    if current is not None and waits and exit_records.attempt(job.folder) is None:
-        return current  # it has not started yet: there is no more to read
-    folder = Path(job.folder)
-    if current is None:
-        problem = problem or lookup.wrong_cluster(folder, _host(job))
-        current = _recorded_status(folder, problem)
+    if row is None:
+        current = _recorded_status(job, problem)
     else:
-        current = _with_exit_record(folder, current)
+        current = states.status(row)
+        if current.state in _WAITING and exit_records.attempt(job.folder) is None:
+            return current  # it has not started yet: there is no more to read
+        current = _with_exit_record(Path(job.folder), current)
         if current.state is State.FAILED and not current.reason:
             current = _without_record(job, current)
     if current.state is State.UNKNOWN:
         return current
+    folder = Path(job.folder)
     restarts = states.restarted(_restarts(folder, current.state), current.state)
     stall = stalls.reason(folder) if current.state is State.RUNNING else ""
     reason = "; ".join(part for part in (current.reason, stall, restarts) if part)
@@ -306,8 +304,10 @@ def _without_record(job: Handle, status: Status) -> Status:
     return status._replace(reason=reason)
 
 
-def _recorded_status(folder: Path, problem: str | None) -> Status:
+def _recorded_status(job: Handle, problem: str | None) -> Status:
     """The status of a job that Slurm has no record of, or that it cannot be asked about."""
+    folder = Path(job.folder)
+    problem = problem or lookup.wrong_cluster(folder, _host(job))
     if problem is not None:
         return Status(State.UNKNOWN, "", problem)
     end = _last_exit_record(folder)

@@ -21,14 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploykit_node import cluster, exit_records, log, records, relay, signals
+from deploykit_node import LAUNCH, cluster, exit_records, log, records, relay, signals
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.environment import Environ
 from deploykit_node.inspect import processes, profile
 
 BELOW = "DEPLOYKIT_BELOW_NSYS"
 """Variable of a rank below nsys: the process id of the one above."""
-_LAUNCH = str(Path(__file__).resolve().parents[2] / "launch.py")
 _OPTIONS = (
     "--trace=cuda,nvtx,osrt",
     "--sample=none",  # needs perf_event_paranoid <= 2, which containers seldom have
@@ -132,7 +131,7 @@ class _Session:
         steps = _STEPS if ":" in self._env["DEPLOYKIT_PROFILE"] else ()
         output = str(self._file.with_suffix("")).replace("%", "%%")  # nsys adds the suffix
         argv = [_program(self._env) or "nsys", "profile", *_OPTIONS, *steps, f"--output={output}"]
-        argv += [sys.executable, _LAUNCH, "--rank", "--", *program]
+        argv += [sys.executable, LAUNCH, "--rank", "--", *program]
         held = signals.hold([*relay.FORWARDED, signal.SIGCHLD]) | set(signals.STOPS)
         try:
             return subprocess.Popen(

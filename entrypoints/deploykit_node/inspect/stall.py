@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit_node import cluster, exit_records, records
+from deploykit_node import LAUNCH, cluster, exit_records, records
 from deploykit_node.cluster import BadEnvironment, Environ
 from deploykit_node.inspect import processes
 from deploykit_node.inspect.look import Look
@@ -43,7 +43,6 @@ _WRITTEN = 1 << 20
 """Bytes that are a sign of progress, as of a checkpoint."""
 _PATIENCE = 60.0
 """Seconds for taking stacks."""
-_LAUNCH = Path(__file__).resolve().parents[2] / "launch.py"
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class Watch:
         shutil.rmtree(self._folder / f"look-{self._count - 1}", ignore_errors=True)
         self._count += 1
         self._begun = time.monotonic()
-        words = [sys.executable, str(_LAUNCH), "--dump-stacks"]
+        words = [sys.executable, LAUNCH, "--dump-stacks"]
         words += [self._env["DEPLOYKIT_RUN_DIR"], str(self._look_folder)]
         with contextlib.suppress(OSError):
             null = subprocess.DEVNULL

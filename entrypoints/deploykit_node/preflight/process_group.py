@@ -11,14 +11,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from deploykit_node import signals
+from deploykit_node import LAUNCH, signals
 from deploykit_node.preflight import rank_server
 from deploykit_node.preflight.messages import MARK, Record
 
-_LAUNCH = Path(__file__).resolve().parents[2] / "launch.py"
-_SERVER = (sys.executable, str(_LAUNCH), "--preflight-ranks")
+_SERVER = (sys.executable, LAUNCH, "--preflight-ranks")
 _LAUNCHERS = ("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 _LAST = 3
 """Lines of a rank's output that are kept for the report."""
