@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: axe run test test-all test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-cap bench-sweepers gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-nightly test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-cap bench-sweepers gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -15,15 +15,20 @@ run: $(VENV)/.train
 # In five minutes: the installation, every verb on all three backends, and what is quick to test.
 # To collect the ignored files, each worker would import torch, and none of their tests is quick.
 QUICK := --ignore tests/trainer --ignore tests/examples --ignore tests/frameworks/test_models.py \
-    -m 'quick or not (slow or slurm or torch or frameworks)'
+    -m 'quick or not (slow or slurm or torch or frameworks or nightly)'
 # Three at a time on two cores: many tests mostly wait for a process they have started.
 test: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=brief $(BIN)/python -m pytest -n 3 $(QUICK)
 
-# Everything, in some fifty minutes on two cores.
+# Every feature, in some forty minutes on two cores.
 test-all: $(VENV)/.dev .venv-sagemaker/.ready .venv-aws/.ready .venv-pcluster/.ready .venv-docs/.ready \
     .venv-trackers/.ready
 	$(BIN)/python -m pytest $(SELECT)
+
+# The other rows of the large tables: each strategy in single and half precision, fifty kills, every
+# pair of layouts that save and load, every umask on Slurm. About half an hour.
+test-nightly: $(VENV)/.dev
+	$(BIN)/python -m pytest -m nightly
 
 # The lines and branches that `make test` runs, by package; child processes and the copies of the
 # node plane in bundles included. Slower than `make test`; a failed test does not stop it.

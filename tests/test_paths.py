@@ -14,6 +14,7 @@ import pytest
 from deploykit import bundle, cli, lifecycle, paths
 from deploykit.errors import CannotWrite
 from tests.aws_server import SECTION
+from tests.nightly import few
 from tests.strangers import STRANGER, as_stranger, modes, open_place, too_wide  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ MARKS = {
 CASES = [pytest.param(name, marks=MARKS[name.partition("-")[0]]) for name in WORDS]
 
 
-@pytest.mark.parametrize("umask", UMASKS)
+@pytest.mark.parametrize("umask", few(UMASKS, 0o000, 0o077))
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_run_leaves_is_its_owners_alone(name, umask, trained, home, request):
     """Under any umask; and the umask of the program is the user's own, as a file of it shows."""

@@ -55,7 +55,7 @@ class CauseRule:
     raised_in: re.Pattern[str] | None = None
     least: int = 1
     until: re.Pattern[str] | None = None
-    startup: bool = False
+    startup: int = 0
 
     @property
     def is_a_cause(self) -> bool:
@@ -227,7 +227,7 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
         least=int(entry.get("least", 1)),
         until=_regex(entry["until"], path) if "until" in entry else None,
-        startup=bool(entry.get("startup", False)),
+        startup=int(entry.get("startup", 0)),
     )
     _check_placeholders(rule, path)
     return rule

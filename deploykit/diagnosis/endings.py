@@ -21,8 +21,6 @@ _FILES = 1000
 _OF_A_RANK = 2
 _WIDEST = 4000
 _KINDS = 8
-_GOES_ON = 20
-"""Lines after an error of a script that only a program prints."""
 _LONGEST = 160
 _VARIES = re.compile(r"0x[0-9a-f]+|[\d.:,]*\d")
 _IDLE = re.compile(r"[\s=*~^-]*$|exitcode |error_file|traceback ?:|time  |host  ")
@@ -92,7 +90,8 @@ def is_overcome(cause: Cause, paths: Mapping[str, Path]) -> bool:
     `paths` are the logs by the names that evidence has.
     """
     name, line = cause.last
-    return cause.rule.startup and name in paths and _lines(paths[name]) > line + _GOES_ON
+    lines = cause.rule.startup
+    return lines > 0 and name in paths and _lines(paths[name]) > line + lines
 
 
 def _lines(path: Path) -> int:

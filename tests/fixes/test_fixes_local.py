@@ -266,8 +266,9 @@ def test_a_script_with_a_syntax_error(job, capsys, tmp_path):
     log, script = tmp_path / "a.log", tmp_path / "a.sh"
     script.write_text("if true; then\n")
     log.write_text(shell(f"bash {script}").stderr)
-    found = commands(capsys, log, "user_code_error")
-    python, bash = starting(found, "python -m py_compile "), starting(found, "bash -n ")
+    mine = commands(capsys, "before", "user_code_error")
+    python = starting(mine, f"{sys.executable} -m py_compile ")
+    bash = starting(commands(capsys, log, "user_code_error"), "bash -n ")
     assert shell(python.replace("FILE", "train.py")).returncode == 1
     assert shell(bash.replace("SCRIPT", str(script))).returncode == 2
     job("if True:\n    pass\n")

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from tests.nightly import few
 from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
 from tests.trainer.ranks import train
@@ -34,6 +35,9 @@ STRATEGIES = {
     "pp-tp": ("--micro-batches", "2"),
 }
 """Name to options, which spread a model over four ranks."""
+
+EACH_KIND = ("ddp", "zero3", "tp", "pp-dp")
+"""In single and half precision the others are for the night: in double precision all run."""
 
 THREE = {
     "hsdp-tp": ("--tensor-parallel", "2", "--shard-ranks", "2"),
@@ -222,7 +226,7 @@ def largest(values):
 
 
 @pytest.mark.parametrize("task", ["digits", "text"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, *EACH_KIND))
 def test_results_are_those_of_one_process(strategy, task, differences):
     loss, weight, norm = differences(task, strategy, STRATEGIES[strategy], "--optimizer", "sgd")
 
@@ -268,7 +272,7 @@ class TestThreeDimensions:
 
 
 @pytest.mark.parametrize("precision", HALVES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, *EACH_KIND))
 def test_half_precision_is_used_and_rounds_as_in_one_process(
     strategy, precision, differences, alone
 ):
