@@ -166,7 +166,7 @@ def bench(tmp_path_factory):
 
 
 @settings(
-    max_examples=max(2000, settings.default.max_examples),
+    max_examples=max(600, settings.default.max_examples),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=bool(os.environ.get("CI")),

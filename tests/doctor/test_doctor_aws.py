@@ -16,6 +16,7 @@ import pytest
 from tests.doctor.aws_faults import FAULTS
 from tests.doctor.aws_snippets import AWS, check_snippets, needs_programs
 from tests.doctor.aws_vpcs import IsolatedVpc, NatVpc
+from tests.nightly import few
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 FIRST = {fault.finding: fault for fault in reversed(FAULTS)}.values()
@@ -30,7 +31,7 @@ def test_a_working_vpc_has_no_findings(vpc, kind, doctor, moto):
 
 
 @needs_programs
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", few(FAULTS, *FIRST), ids=lambda fault: fault.id)
 def test_exactly_that_fault_is_found_and_its_fix_cures_it(fault, doctor, moto, tmp_path):
     vpc = fault.vpc(moto)
     settings = {**vpc.settings, **(fault.break_(vpc) or {})}

@@ -10,6 +10,7 @@ from deploykit import cli
 from tests.doctor.aws_faults import FAULTS
 from tests.doctor.aws_snippets import needs_programs
 from tests.doctor.test_doctor_aws import apply
+from tests.nightly import few
 
 pytestmark = [pytest.mark.aws, pytest.mark.slow]
 GROUP_FAULTS = [fault for fault in FAULTS if fault.finding.startswith(("peers_", "efa_"))]
@@ -22,7 +23,7 @@ def page(capsys, settings):
 
 
 @needs_programs
-@pytest.mark.parametrize("fault", GROUP_FAULTS, ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", few(GROUP_FAULTS, *GROUP_FAULTS[:3]), ids=lambda fault: fault.id)
 def test_the_page_names_the_missing_rule_and_its_command_adds_it(fault, doctor, moto, capsys):
     vpc = fault.vpc(moto)
     settings = {**vpc.settings, **(fault.break_(vpc) or {})}

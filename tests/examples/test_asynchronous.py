@@ -86,6 +86,7 @@ def test_a_parameter_server_waits_for_nobody(ran):
     assert run.gradients == 12 * 33
 
 
+@pytest.mark.nightly
 def test_bounded_staleness_is_a_bound(ran):
     arguments = ("--straggler", "0.01", "--max-staleness", "2")
     run = found(ran("parameter_server.py", *arguments, world=3))
@@ -93,6 +94,7 @@ def test_bounded_staleness_is_a_bound(ran):
     assert run.max == 2
 
 
+@pytest.mark.nightly
 def test_hogwild_is_stale_and_learns(ran):
     run = found(ran("hogwild.py", *GENTLY))
     assert run.accuracy > 0.7
@@ -100,6 +102,7 @@ def test_hogwild_is_stale_and_learns(ran):
     assert run.gradients == 12 * 33
 
 
+@pytest.mark.nightly
 def test_a_pipeline_that_never_drains(ran):
     """Three stages: 2, 1 and 0 updates between forward and backward, and as many stashes more."""
     text = ran("weight_stashing.py", world=3)

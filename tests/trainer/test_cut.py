@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.nightly import few
 from tests.trainer.ranks import all_lines, losses, train_alone
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -16,6 +17,7 @@ PIPELINES = {
     "pp-fsdp --schedule interleaved": ("--micro-batches", "2"),
     "pp-tp": ("--micro-batches", "2"),
 }
+EACH_KIND = ("pp", "pp-fsdp --schedule interleaved", "pp-tp")
 
 
 def words(strategy, *more):
@@ -31,7 +33,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("pipeline", few(PIPELINES, *EACH_KIND))
 def test_a_pipeline_trains_like_one_process(pipeline, four, alone, tmp_path):
     four.train(tmp_path, *words(pipeline, *PIPELINES[pipeline]))
 

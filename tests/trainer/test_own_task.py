@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.nightly import few
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import ENTRYPOINTS, TRAIN, lines, losses, outputs, start, train_alone
 from trainer import checkpoint
@@ -36,7 +37,7 @@ def alone(tmp_path_factory):
     pool.close()
 
 
-@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+@pytest.mark.parametrize("strategy", few(DATA_PARALLEL, "ddp", "zero3"))
 @pytest.mark.parametrize(
     "task",
     [("regression",), ("language",), ("language", "--task-option", "loss=scalar"), ("stream",)],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.nightly import few
 from tests.trainer import ranks
 from tests.trainer.rank_pool import RankPool, write_help_topics
 from tests.trainer.ranks import train
@@ -82,7 +83,7 @@ def trained(pools, text, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", few(["gpipe", "1f1b", "interleaved"], "interleaved"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_results_are_those_of_one_process(layout, schedule, trained):
     """With clipping and activation checkpointing."""

@@ -86,6 +86,11 @@ ALSO = {
 }
 """More ways to spread the model of the task "text"."""
 
+ONE_OF_EACH = (
+    *("offload", "sequence-fsdp", "loss-pp", "selective-tp", "each-hsdp", "static-each", "buckets"),
+    *("fused-fsdp-tp", "context-ddp", "context-sequence", "context-selective"),
+)
+
 REFUSED = {
     "--strategy hsdp --shard-ranks 3": "does not divide the 4 ranks: use one of 1, 2, 4",
     "--strategy tp --tensor-parallel 2": "remove that option, or choose tp-dp or fsdp-tp",
@@ -245,7 +250,7 @@ def test_results_agree_to_the_last_digits_in_double_precision(strategy, task, di
     assert max(differences(task, strategy, ways, *FEATURES, *ADAMW, *FEW, double=True)) < EXACT
 
 
-@pytest.mark.parametrize("name", ALSO)
+@pytest.mark.parametrize("name", few(ALSO, *ONE_OF_EACH))
 def test_options_agree_to_the_last_digits_in_double_precision(name, differences):
     strategy, *ways = ALSO[name]
     options = FEATURES if name != "static-graph" else ()

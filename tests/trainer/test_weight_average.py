@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.nightly import few
 from tests.trainer import ranks
 from trainer import checkpoint, restore
 
@@ -58,7 +59,7 @@ def validation(folder):
     return [line["val_loss"] for line in ranks.all_lines(folder) if "val_loss" in line]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", few(LAYOUTS, "ddp", "zero2", "fsdp-tp"))
 def test_every_layout_evaluates_the_average_and_trains_the_weights(layout, four, alone, tmp_path):
     four.train(tmp_path, *words(layout, *average(), *LAYOUTS[layout]))
 
