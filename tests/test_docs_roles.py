@@ -17,6 +17,7 @@ WITHOUT_SLURM = pytest.mark.skipif(not shutil.which("sbatch"), reason="Slurm is 
 MARKS = {
     "A student with a laptop": (),
     "A researcher on a Slurm cluster": (
+        pytest.mark.nightly,
         pytest.mark.slurm,
         pytest.mark.xdist_group("slurm"),
         WITHOUT_SLURM,

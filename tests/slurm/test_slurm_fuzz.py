@@ -27,7 +27,7 @@ from tests.slurm.slurm_helpers import output
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1800)]
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("EXAMPLES", "400"))
 BUNDLE = bundles.Bundle(Path("/nowhere"), (), "0" * 64)
 LINES = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12)
 FIELDS = {

@@ -267,7 +267,7 @@ def test_one_rank_has_whole_tensors(strategy, differences, one):
 class TestThreeDimensions:
     """On eight ranks, which end with these tests: ranks that wait take time from others."""
 
-    @pytest.mark.parametrize("strategy", THREE)
+    @pytest.mark.parametrize("strategy", few(THREE, "pp-hsdp-tp"))
     def test_results_agree_to_the_last_digits(self, strategy, differences, eight):
         """In double precision, as above."""
         found = differences(
