@@ -216,7 +216,8 @@ def test_without_grep_the_same_lines_are_found(tmp_path):
     path.write_text("\n".join([HARMLESS, *ONE_LINE.values()]))
     literals = cause_rules.load().literals
     with path.open("rb") as file:
-        assert list(scan.lines(file, literals)) == list(scan.file(path, literals))
+        found = [line.decoded() for line in scan.lines(file, literals)]
+    assert found == [line.decoded() for line in scan.file(path, literals)]
 
 
 def first_cause(text):
@@ -443,7 +444,7 @@ def test_a_pipe_among_the_files_is_read_once(tmp_path):
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("NCCL error\n",))
     writer.start()
     found = [
-        (path.name, [line.text for line in lines])
+        (path.name, [line.decoded().text for line in lines])
         for path, lines in scan.files([tmp_path / "a.log", tmp_path / "pipe"], literals, [])
     ]
     writer.join()
@@ -461,13 +462,13 @@ def test_a_line_that_does_not_end_stays_out_of_memory(tmp_path, monkeypatch):
         file.write(b"more\n")
     longest, pieces = [], scan._pieces
     monkeypatch.setattr(
-        scan, "_pieces", lambda one: (longest.append(len(p[0])) or p for p in pieces(one))
+        scan, "_pieces", lambda one: (longest.append(len(p[1])) or p for p in pieces(one))
     )
     tracemalloc.start()
     (found,) = [list(lines) for _, lines in scan.files([log], literals, [])]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert [(line.number, line.text) for line in found] == [(3, "CUDA out of memory"), (4, "more")]
+    assert [tuple(line.decoded())[:2] for line in found] == [(3, "CUDA out of memory"), (4, "more")]
     assert peak < 10 << 20
     assert max(longest) <= 1 << 20  # what grep has in memory
 
@@ -479,7 +480,7 @@ def test_a_file_of_many_that_cannot_be_read_is_named_and_the_others_are_read(tmp
     unread = []
     paths = [tmp_path / name, tmp_path / "a.log"]
     found = [list(lines) for _, lines in scan.files(paths, ["memory"], unread)]
-    assert [line.text for lines in found for line in lines] == ["CUDA out of memory"]
+    assert [line.raw for lines in found for line in lines] == [b"CUDA out of memory\n"]
     assert [name in text for text in unread] == [True]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from deploykit.diagnosis import cause_rules, ranking
 from deploykit.diagnosis.ranking import SHOWN, Diagnosis
-from deploykit.diagnosis.scan import Line
+from deploykit.diagnosis.scan import RawLine
 
 RULES = r"""
 [[harmless]]
@@ -95,7 +95,7 @@ def diagnose(tmp_path):
         diagnosis = Diagnosis(rules, values)
         for number, log in enumerate(logs):
             rows = log.items() if isinstance(log, dict) else enumerate(log, 1)
-            lines = [Line(at, text.lstrip("~"), hit=text[0] != "~") for at, text in rows]
+            lines = [RawLine(at, text.lstrip("~").encode(), text[0] != "~") for at, text in rows]
             diagnosis.read(f"{number}.log", lines, rank)
         return diagnosis.causes()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -113,11 +113,7 @@ class RuleSet:
             if part in relevant or (part == "harmless" and self.harmless[number].spans)
             for text in pattern.literals
         }
-        kept: list[str] = []
-        for text in sorted(texts | {log_prefixes.SUMMARY}, key=len):
-            if not any(shorter in text for shorter in kept):
-                kept.append(text)
-        return sorted(kept)
+        return _without_longer(texts | {log_prefixes.SUMMARY})
 
     def is_excused(self, text: str) -> bool:
         """Whether a line is harmless or mild."""
@@ -133,6 +129,18 @@ class RuleSet:
             yield from ((("harmless", number), pattern) for pattern in entry.match)
         yield from ((("mild", 0), pattern) for pattern in self.mild)
         yield from ((("success", 0), pattern) for pattern in self.success)
+
+
+def _without_longer(texts: Iterable[str]) -> list[str]:
+    """The texts that contain no other, sorted. Each has `SHORTEST` characters or more."""
+    kept: list[str] = []
+    by_start: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len):
+        starts = ((at, text[at : at + SHORTEST]) for at in range(len(text)))
+        if not any(text.startswith(one, at) for at, key in starts for one in by_start.get(key, ())):
+            by_start.setdefault(text[:SHORTEST], []).append(text)
+            kept.append(text)
+    return sorted(kept)
 
 
 def load(extra: Sequence[Path] = ()) -> RuleSet:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from deploykit import shell
 from deploykit.diagnosis import dumps
 from deploykit.diagnosis.dumps import Dump
-from deploykit.diagnosis.scan import Line
+from deploykit.diagnosis.scan import RawLine
 from deploykit.errors import BackendUnavailable
 
 _PROGRAM = "torchfrtrace"
@@ -46,10 +46,11 @@ class Divergence(NamedTuple):
     text: str
 
     @property
-    def line(self) -> Line:
+    def line(self) -> RawLine:
         """The divergence as a line of a log, which the rules match."""
         mark = "" if self.rank is None else f"[rank{self.rank}]: "
-        return Line(self.record, f"{mark}flight recorder: {self.text}", hit=True)
+        text = f"{mark}flight recorder: {self.text}"
+        return RawLine(self.record, text.encode(), hit=True)
 
 
 def divergences(recorded: Sequence[Dump]) -> list[Divergence]:

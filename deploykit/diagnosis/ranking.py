@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deploykit.diagnosis import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
 from deploykit.diagnosis.repeats import Repeats, proves_by_itself
-from deploykit.diagnosis.scan import Line
+from deploykit.diagnosis.scan import Line, RawLine
 from deploykit.diagnosis.tracebacks import Tracebacks
 
 SHOWN = 3
@@ -117,14 +117,15 @@ class Diagnosis:
         self.unread: list[str] = []
         """What could not be read, in sentences."""
 
-    def read(self, name: str, lines: Iterable[Line], rank: int | None = None) -> None:
+    def read(self, name: str, lines: Iterable[RawLine], rank: int | None = None) -> None:
         """Read the lines of one log, written by `rank` if that is known."""
         self._files += 1
         log = _Log(name, self._files, rank)
         pending: list[_Pending] = []
-        for line in lines:
-            if line.hit and not pending and self._repeats(log, line):
+        for raw in lines:
+            if not pending and self._repeats(log, raw):
                 continue
+            line = raw.decoded()
             concludes = log.tracebacks.read(scan.start(line.text))
             log.exception = line.number if concludes else log.exception
             if log.watched:
@@ -139,11 +140,11 @@ class Diagnosis:
             pending = list(self._assign(log, line))
         self._settle(log, pending)
 
-    def _repeats(self, log: _Log, line: Line) -> bool:
+    def _repeats(self, log: _Log, line: RawLine) -> bool:
         """Whether a line proves only what others of this log have proved often enough."""
-        if line.number <= log.skip_until or log.watched or log.tracebacks.are_open:
+        if not line.hit or line.number <= log.skip_until or log.watched or log.tracebacks.are_open:
             return False
-        time = log.repeats.time(line.text, log.time, log.number, line.number)
+        time = log.repeats.time(line.raw, log.time, log.number, line.number)
         log.time = log.time if time is None else time
         return time is not None
 
@@ -165,8 +166,9 @@ class Diagnosis:
                 kinds = self._record(log, line, line.text, self._uncaught)
             if hits and "root" in kinds and piece is line.text:
                 self._note_repeats(log, line, text, hits)
-            if not kinds and _OF_A_LOG.isdisjoint(part for part, _ in hits):
-                self._remember_irrelevant(key)
+            may_be_noted = not kinds and len(self._irrelevant) < _MAX_IRRELEVANT
+            if may_be_noted and _OF_A_LOG.isdisjoint(part for part, _ in hits):
+                self._irrelevant.add(key)
             if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
 
@@ -178,14 +180,10 @@ class Diagnosis:
         if len(cause.evidence) == SHOWN and log.number in cause.firm:
             log.repeats.add(line.text, text, cause, self._rules.index.unlike(text))
 
-    def _remember_irrelevant(self, key: int) -> None:
-        if len(self._irrelevant) < _MAX_IRRELEVANT:
-            self._irrelevant.add(key)
-
     def _settle(self, log: _Log, pending: Iterable[_Pending]) -> None:
         for line, text, candidates in pending:
-            raw = scan.start(line.text)
-            self._record(log, line, raw, self._rules.index.match(text, candidates))
+            hits = self._rules.index.match(text, candidates)
+            self._record(log, line, scan.start(line.text), hits)
 
     def _harmless(self, hits: _Hits) -> int | None:
         """The number of lines to skip after a harmless line; None if the line is not harmless."""

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from deploykit.diagnosis import log_prefixes, tracebacks
 from deploykit.diagnosis.cause_rules import RuleKey, RuleSet
-from deploykit.diagnosis.pattern_index import zeroed
 
 _MOST = 1000
 """Lines, but for their digits, that are remembered of a log."""
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SAY_MORE = ('File "', tracebacks.BEGIN, "exitcode", log_prefixes.SUMMARY)
 """Texts of lines that say more than which rules they match."""
 
@@ -42,16 +42,21 @@ class Repeats:
     """The lines of a log that need no further look, once `add` was told of one like them."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Repeated] = {}
+        self._known: dict[bytes, _Repeated] = {}
 
-    def time(self, text: str, before: str, number: int, line: int) -> str | None:
+    def time(self, raw: bytes, before: str, number: int, line: int) -> str | None:
         """The time of a line that changes nothing but the time; None for any other line.
 
         `before` is the time of the lines before it, `number` that of the log, `line` the line's.
         """
-        known = self._known.get(zeroed(text)) if self._known else None
-        if known is None or any(regex.search(text[known.bare]) for regex in known.unlike):
+        known = self._known.get(_key(raw)) if self._known else None
+        if known is None:
             return None
+        text = raw.decode()
+        bare = text[known.bare]
+        for regex in known.unlike:
+            if regex.search(bare):
+                return None
         time = (log_prefixes.time(text) if known.is_timed else "") or before
         return None if (time, number, line) < known.cause.order else time
 
@@ -71,11 +76,16 @@ class Repeats:
             return
         if len(self._known) < _MOST:
             part, is_timed = slice(start, start + len(bare)), bool(log_prefixes.time(text))
-            self._known[zeroed(text)] = _Repeated(cause, unlike, part, is_timed)
+            self._known[_key(text.encode())] = _Repeated(cause, unlike, part, is_timed)
 
     def clear(self) -> None:
         """Forget all lines, as a success has taken back what they proved."""
         self._known.clear()
+
+
+def _key(raw: bytes) -> bytes:
+    """A line without its end, with a zero for each digit."""
+    return raw.rstrip(b"\r\n").translate(_ZEROS)
 
 
 def proves_by_itself(rules: RuleSet, hits: Mapping[RuleKey, dict[str, str]]) -> bool:

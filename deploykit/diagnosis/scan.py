@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -48,9 +49,26 @@ class Line(NamedTuple):
     hit: bool
 
 
+class RawLine(NamedTuple):
+    """A line as it was read, with its end: most lines of a failing loop are never decoded."""
+
+    number: int
+    raw: bytes
+    hit: bool
+
+    def decoded(self) -> Line:
+        """The line as text, without its end."""
+        text = self.raw.decode(errors="replace").rstrip("\r\n")
+        return Line(self.number, text, self.hit)
+
+
+_Piece = tuple[bytes, bytes, bool]
+"""The file that grep names, a line or a part of one, and whether a line begins there."""
+
+
 def files(
     paths: Sequence[Path], literals: Sequence[str], unread: list[str]
-) -> Iterator[tuple[Path, Iterator[Line]]]:
+) -> Iterator[tuple[Path, Iterator[RawLine]]]:
     """Scan files, in their order; those without a hit are left out.
 
     `unread` gets a sentence for each file that cannot be read. One grep reads many of them. The
@@ -67,7 +85,7 @@ def files(
             yield from _grep_all(grep, some[start : start + _AT_ONCE], literals)
 
 
-def _if_readable(path: Path, literals: Sequence[str], unread: list[str]) -> Iterator[Line]:
+def _if_readable(path: Path, literals: Sequence[str], unread: list[str]) -> Iterator[RawLine]:
     try:
         yield from file(path, literals, unread)
     except NotFound as error:
@@ -115,19 +133,19 @@ def _names_files() -> bool:
 
 def _grep_all(
     program: str, paths: Sequence[Path], literals: Sequence[str]
-) -> Iterator[tuple[Path, Iterator[Line]]]:
+) -> Iterator[tuple[Path, Iterator[RawLine]]]:
     """What one grep finds in files, by file."""
     words = ["--null", "-H", "--", *(os.path.abspath(path) for path in paths)]  # noqa: PTH100 - no link is followed
     by_name = dict(zip(words[3:], paths, strict=True))
     with _grepping(program, words, None, literals) as matching:
-        for name, pieces in groupby(_with_names(matching), lambda piece: piece[0]):
-            yield by_name[os.fsdecode(name)], _parsed_lines((text, new) for _, text, new in pieces)
+        for name, pieces in groupby(_with_names(matching), itemgetter(0)):
+            yield by_name[os.fsdecode(name)], _parsed_lines(pieces)
 
 
-def _with_names(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bytes, bool]]:
-    """The name of the file that each piece is of, the piece, and whether a line begins there."""
+def _with_names(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """The pieces, with the names of their files taken from them."""
     name = b""
-    for piece, begins in pieces:
+    for _, piece, begins in pieces:
         if not begins:
             yield name, piece, False
         elif b"\0" in piece:  # else grep's group separator
@@ -137,7 +155,7 @@ def _with_names(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[tuple[bytes, b
 
 def file(
     path: Path | None, literals: Sequence[str], unread: list[str] | None = None
-) -> Iterator[Line]:
+) -> Iterator[RawLine]:
     """Scan a file in any form, or standard input for None. Raises NotFound.
 
     `unread` gets what is wrong with a file of which only the beginning can be read.
@@ -164,7 +182,7 @@ def _source(path: Path | None) -> io.BufferedReader:
 
 def _scanned(
     path: Path | None, source: io.BufferedReader, text: io.BufferedIOBase, literals: Sequence[str]
-) -> Iterator[Line]:
+) -> Iterator[RawLine]:
     grep = shutil.which("grep")
     if not grep or not literals:
         yield from lines(text, literals)
@@ -176,7 +194,9 @@ def _scanned(
         yield from _grep_cut(grep, text, literals)
 
 
-def _grep_cut(program: str, source: io.BufferedIOBase, literals: Sequence[str]) -> Iterator[Line]:
+def _grep_cut(
+    program: str, source: io.BufferedIOBase, literals: Sequence[str]
+) -> Iterator[RawLine]:
     """What grep finds in lines that are cut into pieces on their way to it."""
     cuts: list[int] = []
     end, begin = os.pipe()
@@ -194,7 +214,7 @@ def _grep_cut(program: str, source: io.BufferedIOBase, literals: Sequence[str]) 
 def _cut(source: io.BufferedIOBase, sink: int, cuts: list[int]) -> None:
     """Copy lines, long ones as several; `cuts` gets the numbers of those that continue a line."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(sink, "wb") as copy:
-        for number, (piece, begins) in enumerate(_pieces(source), 1):
+        for number, (_, piece, begins) in enumerate(_pieces(source), 1):
             if not begins:
                 cuts.append(number)
             copy.write(piece if piece.endswith(b"\n") else piece + b"\n")
@@ -203,7 +223,7 @@ def _cut(source: io.BufferedIOBase, sink: int, cuts: list[int]) -> None:
 @contextlib.contextmanager
 def _grepping(
     program: str, words: Sequence[str], source: int | None, literals: Sequence[str]
-) -> Iterator[Iterator[tuple[bytes, bool]]]:
+) -> Iterator[Iterator[_Piece]]:
     """What grep prints, in pieces."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as texts:
         texts.write("\n".join([*map(_escaped, literals), _NOT_FIXED]))
@@ -214,62 +234,56 @@ def _grepping(
             yield _pieces(cast("IO[bytes]", process.stdout))
 
 
-def _parsed_lines(pieces: Iterable[tuple[bytes, bool]]) -> Iterator[Line]:
-    number, mark = 0, b""
-    for piece, begins in pieces:
+_MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
+
+
+def _parsed_lines(pieces: Iterable[_Piece]) -> Iterator[RawLine]:
+    """Lines by the number and mark that grep prints: `:` for a hit, `-` for one after it."""
+    number, hit, marked = 0, False, False
+    for _, piece, begins in pieces:
         text = piece
         if begins:
-            number, mark, text = _parsed(piece)
-        if mark:
-            yield Line(number, _decoded(text), hit=mark == b":")
+            match = _MARK.match(piece)
+            marked = match is not None  # grep's group separator has no mark
+            if match:
+                number, hit, text = int(match[1]), match[2] == b":", piece[match.end() :]
+        if marked:
+            yield RawLine(number, text, hit)
 
 
 def _escaped(text: str) -> str:
     return re.sub(r"([][\\.*^$+?(){}|])", r"\\\1", text)
 
 
-_MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
-
-
-def _parsed(raw: bytes) -> tuple[int, bytes, bytes]:
-    """Number, `:` for a hit or `-` for context, and text; empty for grep's group separator."""
-    match = _MARK.match(raw)
-    return (int(match[1]), match[2], raw[match.end() :]) if match else (0, b"", b"")
-
-
-def _pieces(stream: IO[bytes] | io.BufferedIOBase) -> Iterator[tuple[bytes, bool]]:
-    """Lines, long ones in pieces, each with whether a line begins there."""
+def _pieces(stream: IO[bytes] | io.BufferedIOBase) -> Iterator[_Piece]:
+    """Lines, long ones in pieces, of a file without a name."""
     begins = True
     for raw in iter(lambda: stream.readline(_LONGEST), b""):
-        yield raw, begins
+        yield b"", raw, begins
         begins = raw.endswith(b"\n")
 
 
-def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[Line]:
+def lines(source: Iterable[bytes], literals: Sequence[str]) -> Iterator[RawLine]:
     """Scan any source of lines, in Python."""
     search = _any_of(tuple(literals))
     number = left = 0
     parts = (
         _pieces(source)
         if isinstance(source, io.BufferedIOBase)
-        else ((raw, True) for raw in source)
+        else ((b"", raw, True) for raw in source)
     )
-    for raw, begins in parts:
+    for _, raw, begins in parts:
         number += begins
         if search(raw):
             left = CONTEXT + 1
         if left:
-            yield Line(number, _decoded(raw), hit=left == CONTEXT + 1)
+            yield RawLine(number, raw, hit=left == CONTEXT + 1)
             left -= 1
 
 
 @cache
 def _any_of(literals: tuple[str, ...]) -> Callable[[bytes], re.Match[bytes] | None]:
     return re.compile(b"|".join(re.escape(text.encode()) for text in literals)).search
-
-
-def _decoded(raw: bytes) -> str:
-    return raw.decode(errors="replace").rstrip("\r\n")
 
 
 def start(text: str) -> str:

@@ -71,7 +71,7 @@ def test_a_log_without_a_line_end_is_read_in_pieces(tmp_path, monkeypatch, grep)
     path.write_bytes(b"before\n" + (b"x" * (5 << 18) + error) * 2 + b"\n" + error)
     diagnosis = Diagnosis(cause_rules.load())
     found = list(scan.file(path, diagnosis.literals))
-    assert max(len(line.text) for line in found) <= 1 << 20
+    assert max(len(line.raw) for line in found) <= 1 << 20
     assert {line.number for line in found} == {2, 3}
     diagnosis.read("a", found)
     assert diagnosis.causes()[0].rule.label == "cuda_oom"
@@ -122,7 +122,7 @@ def test_a_line_of_megabytes_takes_no_longer_than_many_short_ones(line):
     """Before, the marks before a message were taken off one by one, each time with a copy."""
     text = line * ((2 << 20) // len(line)) + " (local_rank: CUDA out of memory"
     diagnosis = Diagnosis(cause_rules.load())
-    lines = [scan.Line(1, text, hit=True), scan.Line(2, text, hit=False)]
+    lines = [scan.RawLine(n, text.encode(), hit=n == 1) for n in (1, 2)]
     assert seconds(diagnosis.read, "a", lines) < 60
 
 
