@@ -14,6 +14,8 @@ from deploykit.diagnosis.ranking import Diagnosis
 RUNS = Path(__file__).with_name("diagnosis") / "runs.jsonl.gz"
 HEALTHY = 200
 """At least."""
+BEFORE = {"data_corrupt": "user_code_error", "file_permission": "file_not_found"}
+"""Labels that are younger than those of the logs, and what they were split from."""
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,11 @@ def test_no_alarm_in_logs_of_runs_that_went_well(logs):
 
 def test_the_cause_of_runs_that_failed(logs):
     failed = [log for log in logs if log["causes"]]
+    found = {log["name"]: first_label(log["text"]) for log in failed}
     wrong = {
         log["name"]: label
         for log in failed
-        if (label := first_label(log["text"])) not in log["causes"]
+        if BEFORE.get(label := found[log["name"]], label) not in log["causes"]
     }
     assert len(wrong) <= 0.05 * len(failed), wrong
 
