@@ -90,8 +90,8 @@ def is_overcome(cause: Cause, paths: Mapping[str, Path]) -> bool:
     `paths` are the logs by the names that evidence has.
     """
     name, line = cause.last
-    lines = cause.rule.startup
-    return lines > 0 and name in paths and _lines(paths[name]) > line + lines
+    after = cause.rule.startup
+    return after > 0 and name in paths and _lines(paths[name]) > line + after
 
 
 def _lines(path: Path) -> int:

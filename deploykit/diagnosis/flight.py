@@ -50,7 +50,7 @@ class Divergence(NamedTuple):
         """The divergence as a line of a log, which the rules match."""
         mark = "" if self.rank is None else f"[rank{self.rank}]: "
         text = f"{mark}flight recorder: {self.text}"
-        return RawLine(self.record, text.encode(), hit=True)
+        return RawLine(self.record, text.encode(errors="replace"), hit=True)
 
 
 def divergences(recorded: Sequence[Dump]) -> list[Divergence]:
