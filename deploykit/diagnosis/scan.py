@@ -239,16 +239,12 @@ _MARK = re.compile(rb"(\d+)([:-])", re.DOTALL)
 
 def _parsed_lines(pieces: Iterable[_Piece]) -> Iterator[RawLine]:
     """Lines by the number and mark that grep prints: `:` for a hit, `-` for one after it."""
-    number, hit, marked = 0, False, False
+    mark = None
     for _, piece, begins in pieces:
-        text = piece
         if begins:
-            match = _MARK.match(piece)
-            marked = match is not None  # grep's group separator has no mark
-            if match:
-                number, hit, text = int(match[1]), match[2] == b":", piece[match.end() :]
-        if marked:
-            yield RawLine(number, text, hit)
+            mark = _MARK.match(piece)
+        if mark:  # grep's group separator has none
+            yield RawLine(int(mark[1]), piece[mark.end() if begins else 0 :], mark[2] == b":")
 
 
 def _escaped(text: str) -> str:

@@ -18,6 +18,7 @@ PIPELINES = {
     "pp-tp": ("--micro-batches", "2"),
 }
 EACH_KIND = ("pp", "pp-fsdp --schedule interleaved", "pp-tp")
+"""The others are for the night."""
 
 
 def words(strategy, *more):

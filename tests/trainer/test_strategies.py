@@ -90,6 +90,7 @@ ONE_OF_EACH = (
     *("offload", "sequence-fsdp", "loss-pp", "selective-tp", "each-hsdp", "static-each", "buckets"),
     *("fused-fsdp-tp", "context-ddp", "context-sequence", "context-selective"),
 )
+"""The others are for the night."""
 
 REFUSED = {
     "--strategy hsdp --shard-ranks 3": "does not divide the 4 ranks: use one of 1, 2, 4",
