@@ -64,7 +64,8 @@ SCRIPTS = ["train.py", "a b.py", "it's.py", "$(touch pwned).py", "ü.py", "a\nb.
 
 def mostly(good):
     """A good value, and now and then a hostile one, so that many jobs get through."""
-    return st.integers(0, 19).flatmap(lambda n: TEXT if n == 0 else st.just(good))
+    # hypothesis prefers the ends of a range
+    return st.integers(0, 19).flatmap(lambda n: TEXT if n == 7 else st.just(good))
 
 
 def section(**fields):
@@ -140,7 +141,8 @@ JOB = st.fixed_dictionaries(
     },
 )
 
-EXAMPLES = max(600, settings.default.max_examples)
+EXAMPLES = max(200, settings.default.max_examples)
+"""Jobs for each backend."""
 ARRIVED: Counter[str] = Counter()
 """Jobs that were not refused, by backend."""
 
@@ -166,14 +168,15 @@ def bench(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("backend", ["local", "slurm", "sagemaker"])
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=bool(os.environ.get("CI")),
 )
-@given(job=JOB, sagemaker=SAGEMAKER, backend=st.sampled_from(["local", "slurm", "sagemaker"]))
-def test_values_arrive_or_are_refused(bench, job, sagemaker, backend):
+@given(job=JOB, sagemaker=SAGEMAKER)
+def test_values_arrive_or_are_refused(bench, backend, job, sagemaker):
     job = {**job, "sagemaker": sagemaker, **_in_s3(job)} if backend == "sagemaker" else job
     job = {**job, "local": {"python": "python3"}} if backend == "local" else job
     path = bench / "project/job.yaml"
@@ -289,7 +292,7 @@ CHECKS = {"local": _local, "slurm": _slurm, "sagemaker": _sagemaker}
 
 def test_enough_jobs_get_through():
     """Were nearly all refused, the test above would prove little."""
-    assert min(ARRIVED[backend] for backend in CHECKS) > EXAMPLES // 40, ARRIVED
+    assert min(ARRIVED[backend] for backend in CHECKS) > EXAMPLES // 10, ARRIVED
 
 
 def test_the_recorder_records(bench, monkeypatch):

@@ -13,7 +13,8 @@ PROGRAM = Path(__file__).with_name("unsteady.py")
 
 def again(folder, names, test="def test_it(): pass"):
     """The exit code and output of the program in a folder where `names` failed."""
-    (folder / "test_some.py").write_text(test)
+    for name in names:
+        (folder / name.partition("::")[0]).write_text(test)
     (folder / "pytest.ini").write_text("[pytest]\n")
     path = folder / ".pytest_cache/v/cache/lastfailed"
     path.parent.mkdir(parents=True)
@@ -37,11 +38,19 @@ def test_a_test_that_fails_twice_fails(tmp_path):
     assert "Unsteady" not in out
 
 
+def test_all_tests_of_a_file_run_again(tmp_path):
+    names = [f"test_some.py::test_it[{number}]@slurm" for number in range(5)]
+    test = "import pytest\n@pytest.mark.parametrize('number', range(5))\ndef test_it(number): pass"
+    code, out = again(tmp_path, names, test)
+    assert code == 0
+    assert "5 passed" in out
+
+
 @pytest.mark.parametrize("count", [0, 4])
 def test_none_or_many_do_not_run_again(tmp_path, count):
-    code, out = again(tmp_path, [f"test_some.py::test_{number}" for number in range(count)])
+    code, out = again(tmp_path, [f"test_{number}.py::test_it" for number in range(count)])
     assert code == 1
-    assert f"{count} tests failed; only 1 to 3 are run again" in out
+    assert f"{count} tests failed in {count} files; those of 1 to 3 are run again" in out
 
 
 def test_a_test_that_is_gone_fails(tmp_path):

@@ -2,8 +2,8 @@
 
 The CI calls it after a suite that failed. A test over a real cluster or real processes can fail
 because the machine stood still at the wrong moment; one such test should not hold back a change.
-It is a defect all the same: the names are printed for the next person to mend. More failures than
-`MOST`, or a suite that did not run to its end, fail at once.
+It is a defect all the same: the names are printed for the next person to mend. Failures in more
+files than `MOST`, or a suite that did not run to its end, fail at once.
 """
 
 import json
@@ -13,7 +13,10 @@ import sys
 from pathlib import Path
 
 MOST = 3
-"""Failures that are run again; more of them have another cause than chance."""
+"""Files with failures that are run again; more of them have another cause than chance.
+
+The tests of a file that share a cluster fail together, where it did not come up.
+"""
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 """Where pytest keeps the names of the tests that failed."""
 
@@ -25,8 +28,11 @@ def failed_tests(path=FAILED):
     """
     names = sorted(json.loads(path.read_text())) if path.exists() else []
     names = [re.sub(r"@\w+$", "", name) for name in names]  # the group that xdist adds
-    if not names or len(names) > MOST:
-        raise SystemExit(f"{len(names)} tests failed; only 1 to {MOST} are run again")
+    files = {name.partition("::")[0] for name in names}
+    if not names or len(files) > MOST:
+        where = f"in {len(files)} files; those of 1 to {MOST} are run again"
+        raise SystemExit(f"{len(names)} tests failed {where}")
+    path.unlink()  # a test that passes now would stay in it under its other name
     return names
 
 

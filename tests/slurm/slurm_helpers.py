@@ -31,11 +31,11 @@ def output(*argv):
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
-def wait_for(condition, seconds=PATIENCE):
-    """Poll until `condition()` is true, and return its value."""
+def wait_for(condition, seconds=PATIENCE, what=lambda: "not true"):
+    """Poll until `condition()` is true, and return its value; else fail, and say `what()`."""
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, f"not true within {seconds} s"
+        assert time.monotonic() < end, f"{what()} within {seconds} s"
         time.sleep(0.05)
     return value
 

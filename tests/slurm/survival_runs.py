@@ -119,7 +119,18 @@ class Watched:
         return "".join(path.read_text() for path in sorted((self.folder / "logs").iterdir()))
 
     def in_mid_run(self):
-        wait_for(lambda: self.steps and self.steps[-1]["step"] >= AT, PATIENCE)
+        """Wait until it is disturbed. Fails, and says why, where it ends before or hangs."""
+        wait_for(self._held, PATIENCE, what=lambda: f"{self._now}: not at step {AT}")
+
+    def _held(self):
+        steps = self.steps
+        assert not (self.history and self.history[-1][0] in FINAL), f"{self._now}: ended early"
+        return steps and steps[-1]["step"] >= AT
+
+    @property
+    def _now(self):
+        """Its status, and the end of its log, for a message."""
+        return f"{self.run} {self.job} {self.history[-1:]} {self.log[-1000:]!r}"
 
     def ended(self):
         wait_for(lambda: self.history and self.history[-1][0] in FINAL, PATIENCE)
