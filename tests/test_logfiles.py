@@ -169,6 +169,29 @@ def test_texts_for_a_pipe_are_the_lines(many):
     ]
 
 
+ODD_TIMES = (
+    *("2026-11-21T01:60:00.000Z", "2026-11-21T01:00:60.000Z", "2026-11-21T24:00:00.000Z"),
+    *("2026-02-30T01:00:00.000Z", "2026-13-01T01:00:00.000Z", "0000-01-01T01:00:00.000Z"),
+    *("2026-11-21 01:00:00.000Z", "2026-11-21T01:00:00,000Z", "2026-11-2\u0661T01:00:00.000Z"),
+    "2026-11-21T01:00:00.00\udce9Z",
+)
+
+
+@pytest.mark.parametrize("odd", ODD_TIMES)
+@pytest.mark.parametrize("hours", [0, 3])
+def test_one_time_that_does_not_exist_is_seen_among_others(tmp_path, odd, hours):
+    times = [f"2026-11-21T{1 + at // 5 * hours:02}:00:00.{at:03}Z" for at in range(10)]
+    for place in (None, 0, 3, 10):
+        lines = [f"{time} [rank 0] step\n" for time in times]
+        if place is not None:
+            lines.insert(place, f"{odd} [rank 0] odd\n")
+        text = "".join(lines).encode(errors="surrogateescape")
+        (tmp_path / "node-0.log").write_bytes(text)
+        (batch,) = logs_of(tmp_path).batches()
+        assert (batch.plain() is None) == (place is not None)
+        assert shown(batch.lines()) == in_order([(0, lines)])
+
+
 def any_lines(rng, node):
     """Lines of a log, most of them plain, many at the same time, a few of any kind."""
     at = 0
