@@ -37,11 +37,7 @@ def plan(  # noqa: PLR0913 - as submit
 
     The arguments and errors are those of `submit`.
     """
-    source, overrides = jobs.source(job), jobs.overrides(set)
-    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.words(args))
-    if strict:
-        lifecycle.refuse(source, prepared.warnings)
-    return Plan(prepared)
+    return _plan(job, backend, args, set, run, strict=strict)
 
 
 def submit(  # noqa: PLR0913 - the command's options
@@ -64,7 +60,25 @@ def submit(  # noqa: PLR0913 - the command's options
     wrong), and what the backend raises: SubmitRefused, BackendUnavailable, NotPermitted and
     TryAgain where nothing was started, Uncertain where the job may exist.
     """
-    return plan(job, backend=backend, args=args, set=set, run=run, strict=strict).submit()
+    return _plan(job, backend, args, set, run, strict=strict, pack=True).submit()
+
+
+def _plan(  # noqa: PLR0913 - as submit
+    job: JobLike,
+    backend: str | None,
+    args: Iterable[Argument],
+    changes: Mapping[str, Any] | None,
+    run: str | None,
+    *,
+    strict: bool,
+    pack: bool = False,
+) -> Plan:
+    """The plan; `pack` says that it will be sent."""
+    source, overrides = jobs.source(job), jobs.overrides(changes)
+    prepared = lifecycle.prepare(source, overrides, backend, run, jobs.words(args), pack=pack)
+    if strict:
+        lifecycle.refuse(source, prepared.warnings)
+    return Plan(prepared)
 
 
 @overload

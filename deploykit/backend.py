@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from deploykit import paths
 from deploykit.decode import Plain
 from deploykit.errors import UsageError
-from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.model import Bundle, Entry, Handle, JobSpec, LogLine, Plan, Problem, Status
 
 DEFAULT = "local"
 """The backend of a job file that has a section for none."""
@@ -150,6 +150,16 @@ def node_plane() -> dict[str, bytes]:
     return {
         f"{FOLDER}/{path.relative_to(here).as_posix()}": path.read_bytes() for path in sorted(files)
     }
+
+
+def file_list(entries: Iterable[Entry]) -> Entry:
+    """The list of all other files and links, by which a node verifies what it has unpacked.
+
+    Files that are not in the list were added later, and are not hashed.
+    """
+    listed = {entry.path: entry.target or [entry.mode, entry.size] for entry in entries}
+    content = json.dumps(listed, sort_keys=True).encode()
+    return Entry(FILES, size=len(content), content=content)
 
 
 def environment(  # noqa: PLR0913 - one keyword for each location of the contract

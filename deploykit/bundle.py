@@ -5,6 +5,7 @@ The same tree gives the same hash, whatever the time, the user or the order of d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -20,7 +21,7 @@ from deploykit.errors import CannotWrite, JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
 from deploykit.secret_scan import Scanner, Secret, found_in
-from deploykit.source_tree import IgnoreRules, changed, opened, pieces, walk
+from deploykit.source_tree import IgnoreRules, changed, opened, pieces, rules_of, walk
 
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -39,15 +40,18 @@ _BLOCK, _RECORD = 512, 10_240
 """Bytes of a block and of a record of a tar archive (tar(5))."""
 
 
-def scan(source: Path, limit: int) -> Bundle:
-    """Read `source` as it would be bundled; `limit` in bytes. Writes nothing.
+def scan(source: Path, limit: int, *, pack: bool = False) -> Bundle:
+    """Read `source` as it would be bundled; `limit` in bytes.
+
+    Writes nothing, unless `pack` says that the bundle will be stored: then it is packed as it is
+    read, once.
 
     Raises JobFileError with every link that leaves the tree, every special file, every file that
     cannot be read, and a bundle larger than `limit`; TryAgain when a file changes
     while it is read.
     """
     problems: list[Problem] = []
-    rules = _rules(source)
+    rules = rules_of(source)
     entries = list(walk(source, rules, problems))
     problems += _too_large(entries, limit)
     if any(problem.severity == "error" for problem in problems):
@@ -56,7 +60,14 @@ def scan(source: Path, limit: int) -> Bundle:
         entries.append(Entry(path, size=len(content), content=content))
     entries.sort(key=lambda entry: entry.path)
     state = _state(source, entries, rules)
-    bundle = _unread(source, entries, state) or _read(source, entries, rules)
+    bundle = _unread(source, entries, state)
+    if bundle is None and not pack:
+        bundle = _read(source, entries, rules, _Archive())
+    elif bundle is None:
+        with _scratch() as (archive, written):
+            bundle = _read(source, entries, rules, archive)
+            if archive.is_whole:
+                bundle = bundle._replace(archive=written.replace(_path(bundle.hash)))
     return bundle._replace(warnings=(*problems, *bundle.content_warnings), state=state)
 
 
@@ -66,27 +77,41 @@ def store(bundle: Bundle) -> Path:
     One whose content does not match its name is written again. Raises TryAgain when the source
     has changed since it was scanned.
     """
-    import tempfile  # not needed for a dry run
-
-    folder = paths.private_folder(paths.bundles())
-    path = folder / f"{bundle.hash}.tar.gz"
-    if paths.is_own_file(path) and (_is_known(path, bundle) or holds(path, bundle.hash)):
+    path = _path(bundle.hash)
+    if paths.is_own_file(path) and (
+        bundle.archive == path or _is_known(path, bundle) or holds(path, bundle.hash)
+    ):
         _remember(bundle, path)
         return path
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # removed in any case
-        written = Path(scratch, path.name)
-        with open(written, "wb", opener=paths.private_opener) as file, _compressed(file) as packed:
-            digest = _write(bundle, packed)
-        if digest != bundle.hash:
+    with _scratch() as (archive, written):
+        if _write(bundle, archive) != bundle.hash:
             raise changed(str(bundle.source))
         written.replace(path)
     _remember(bundle, path)
     return path
 
 
+def _path(digest: str) -> Path:
+    return paths.bundles() / f"{digest}.tar.gz"
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[tuple[_Archive, Path]]:
+    """An archive to write, and its file, which is removed unless it was moved."""
+    import tempfile  # not needed for a dry run
+
+    with tempfile.TemporaryDirectory(dir=paths.private_folder(paths.bundles())) as folder:
+        path = Path(folder, "archive")
+        with (
+            open(path, "wb", opener=paths.private_opener) as file,
+            contextlib.closing(_Archive(file)) as archive,
+        ):
+            yield archive, path
+
+
 def kept(digest: str) -> Path | None:
     """The archive of an earlier bundle; None where it was deleted or changed."""
-    path = paths.bundles() / f"{digest}.tar.gz"
+    path = _path(digest)
     return path if digest and paths.is_own_file(path) and holds(path, digest) else None
 
 
@@ -142,7 +167,7 @@ def _unread(source: Path, entries: list[Entry], state: str) -> Bundle | None:
             travel = [entry for entry in entries if entry.path not in kept_back]
             return Bundle(
                 source,
-                (*travel, _listing(travel)),
+                (*travel, backend.file_list(travel)),
                 digest,
                 revision.commit(source),
                 tuple(map(str, kept_back)),
@@ -180,16 +205,6 @@ def _remember(bundle: Bundle, archive: Path) -> None:
     paths.write(file, json.dumps(record))
 
 
-def _listing(entries: list[Entry]) -> Entry:
-    """The list of all other files and links, by which a node verifies what it has unpacked.
-
-    Files that are not in the list were added later, and are not hashed.
-    """
-    listed = {entry.path: entry.target or [entry.mode, entry.size] for entry in entries}
-    content = json.dumps(listed, sort_keys=True).encode()
-    return Entry(backend.FILES, size=len(content), content=content)
-
-
 def holds(archive: Path, digest: str) -> bool:
     """Whether this is an archive of the bundle `digest`: its name alone proves nothing."""
     if not archive.is_file():
@@ -223,24 +238,16 @@ def unpack(archive: Path, target: Path) -> None:
         )
 
 
-def _rules(source: Path) -> IgnoreRules:
-    try:
-        return IgnoreRules(source)
-    except OSError as error:
-        problem = Problem("source", f"{error.filename} cannot be read: {error.strerror}")
-        raise JobFileError(f"the source folder {source}", [problem]) from error
-
-
-def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
+def _read(source: Path, entries: list[Entry], rules: IgnoreRules, archive: _Archive) -> Bundle:
     """Hash the files, and search them for private keys and tokens in the same pass."""
-    archive = _Archive()
+    count = _counter(sum(entry.size for entry in entries))
     travel: list[Entry] = []
     lines_by_file: dict[str, dict[Secret, int]] = {}
     with opened(source) as top:
         for entry in entries:
             before, scanner = archive.mark(), Scanner()
             if entry.content is None and entry.target is None and not rules.wanted(entry.path):
-                archive.add(entry, scanner.watch(pieces(top, entry), entry.size))
+                archive.add(entry, scanner.watch(count(pieces(top, entry)), entry.size))
             else:
                 archive.add(entry, _content(top, entry))
             if scanner.secrets:
@@ -250,7 +257,7 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
             else:
                 travel.append(entry)
     names = {entry.path for entry in travel}
-    travel.append(listing := _listing(travel))
+    travel.append(listing := backend.file_list(travel))
     archive.add(listing, _content(top, listing))
     keys = {path: lines for path, lines in lines_by_file.items() if path not in names}
     tokens = {path: lines for path, lines in lines_by_file.items() if path in names}
@@ -264,17 +271,19 @@ def _read(source: Path, entries: list[Entry], rules: IgnoreRules) -> Bundle:
     )
 
 
-def _write(bundle: Bundle, out: GzipFile) -> str:
-    from deploykit import progress  # not needed for a dry run
-
-    archive = _Archive(out)
-    count: Callable[[Iterable[bytes]], Iterator[bytes]] = iter
-    if progress.show is not None:
-        count = progress.counter("packing", bundle.size, progress.show)
+def _write(bundle: Bundle, archive: _Archive) -> str:
+    count = _counter(bundle.size)
     with opened(bundle.source) as top:
         for entry in bundle.entries:
             archive.add(entry, count(_content(top, entry)))
     return archive.end()
+
+
+def _counter(total: int) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
+    """What the pieces of files pass, for a progress bar where there is one."""
+    from deploykit import progress
+
+    return iter if progress.show is None else progress.counter("packing", total, progress.show)
 
 
 def _content(top: OpenFolder, entry: Entry) -> Iterable[bytes]:
@@ -307,12 +316,15 @@ def readable(size: float) -> str:
 
 
 class _Archive:
-    """A tar stream without owners and times, hashed; written to `out`, if given."""
+    """A tar stream, hashed; written to `file`, if given, compressed."""
 
-    def __init__(self, out: GzipFile | None = None) -> None:
+    def __init__(self, file: IO[bytes] | None = None) -> None:
         self._digest = hashlib.sha256()
         self._size = 0
-        self._out = out
+        self._file = file
+        self._out = None if file is None else _compressed(file)
+        self.is_whole = file is not None
+        """Whether the stream, and nothing else, is written to the file."""
 
     def add(self, entry: Entry, content: Iterable[bytes]) -> None:
         """Add an entry with its content, of exactly `entry.size` bytes."""
@@ -326,14 +338,24 @@ class _Archive:
         return self._digest.copy(), self._size
 
     def reset(self, mark: Mark) -> None:
-        """Discard what was added since `mark`; only where nothing is written."""
+        """Discard what was added since `mark`. No more is written, as that cannot be undone."""
         self._digest, self._size = mark
+        self.is_whole = False
+        self.close()
 
     def end(self) -> str:
         """Write the end of the archive; return the SHA-256 of the uncompressed stream."""
         end = 2 * _BLOCK
         self._write(b"\0" * (end + -(self._size + end) % _RECORD))
+        self.close()
         return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """End the compressed file, whatever is in it."""
+        if self._file is not None and self._out is not None:
+            self._out.close()
+            self._file.flush()
+            self._out = None
 
     def _write(self, data: bytes) -> None:
         self._digest.update(data)

@@ -54,7 +54,7 @@ def send(
         _write(folder, function, args)
         entrypoint: EntrypointKeys = {"script": "call.py"}
         job = Job(**keys, source=folder, entrypoint=entrypoint)
-        plan = lifecycle.prepare(job, (), chosen, None).plan
+        plan = lifecycle.prepare(job, (), chosen, None, pack=True).plan
         if problems := list(engine.check_function(plan.options)):
             raise JobFileError(jobfile.title(job), problems)
         return lifecycle.submit(plan)

@@ -158,12 +158,16 @@ def _offers(engine: Backend, capability: str) -> bool:
     return isinstance(engine, getattr(capabilities, capability))
 
 
-def examine(file: JobFile) -> tuple[list[Problem], Bundle | None]:
-    """Every problem of a job on the backends of its sections, and its bundle if it has one."""
+def examine(file: JobFile, *, pack: bool = False) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one.
+
+    A job with errors is not packed.
+    """
     all_problems = [problem for name in file.sections for problem in problems(file, name)]
     all_problems += secret_scan.check(file.job, file.sections)
+    pack = pack and all(problem.severity != "error" for problem in all_problems)
     try:
-        packed = bundle.scan(Path(file.job.source), file.job.max_bundle)
+        packed = bundle.scan(Path(file.job.source), file.job.max_bundle, pack=pack)
     except JobFileError as error:
         return [*all_problems, *error.problems], None
     return [*all_problems, *packed.warnings], packed
@@ -176,21 +180,24 @@ def refuse(job: Source, warnings: Sequence[Problem]) -> None:
         raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - as submit
     job: Source,
     overrides: Overrides,
     name: str | None,
     run: str | None,
     arguments: Sequence[str] = (),
+    *,
+    pack: bool = False,
 ) -> Prepared:
     """Everything up to the plan, for the backend `name`, or else the one that the job names.
 
-    Only reads files. Raises JobFileError with every problem.
+    Only reads files, unless `pack` says that the plan will be sent: then the source is packed as it
+    is read. Raises JobFileError with every problem.
     """
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
     file = _load(draft, [name], arguments)
-    all_problems, packed = examine(file)
+    all_problems, packed = examine(file, pack=pack)
     warnings = file.raise_on(all_problems)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)

@@ -158,6 +158,15 @@ class IgnoreRules:
         return _decision(self._explicit, path) is False
 
 
+def rules_of(source: Path) -> IgnoreRules:
+    """The ignore rules of a source folder. Raises JobFileError where they cannot be read."""
+    try:
+        return IgnoreRules(source)
+    except OSError as error:
+        problem = Problem("source", f"{error.filename} cannot be read: {error.strerror}")
+        raise JobFileError(f"the source folder {source}", [problem]) from error
+
+
 def walk(source: Path, rules: IgnoreRules, problems: list[Problem]) -> Iterator[Entry]:
     """Every file and link below `source` that is not ignored; unusable ones become problems.
 

@@ -198,6 +198,35 @@ def test_the_pieces_of_a_file_are_all_of_it_and_no_more(tmp_path, size):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_a_bundle_that_will_be_stored_is_read_once(tmp_path, monkeypatch):
+    source, read = tree(tmp_path / "source", {"a": "one", "b": "two", "c/d": "x" * 3_000_000}), []
+    pieces = bundle.pieces
+    monkeypatch.setattr(
+        bundle, "pieces", lambda top, entry: read.append(entry.path) or pieces(top, entry)
+    )
+    packed = bundle.scan(source, 4 * LIMIT, pack=True)
+    path = bundle.store(packed)
+    assert read == ["a", "b", "c/d"]
+    assert bundle.holds(path, packed.hash)
+    content = path.read_bytes()
+    path.unlink()
+    assert bundle.store(bundle.scan(source, 4 * LIMIT)).read_bytes() == content
+    assert [one.name for one in paths.bundles().iterdir()] == [path.name]
+
+
+def test_a_key_that_is_found_while_packing_is_not_in_the_archive(tmp_path):
+    files = {"a": "one", "key": f"-----BEGIN PRIVATE KEY-----\n{KEY_BODY}\n", "z": "two"}
+    packed = bundle.scan(tree(tmp_path / "source", files), LIMIT, pack=True)
+    assert packed.archive is None
+    assert packed.kept_back == ("key",)
+    assert list(paths.bundles().iterdir()) == []
+    path = bundle.store(packed)
+    assert bundle.holds(path, packed.hash)
+    with tarfile.open(path) as archive:
+        assert {"a", "z"} < set(archive.getnames())
+        assert "key" not in archive.getnames()
+
+
 def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
     """Else Python 3.13 writes `Exception ignored` and a traceback beside the error."""
     packed, make = [], gzip.GzipFile

@@ -11,6 +11,7 @@ deploykit submit -m package.train --time-limit 1h --backend slurm --save job.yam
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit the job, or print its plan; with --wait, return the job's exit code."""
     overrides = [*args.set, *_switches(args)]
-    prepared = lifecycle.prepare(args.job, overrides, args.backend, args.run, args.arguments)
+    with _bars():
+        prepared = lifecycle.prepare(
+            *(args.job, overrides, args.backend, args.run, args.arguments), pack=not args.dry_run
+        )
     if args.strict:
         lifecycle.refuse(args.job, prepared.warnings)
     output.warnings(prepared.warnings)
@@ -93,12 +97,7 @@ def run(args: argparse.Namespace) -> int:
         show(prepared, as_json=args.json)
         return 0
     announce(prepared)
-    if output.on_terminal():
-        from deploykit.commands.progress_bar import watching
-
-        with watching():
-            row = lifecycle.submit(prepared.plan)
-    else:
+    with _bars():
         row = lifecycle.submit(prepared.plan)
     if not args.wait:
         if args.json:
@@ -112,6 +111,15 @@ def run(args: argparse.Namespace) -> int:
     from deploykit.commands import wait  # not needed for a dry run
 
     return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _bars() -> contextlib.AbstractContextManager[None]:
+    """Bars meanwhile on a terminal, where much is packed or sent."""
+    if not output.on_terminal():
+        return contextlib.nullcontext()
+    from deploykit.commands.progress_bar import watching
+
+    return watching()
 
 
 def _switches(args: argparse.Namespace) -> list[str]:

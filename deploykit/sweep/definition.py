@@ -37,12 +37,12 @@ class Defined(NamedTuple):
 
 
 def define(file: SweepFile, request: Request) -> Defined:
-    """The sweep of a file, which is not kept yet. Only reads files.
+    """The sweep of a file, which is not kept yet; its source is packed as it is read.
 
     Raises NotFound, UsageError, or JobFileError with every problem of the job, or else of both.
     """
     source = _job(file)
-    prepared = lifecycle.prepare(source, request.overrides, request.backend, None)
+    prepared = lifecycle.prepare(source, request.overrides, request.backend, None, pack=True)
     base = trial_job.base(prepared.plan)
     problems = [*spending.problems(file.sweep, base), *_problems_of_trials(file.sweep, base)]
     if file.sweep.promote and not trial_job.resumes(base):
