@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\|([^{}]*)\}")
 _TRAIT = re.compile(r"@([a-z,_-]+) ")
-_SAFE = re.compile(r"[\w/][\w.:/@+=,%-]*")
+_SAFE = re.compile(r"(?:\./)?[\w/][\w.:/@+=,%-]*")
 """Values come from logs and end up in pasted commands: no quotes, spaces or `$`."""
 
 SEVERAL = "several"

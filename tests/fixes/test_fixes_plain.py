@@ -39,6 +39,12 @@ MACHINE = {
         ),
         *({}, "/python3"),
     ),
+    "free -g": ("host_oom", "TableOutOfMemoryError: cannot hold it", {}, "Mem:"),
+    "python -m pip list": (
+        *("lib_incompatible", "ValueError: please upgrade the package"),
+        *({}, "pytest"),
+    ),
+    "tail -n 50 ": ("unknown", "run.pl: job failed, log is in job.yaml", {}, "abc\n"),
     "command -v ": ("command_not_found", "line 4: torchrun: command not found", {}, "/torchrun\n"),
 }
 
@@ -56,6 +62,17 @@ def test_what_a_machine_shows(start, tmp_path, monkeypatch, capsys):
     done = shell(command, NCCL_NET="ofi")
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+def test_a_script_that_may_not_be_executed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("echo it ran\n")
+    Path("a.log").write_text(shell("./run.sh").stderr)
+    fixes = commands(capsys, "a.log", "file_permission")
+    assert shell(starting(fixes, "bash ")).stdout == "it ran\n"
+    assert " run.sh\n" in shell(starting(fixes, "namei ")).stdout
+    shell(starting(fixes, "chmod "))
+    assert shell("./run.sh").stdout == "it ran\n"
 
 
 DEPLOYKIT = {
