@@ -245,6 +245,7 @@ def test_a_harmless_line_proves_nothing(diagnose):
 
 def test_a_rule_with_after_needs_a_line_before(diagnose):
     assert diagnose(["link down"]) == []
+    assert labels(diagnose(["link down", "link up", "link down"])) == ["linked"]
     assert labels(diagnose(["link down, disk full"])) == ["joined"]
 
 

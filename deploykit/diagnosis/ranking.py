@@ -29,8 +29,8 @@ _DIGITS = re.compile(r"\d+")
 _DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
 """In such lines the digits matter, or the lines before them do."""
 _MILD = ("mild", 0)
-_OF_A_LOG = frozenset({"after", "success"})
-"""Parts whose lines count in each log anew."""
+_COUNTS_AGAIN = frozenset({"after", "success", "cause"})
+"""Parts whose lines count in each log anew, or after other lines."""
 
 _Hits = Mapping[RuleKey, dict[str, str]]
 
@@ -167,7 +167,7 @@ class Diagnosis:
             if hits and "root" in kinds and piece is line.text:
                 self._note_repeats(log, line, text, hits)
             may_be_noted = not kinds and len(self._irrelevant) < _MAX_IRRELEVANT
-            if may_be_noted and _OF_A_LOG.isdisjoint(part for part, _ in hits):
+            if may_be_noted and _COUNTS_AGAIN.isdisjoint(part for part, _ in hits):
                 self._irrelevant.add(key)
             if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
