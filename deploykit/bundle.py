@@ -319,8 +319,7 @@ class _Archive:
     """A tar stream, hashed; written to `file`, if given, compressed."""
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
-        self._digest = hashlib.sha256()
-        self._size = 0
+        self._digest, self._size = hashlib.sha256(), 0
         self._file = file
         self._out = None if file is None else _compressed(file)
         self.is_whole = file is not None
@@ -338,10 +337,12 @@ class _Archive:
         return self._digest.copy(), self._size
 
     def reset(self, mark: Mark) -> None:
-        """Discard what was added since `mark`. No more is written, as that cannot be undone."""
+        """Discard what was added since `mark`, and all of the file, as that cannot be undone."""
         self._digest, self._size = mark
         self.is_whole = False
         self.close()
+        if self._file is not None:
+            self._file.truncate(0)
 
     def end(self) -> str:
         """Write the end of the archive; return the SHA-256 of the uncompressed stream."""

@@ -20,7 +20,8 @@ from pathlib import Path
 from deploykit.model import LogLine
 
 _LINE = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)", re.DOTALL
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \[(rank|node) (\d{1,9})\] ?(.*)",
+    re.DOTALL | re.ASCII,
 )
 _DAY = (
     r"\d{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
@@ -31,8 +32,8 @@ _STAMP = rf"(?!0000){_DAY}T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{{3}}Z"
 _EXISTS = re.compile(_STAMP, re.ASCII)
 _STAMPED = re.compile(rf"{_STAMP} \[(?:rank|node) \d{{1,9}}\]", re.ASCII)
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
-_PLAIN = re.compile(rf"\n(.{{24}}) (?=\[rank {_NUMBER}\] )")
-_PLAIN_OR_NODE = re.compile(rf"\n(.{{24}}) (?=\[(?:rank|node) {_NUMBER}\] )")
+_PLAIN = re.compile(rf"\n(.{{24}}) (?=\[rank {_NUMBER}\] )", re.ASCII)
+_PLAIN_OR_NODE = re.compile(rf"\n(.{{24}}) (?=\[(?:rank|node) {_NUMBER}\] )", re.ASCII)
 """Split lines whose text in a pipe is what follows their time, if the node is that of the file."""
 _WIDTH = len("2026-11-21T01:46:08.123Z")
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")

@@ -227,6 +227,18 @@ def test_a_key_that_is_found_while_packing_is_not_in_the_archive(tmp_path):
         assert "key" not in archive.getnames()
 
 
+def test_what_was_written_of_a_key_is_removed_at_once(tmp_path):
+    """The process may be killed before its scratch is removed."""
+    with (tmp_path / "archive").open("wb") as file:
+        archive = bundle._Archive(file)
+        mark = archive.mark()
+        archive.add(Entry("key", size=3), [b"abc"])
+        archive.reset(mark)
+        archive.add(Entry("a", size=3), [b"one"])
+        assert (tmp_path / "archive").stat().st_size == 0
+    assert (tmp_path / "archive").stat().st_size == 0
+
+
 def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
     """Else Python 3.13 writes `Exception ignored` and a traceback beside the error."""
     packed, make = [], gzip.GzipFile

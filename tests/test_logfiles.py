@@ -198,7 +198,10 @@ def any_lines(rng, node):
     odd = [
         *("no time", "", "\r", "caf\udce9", "[rank 2] no time either"),
         "2026-02-30T01:00:00.000Z [rank 1] no such day",
-        *(f"2026-11-21T01:00:00.000Z {mark}" for mark in ("[rank 1]", "[gpu 1] ", "[rank x] ")),
+        *(
+            f"2026-11-21T01:00:00.000Z {mark}"
+            for mark in ("[rank 1]", "[gpu 1] ", "[rank x] ", "[rank 1\u0663] x")
+        ),
         *(f"2026-11-21T01:00:00.{n:03}Z [node {n}] of a launcher" for n in (0, 1, 7)),
     ]
     how_odd = rng.choice([0, 0.01, 0.2])
