@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from deploykit.diagnosis import log_names, log_prefixes, packages, placeholders, scan
 from deploykit.diagnosis.cause_rules import KINDS, CauseRule, RuleKey, RuleSet
-from deploykit.diagnosis.repeats import Repeats, proves_by_itself
+from deploykit.diagnosis.repeats import Idle, Repeats, proves_by_itself
 from deploykit.diagnosis.scan import Line, RawLine
 from deploykit.diagnosis.tracebacks import Tracebacks
 
@@ -23,14 +22,7 @@ _JOINED = 2
 """Lines after a hit that are joined with it: messages span several lines."""
 _AFTER = 400
 """Number of lines for which the `after` of a rule holds."""
-_MAX_IRRELEVANT = 20_000
-"""Maximum number of remembered hashes of irrelevant lines, without digits: logs repeat them."""
-_DIGITS = re.compile(r"\d+")
-_DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
-"""In such lines the digits matter, or the lines before them do."""
 _MILD = ("mild", 0)
-_COUNTS_AGAIN = frozenset({"after", "success", "cause"})
-"""Parts whose lines count in each log anew, or after other lines."""
 
 _Hits = Mapping[RuleKey, dict[str, str]]
 
@@ -106,7 +98,7 @@ class Diagnosis:
         self._ruled_out: set[int] = set()
         self.literals = rules.literals
         self._files = 0
-        self._irrelevant: set[int] = set()
+        self._idle = Idle()
         uncaught = rules.uncaught
         self._uncaught: _Hits = {} if uncaught is None else {("cause", uncaught): {}}
         self._root: int | None = None
@@ -154,8 +146,8 @@ class Diagnosis:
             return
         for piece in scan.pieces(line.text):
             text = log.tracebacks.without_number(log_prefixes.bare(piece))
-            key = hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
-            if key in self._irrelevant:
+            follows = line.number - max(log.after.values(), default=-_AFTER - 1) <= _AFTER
+            if self._idle.has(text, follows=follows):
                 continue
             candidates, hits = self._rules.index.find(text)
             if (spans := self._harmless(hits)) is not None:
@@ -166,9 +158,8 @@ class Diagnosis:
                 kinds = self._record(log, line, line.text, self._uncaught)
             if hits and "root" in kinds and piece is line.text:
                 self._note_repeats(log, line, text, hits)
-            may_be_noted = not kinds and len(self._irrelevant) < _MAX_IRRELEVANT
-            if may_be_noted and _COUNTS_AGAIN.isdisjoint(part for part, _ in hits):
-                self._irrelevant.add(key)
+            if not kinds:
+                self._idle.add(text, hits, self._rules, follows=follows)
             if "root" not in kinds and not log.tracebacks.in_frame:
                 yield _Pending(line, text, candidates)
 

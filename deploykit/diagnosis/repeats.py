@@ -1,4 +1,4 @@
-"""Lines of one log that prove only what earlier lines have proved often enough.
+"""Lines that need no look at the rules: those that repeat what earlier ones proved, or nothing.
 
 A failing loop may print a million lines that differ in their digits only. Once the first ones have
 given all the evidence that is shown, the others need no look at the rules.
@@ -18,6 +18,62 @@ _MOST = 1000
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _SAY_MORE = ('File "', tracebacks.BEGIN, "exitcode", log_prefixes.SUMMARY)
 """Texts of lines that say more than which rules they match."""
+
+
+_MOST_IDLE = 20_000
+"""Lines that prove nothing, by their hashes, that are remembered of all logs."""
+_OFTEN = 3
+"""How often a line is looked at that proves nothing where it stands."""
+_DIGITS = re.compile(r"\d+")
+_DIGITS_MATTER = re.compile(r"rror|code|status|ignal|Xid|rrno|Traceback|File|Caught|after")
+"""In such lines the digits matter, or the lines before them do."""
+_COUNTS_AGAIN = frozenset({"after", "success", "cause"})
+"""Parts whose lines count in each log anew, or after other lines."""
+
+
+class Idle:
+    """Lines of all logs that prove nothing: always, or unless they follow what a rule wants."""
+
+    def __init__(self) -> None:
+        self._always: set[int] = set()
+        self._alone: dict[int, tuple[int, Sequence[re.Pattern[str]]]] = {}
+        """How often each was looked at, and what may match another one, as the index says."""
+
+    def has(self, text: str, *, follows: bool) -> bool:
+        """Whether a line needs no look; `follows` says that it stands after such a line."""
+        if _exactly(text) in self._always:
+            return True
+        if follows or not self._alone:
+            return False
+        times, unlike = self._alone.get(_but_digits(text), (0, ()))
+        return times >= _OFTEN and not any(regex.search(text) for regex in unlike)
+
+    def add(
+        self, text: str, hits: Mapping[RuleKey, dict[str, str]], rules: RuleSet, *, follows: bool
+    ) -> None:
+        """Note a line that proved nothing, with all that it matches."""
+        if len(self) >= _MOST_IDLE:
+            return
+        parts = {part for part, _ in hits}
+        if parts.isdisjoint(_COUNTS_AGAIN):
+            self._always.add(_exactly(text))
+        elif parts == {"cause"} and not follows:
+            unlike = rules.index.unlike(text)
+            if unlike is not None:
+                times, _ = self._alone.get(key := _but_digits(text), (0, ()))
+                self._alone[key] = times + 1, unlike
+
+    def __len__(self) -> int:
+        return len(self._always) + len(self._alone)
+
+
+def _exactly(text: str) -> int:
+    """The hash of a line; without its digits, where they do not matter."""
+    return hash(text) if _DIGITS_MATTER.search(text) else _but_digits(text)
+
+
+def _but_digits(text: str) -> int:
+    return hash(_DIGITS.sub("0", text))
 
 
 class Proved(Protocol):
