@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from deploykit import __version__, backend, decode, paths, revision, shell
+from deploykit import __version__, backend, decode, paths, progress, revision, shell
 from deploykit.errors import CannotWrite, JobFileError
 from deploykit.model import Bundle, Entry, Problem
 from deploykit.paths import OpenFolder
@@ -281,8 +281,6 @@ def _write(bundle: Bundle, archive: _Archive) -> str:
 
 def _counter(total: int) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
     """What the pieces of files pass, for a progress bar where there is one."""
-    from deploykit import progress
-
     return iter if progress.show is None else progress.counter("packing", total, progress.show)
 
 

@@ -257,10 +257,14 @@ def test_a_line_that_often_proves_nothing_is_looked_at_again_only_where_it_may(
     monkeypatch.setattr(
         PatternIndex, "find", lambda self, text: looked.append(text) or find(self, text)
     )
-    skipped = [f"link down for {number}" for number in range(1000)]
-    (cause,) = diagnose([*skipped, "link up", "link down for 5", "nothing", "link down for 6"])
+    skipped = [f"link down for {number}" for number in range(1000, 1999)]
+    longer = "link down for 12345"  # a pattern may count digits
+    (cause,) = diagnose(
+        [*skipped, longer, "link up", "link down for 5", "nothing", "link down for 6"]
+    )
     assert lines(cause) == [("0.log", 1002), ("0.log", 1004)]
     assert len(looked) < 10
+    assert longer in looked
 
 
 def test_the_values_of_the_first_line_stay(diagnose):

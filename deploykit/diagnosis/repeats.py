@@ -1,7 +1,7 @@
 """Lines that need no look at the rules: those that repeat what earlier ones proved, or nothing.
 
-A failing loop may print a million lines that differ in their digits only. Once the first ones have
-given all the evidence that is shown, the others need no look at the rules.
+A loop may print a million lines that differ in their digits only. Once the first ones have given
+all the evidence that is shown, or none three times, the others are skipped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from deploykit.diagnosis import log_prefixes, tracebacks
 from deploykit.diagnosis.cause_rules import RuleKey, RuleSet
+from deploykit.diagnosis.pattern_index import zeroed
 
 _MOST = 1000
 """Lines, but for their digits, that are remembered of a log."""
@@ -21,7 +22,7 @@ _SAY_MORE = ('File "', tracebacks.BEGIN, "exitcode", log_prefixes.SUMMARY)
 
 
 _MOST_IDLE = 20_000
-"""Lines that prove nothing, by their hashes, that are remembered of all logs."""
+"""Lines that prove nothing that are remembered of all logs."""
 _OFTEN = 3
 """How often a line is looked at that proves nothing where it stands."""
 _DIGITS = re.compile(r"\d+")
@@ -36,7 +37,7 @@ class Idle:
 
     def __init__(self) -> None:
         self._always: set[int] = set()
-        self._alone: dict[int, tuple[int, Sequence[re.Pattern[str]]]] = {}
+        self._alone: dict[str, tuple[int, Sequence[re.Pattern[str]]]] = {}
         """How often each was looked at, and what may match another one, as the index says."""
 
     def has(self, text: str, *, follows: bool) -> bool:
@@ -45,7 +46,7 @@ class Idle:
             return True
         if follows or not self._alone:
             return False
-        times, unlike = self._alone.get(_but_digits(text), (0, ()))
+        times, unlike = self._alone.get(zeroed(text), (0, ()))
         return times >= _OFTEN and not any(regex.search(text) for regex in unlike)
 
     def add(
@@ -60,7 +61,7 @@ class Idle:
         elif parts == {"cause"} and not follows:
             unlike = rules.index.unlike(text)
             if unlike is not None:
-                times, _ = self._alone.get(key := _but_digits(text), (0, ()))
+                times, _ = self._alone.get(key := zeroed(text), (0, ()))
                 self._alone[key] = times + 1, unlike
 
     def __len__(self) -> int:
@@ -69,11 +70,7 @@ class Idle:
 
 def _exactly(text: str) -> int:
     """The hash of a line; without its digits, where they do not matter."""
-    return hash(text) if _DIGITS_MATTER.search(text) else _but_digits(text)
-
-
-def _but_digits(text: str) -> int:
-    return hash(_DIGITS.sub("0", text))
+    return hash(text if _DIGITS_MATTER.search(text) else _DIGITS.sub("0", text))
 
 
 class Proved(Protocol):
