@@ -20,7 +20,7 @@ def gpu(monkeypatch):
     import runs
 
     yield {"measure": measure, "runs": runs}
-    for name in ("measure", "runs", "failures"):
+    for name in ("measure", "runs", "failures", "sight"):
         sys.modules.pop(name, None)
 
 
@@ -79,3 +79,17 @@ def test_the_page_names_the_machine_and_what_failed(gpu):
         "",
         "Failed: b: no memory",
     ]
+
+
+def test_sections_that_are_not_measured_again_stay_in_their_place(gpu):
+    runs, measure = gpu["runs"], gpu["measure"]
+    machine, day = runs.Machine(1, 1, ("1 x A GPU",), "A GPU"), dt.date(2026, 11, 23)
+    old = [measure.Section(one, "Old.", ("a",), [("1",)], []) for one in ("Strategies", "Speed")]
+    new = [measure.Section(one, "New.", ("a",), [("2",)], []) for one in ("Verbs", "Strategies")]
+    text = measure.page(machine, new, day, measure.page(machine, old, day))
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Strategies",
+        "## Speed",
+        "## Verbs",
+    ]
+    assert (text.count("New."), text.count("Old.")) == (2, 1)

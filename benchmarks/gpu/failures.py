@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,10 @@ from runs import HERE, TOP, Machine, Size
 HOME = Path(tempfile.gettempdir())
 """Where deploykit keeps the runs."""
 _NUMBERS = itertools.count()
+_SHOWN = 6000
+"""Characters of the log of a failure that `diagnose` names otherwise."""
+_AT_ONCE = 4
+"""Failures at a time: each mostly starts Python and waits."""
 
 
 class Failure(NamedTuple):
@@ -42,6 +48,37 @@ FAILURES = (
         "two ranks on one GPU",
         "duplicate_gpu",
         'dist.init_process_group("nccl")\ndist.all_reduce(torch.ones(1, device="cuda:0"))\n',
+        1,
+    ),
+    Failure(
+        "an index out of range in a kernel",
+        "cuda_kernel_error",
+        'one = torch.zeros(4, device="cuda")\nprint(one[torch.tensor([9], device="cuda")].cpu())\n',
+        1,
+        1,
+    ),
+    Failure("a GPU that is not there", "gpu_not_visible", "torch.cuda.set_device(31)\n", 1, 1),
+    Failure(
+        "CUDA in a forked worker",
+        "user_code_error",
+        'torch.zeros(1, device="cuda")\nfrom torch.utils.data import DataLoader\n'
+        "next(iter(DataLoader([0], num_workers=1, collate_fn=lambda x: torch.ones(1).cuda())))\n",
+        1,
+        1,
+    ),
+    Failure(
+        "an interface that is not there",
+        "net_iface_wrong",
+        'os.environ["NCCL_SOCKET_IFNAME"] = "nope0"\ndist.init_process_group("nccl")\n'
+        'dist.all_reduce(torch.ones(1, device="cuda"))\n',
+        1,
+        1,
+    ),
+    Failure(
+        "rank 0 does not set up NCCL",
+        "nccl_init_timeout",
+        'dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))\n'
+        'time.sleep(60 * (rank == 0))\ndist.all_reduce(torch.ones(1, device="cuda:0"))\n',
         1,
     ),
     Failure(
@@ -74,7 +111,7 @@ def predicted(machine: Machine, size: Size, gpu: str, strategy: str) -> float:
     words = [f"--gpu={gpu}", f"--gpus-per-node={machine.ranks}", f"--task={size.task}", "--json"]
     words += [f"--layers={size.layers}", f"--width={size.width}", f"--heads={size.heads}"]
     words += [f"--sequence={size.sequence}", f"--batch-size={size.batch * machine.ranks}"]
-    done = _deploykit(machine, "advise", *words, "--checkpoint-activations=off")
+    done = deploykit(machine, "advise", *words, "--checkpoint-activations=off")
     for one in json.loads(done.stdout or '{"candidates": []}')["candidates"]:
         if one["strategy"] == strategy:
             return float(one["bytes"]["total"] - one["bytes"].get("reserve", 0))
@@ -95,24 +132,29 @@ def waits(machine: Machine, size: Size) -> str:
 def diagnosed(machine: Machine) -> Iterator[tuple[str, str, str]]:
     """Each failure that fits this machine, the label expected, and the one that was found."""
     yield "nothing, with --preflight", "passed", _preflight(machine)
-    for failure in FAILURES:
-        if failure.gpus <= machine.gpus:
-            yield failure.name, failure.label, _label(machine, failure)
+    fitting = [one for one in FAILURES if one.gpus <= machine.gpus]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        said = pool.map(partial(_label, machine), fitting)
+        yield from ((one.name, one.label, label) for one, label in zip(fitting, said, strict=True))
 
 
 def _preflight(machine: Machine) -> str:
     run, last = _submit(machine, Failure("", "", "pass\n", processes=machine.ranks), "--preflight")
-    passed = "preflight: passed" in _deploykit(machine, "logs", run, "--raw").stdout
+    passed = "preflight: passed" in deploykit(machine, "logs", run, "--raw").stdout
     return "passed" if passed else f"failed: {last}"
 
 
 def _label(machine: Machine, failure: Failure) -> str:
     """The first cause that `diagnose` names."""
     run, last = _submit(machine, failure)
-    said = _deploykit(machine, "diagnose", run, "--json").stdout
+    said = deploykit(machine, "diagnose", run, "--json").stdout
     answer: dict[str, Any] = json.loads(said or "{}")
     causes = answer.get("causes") or [{"cause": f"none: {last}"}]
-    return str(causes[0]["cause"])
+    label = str(causes[0]["cause"])
+    if label != failure.label:
+        print(f"\n{failure.name}:", file=sys.stderr)
+        print(deploykit(machine, "logs", run, "--raw").stdout[-_SHOWN:], file=sys.stderr)
+    return label
 
 
 def _submit(machine: Machine, failure: Failure, *words: str) -> tuple[str, str]:
@@ -123,11 +165,12 @@ def _submit(machine: Machine, failure: Failure, *words: str) -> tuple[str, str]:
         wanted = ["--run", run, "--wait", f"--set=resources.processes_per_node={failure.processes}"]
         if failure.gpus:
             wanted.append(f"--set=resources.gpus_per_node={failure.gpus}")
-        done = _deploykit(machine, "submit", str(script), *wanted, *words)
+        done = deploykit(machine, "submit", str(script), *wanted, *words)
     return run, (done.stderr.strip().splitlines() or [""])[-1]
 
 
-def _deploykit(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]:
+def deploykit(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb of the launcher to its end."""
     env = {**runs.environment(machine), "DEPLOYKIT_HOME": str(HOME)}
     argv = [sys.executable, "-m", "deploykit", *words]
     return subprocess.run(

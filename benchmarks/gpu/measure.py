@@ -1,10 +1,12 @@
 """Every strategy, precision, speed, memory and failure on the GPUs of this machine.
 
-    make gpu                                      # writes docs/gpu.md
+    make gpu                                      # writes docs/gpu.md, after each section
+    python benchmarks/gpu/measure.py speed steps  # these sections again; the others stay
     python benchmarks/gpu/measure.py --dry        # all of it in a small form on the CPU
 
 Exits with code 1 if a strategy fails or trains something else than one process does, if a step
-waits for the GPU or attention is not fused, or if `diagnose` does not name a failure.
+waits for the GPU or attention is not fused, if `diagnose` does not name a failure, or if a verb
+does not see the GPU.
 """
 
 from __future__ import annotations
@@ -14,17 +16,24 @@ import datetime as dt
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import failures
 import runs
+import sight
+import torch
 from runs import TOP, Machine, Result, Size
 
 sys.path.insert(0, str(runs.ENTRYPOINTS))
 
+from trainer import arguments
+from trainer.errors import ConfigError
+from trainer.layout import Layout
 from trainer.presets import STRATEGIES
+from trainer.process_group import DistributedContext
 
 PAGE = TOP / "docs/gpu.md"
 TOLERANCE = 1e-3
@@ -80,11 +89,11 @@ def strategies(machine: Machine, sizes: Sizes) -> Section:
     for name in STRATEGIES:
         if name in {"single", "dp"}:
             continue
-        words = ["--micro-batches=4"] if STRATEGIES[name].pipeline else []
-        found = runs.train(machine, size, ranks, f"--strategy={name}", *words)
-        if _REFUSED.search(found.error):
+        words = [f"--strategy={name}", *["--micro-batches=4"] * STRATEGIES[name].pipeline]
+        if _refused(size, ranks, words):
             rows.append((name, str(ranks), "more ranks needed", "", "", ""))
             continue
+        found = runs.train(machine, size, ranks, *words)
         difference = found.difference(alone)
         rows.append(_row(name, ranks, found, f"{difference:.1e}"))
         failed += _errors(name, found)
@@ -92,6 +101,18 @@ def strategies(machine: Machine, sizes: Sizes) -> Section:
             failed.append(f"{name} differs from one process by {difference:.1e}")
     text = f"{size.name}, {size.steps} steps. Difference: the largest of a loss from one process."
     return Section("Strategies", text, ("strategy", *_HEADER), rows, failed)
+
+
+def _refused(size: Size, ranks: int, words: Sequence[str]) -> bool:
+    """Whether the strategy needs more ranks, as the trainer itself finds, without starting it."""
+    try:
+        Layout(
+            arguments.parse([*size.words(ranks), *words]),
+            DistributedContext(0, ranks, torch.device("cpu")),
+        )
+    except ConfigError as error:
+        return _REFUSED.search(str(error)) is not None
+    return False
 
 
 def options(machine: Machine, sizes: Sizes) -> Section:
@@ -123,7 +144,7 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
         failed += _errors(name, found)
     text = f"{size.name}, ddp unless it says otherwise. Difference: of a loss from that of fp32."
-    return Section("Precision and options", text, ("option", *_HEADER), rows, failed)
+    return Section("Options", text, ("option", *_HEADER), rows, failed)
 
 
 _HEADER = ("ranks", "difference", "tokens/s", "memory of a rank", "MFU")
@@ -212,50 +233,78 @@ def diagnosed(machine: Machine, _: Sizes) -> Section:
     return Section("Failures", text, ("made on purpose", "expected", "diagnosed"), rows, failed)
 
 
-SECTIONS: tuple[Callable[[Machine, Sizes], Section], ...] = (
-    strategies,
-    options,
-    speed,
-    memory,
-    steps,
-    diagnosed,
-)
+def verbs(machine: Machine, sizes: Sizes) -> Section:
+    """What the launcher sees of a training that runs on the GPU."""
+    rows, failed = [], []
+    for name, said, problem in sight.seen(machine, sizes.gpt2):
+        rows.append((name, said.replace("|", "/")))
+        failed += [f"{name}: {problem}"] if problem else []
+    text = f"{sizes.gpt2.name}, on one rank, while it trains."
+    return Section("Verbs", text, ("verb", "what it shows"), rows, failed)
 
 
-def page(machine: Machine, sections: Sequence[Section], day: dt.date) -> str:
-    """The page of the documentation."""
-    return "\n".join([*_head(machine, day), *(line for one in sections for line in _lines(one))])
+SECTIONS: dict[str, Callable[[Machine, Sizes], Section]] = {
+    "strategies": strategies,
+    "options": options,
+    "speed": speed,
+    "memory": memory,
+    "steps": steps,
+    "failures": diagnosed,
+    "verbs": verbs,
+}
+
+
+def page(machine: Machine, sections: Sequence[Section], day: dt.date, before: str = "") -> str:
+    """The page of the documentation; sections of the page before that were not measured stay."""
+    parts = {part.partition("\n")[0]: part for part in before.split("\n## ")[1:]}
+    parts |= {one.title: "\n".join(_lines(one)) for one in sections}
+    known = [parts[title] for title in map(str.capitalize, SECTIONS) if title in parts]
+    return "\n## ".join(["\n".join(_head(machine, day)), *known])
 
 
 def _head(machine: Machine, day: dt.date) -> Iterator[str]:
     yield "<!-- Written by `make gpu`; change benchmarks/gpu/measure.py. -->\n\n# On GPUs\n"
     yield f"Measured on {day}, with `make gpu`:\n"
     yield from (f"* {fact}" for fact in machine.facts)
+    yield ""
 
 
 def _lines(section: Section) -> Iterator[str]:
-    yield f"\n## {section.title}\n\n{section.text}\n"
+    yield f"{section.title}\n\n{section.text}\n"
     yield f"| {' | '.join(section.header)} |"
     yield f"|{' --- |' * len(section.header)}"
     yield from (f"| {' | '.join(row)} |" for row in section.rows)
     yield from (f"\nFailed: {text}" for text in section.failed)
+    yield ""
 
 
 def main() -> int:
-    """Measure everything; without `--dry`, write the page."""
+    """Measure everything, or some sections; without `--dry`, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dry", action="store_true", help="a small form on the CPU; no page")
-    dry = parser.parse_args().dry
-    machine = runs.machine(dry=dry)
-    if not dry and not machine.gpus:
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    given = parser.parse_args()
+    if unknown := set(given.sections) - SECTIONS.keys():
+        parser.error(
+            f"unknown: {', '.join(sorted(unknown))}; the sections are {', '.join(SECTIONS)}"
+        )
+    machine = runs.machine(dry=given.dry)
+    if not given.dry and not machine.gpus:
         print("no GPU was found: `python benchmarks/gpu/measure.py --dry` tries it on the CPU")
         return 1
-    found = []
-    for measure in SECTIONS:
-        found.append(measure(machine, DRY if dry else REAL))
-        print("\n".join(_lines(found[-1])), flush=True)
-    if not dry:
-        PAGE.write_text(page(machine, found, dt.datetime.now(dt.UTC).date()) + "\n", "utf-8")
+    return _measure(machine, given.sections, dry=given.dry)
+
+
+def _measure(machine: Machine, sections: Sequence[str], *, dry: bool) -> int:
+    """Measure, and write the page after each section; 1 if anything failed."""
+    found, before = [], PAGE.read_text("utf-8") if sections else ""
+    for name in sections or SECTIONS:
+        started = time.monotonic()
+        found.append(SECTIONS[name](machine, DRY if dry else REAL))
+        print("\n" + "\n".join(_lines(found[-1])), flush=True)
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        if not dry:
+            PAGE.write_text(page(machine, found, dt.datetime.now(dt.UTC).date(), before), "utf-8")
     return int(any(one.failed for one in found))
 
 

@@ -19,6 +19,8 @@ TOP = HERE.parents[1]
 ENTRYPOINTS = TOP / "entrypoints"
 TRAINER = ENTRYPOINTS / "train.py"
 _PATIENCE = 1800
+_SHOWN = 3000
+"""Characters of a failed program's errors."""
 _NOT_PASSED_ON = ("DEPLOYKIT_", "PYTHON", "SLURM_", "TORCHELASTIC_")
 
 
@@ -115,6 +117,7 @@ def train(machine: Machine, size: Size, ranks: int, *words: str, program: Path =
         file = folder / "OUTPUT/metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
     if done.returncode != 0:
+        print(" ".join(argv), done.stderr[-_SHOWN:], sep="\n", file=sys.stderr)
         return Result({}, error=reason(done.stdout + done.stderr))
     return _result([json.loads(line) for line in lines])
 
