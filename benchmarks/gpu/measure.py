@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ PAGE = TOP / "docs/gpu.md"
 TOLERANCE = 1e-3
 """Largest relative difference of a loss from that of one process, in fp32."""
 _GIB = 2**30
+_AT_ONCE = 4
+"""Runs of the small model at a time; where speed is measured, one."""
 _REFUSED = re.compile(r"cannot (arrange|divide) \d+ rank")
 """What the trainer says of a strategy that needs more ranks."""
 _NO_FLOAT8 = re.compile(r"--precision float8 requires .*")
@@ -83,24 +86,34 @@ DRY = Sizes(
 def strategies(machine: Machine, sizes: Sizes) -> Section:
     """Each strategy on all GPUs, against one process with the same global batch, in fp32."""
     size, ranks = sizes.small, machine.ranks
-    batch = f"--batch-size={size.batch * ranks}"
-    alone = runs.train(machine, size, 1, "--strategy=single", batch)
+    names = [name for name in STRATEGIES if name not in {"single", "dp"}]
+    words = {n: [f"--strategy={n}", *["--micro-batches=4"] * STRATEGIES[n].pipeline] for n in names}
+    refused = {name for name in names if _refused(size, ranks, words[name])}
+    single = ("single", 1, ["--strategy=single", f"--batch-size={size.batch * ranks}"])
+    others = [(name, ranks, words[name]) for name in names if name not in refused]
+    (_, alone), *found = _trained(machine, size, [single, *others])
     rows, failed = [_row("single", 1, alone, "-")], _errors("single", alone)
-    for name in STRATEGIES:
-        if name in {"single", "dp"}:
-            continue
-        words = [f"--strategy={name}", *["--micro-batches=4"] * STRATEGIES[name].pipeline]
-        if _refused(size, ranks, words):
-            rows.append((name, str(ranks), "more ranks needed", "", "", ""))
-            continue
-        found = runs.train(machine, size, ranks, *words)
-        difference = found.difference(alone)
-        rows.append(_row(name, ranks, found, f"{difference:.1e}"))
-        failed += _errors(name, found)
-        if not found.error and difference > TOLERANCE:
+    for name, result in found:
+        difference = result.difference(alone)
+        rows.append(_row(name, ranks, result, f"{difference:.1e}"))
+        failed += _errors(name, result)
+        if not result.error and difference > TOLERANCE:
             failed.append(f"{name} differs from one process by {difference:.1e}")
+    rows += [(name, str(ranks), "more ranks needed", "") for name in names if name in refused]
     text = f"{size.name}, {size.steps} steps. Difference: the largest of a loss from one process."
     return Section("Strategies", text, ("strategy", *_HEADER), rows, failed)
+
+
+def _trained(
+    machine: Machine, size: Size, wanted: Sequence[tuple[str, int, Sequence[str]]]
+) -> Iterator[tuple[str, Result]]:
+    """Train each, by name, with a number of ranks and options; on GPUs several at a time."""
+    with ThreadPoolExecutor(_AT_ONCE if machine.gpus else 1) as pool:
+        found = [
+            (name, pool.submit(runs.train, machine, size, ranks, *words))
+            for name, ranks, words in wanted
+        ]
+        yield from ((name, each.result()) for name, each in found)
 
 
 def _refused(size: Size, ranks: int, words: Sequence[str]) -> bool:
@@ -133,13 +146,12 @@ def options(machine: Machine, sizes: Sizes) -> Section:
         ("compressed gradients", ("--compress=fp16",)),
         ("sequences in parts", (f"--context-parallel={ranks}",)),
     )
-    first: Result | None = None
-    rows, failed = [], []
-    for name, words in cases:
-        found = runs.train(machine, size, ranks, "--strategy=ddp", *words)
+    wanted = [(name, ranks, ["--strategy=ddp", *words]) for name, words in cases]
+    rows, failed, first = [], [], None
+    for name, found in _trained(machine, size, wanted):
         first = first or found
         if refused := _NO_FLOAT8.search(found.error):
-            rows.append((name, str(ranks), refused.group(), "", "", ""))
+            rows.append((name, str(ranks), refused.group(), ""))
             continue
         rows.append(_row(name, ranks, found, f"{found.difference(first):.1e}"))
         failed += _errors(name, found)
@@ -147,15 +159,13 @@ def options(machine: Machine, sizes: Sizes) -> Section:
     return Section("Options", text, ("option", *_HEADER), rows, failed)
 
 
-_HEADER = ("ranks", "difference", "tokens/s", "memory of a rank", "MFU")
+_HEADER = ("ranks", "difference", "memory of a rank")
 
 
 def _row(name: str, ranks: int, result: Result, difference: str) -> tuple[str, ...]:
     if result.error:
-        return name, str(ranks), f"failed: {result.error}", "", "", ""
-    speed, mfu = f"{result.tokens_per_second:,.0f}", result.mfu
-    memory = f"{result.memory / _GIB:.2f} GiB"
-    return name, str(ranks), difference, speed, memory, "-" if mfu is None else f"{mfu:.1%}"
+        return name, str(ranks), f"failed: {result.error}", ""
+    return name, str(ranks), difference, f"{result.memory / _GIB:.2f} GiB"
 
 
 def _errors(name: str, result: Result) -> list[str]:
@@ -167,31 +177,50 @@ def speed(machine: Machine, sizes: Sizes) -> Section:
     rows, failed = [], []
     for size in (sizes.gpt2, sizes.llama):
         for name, words in ((size.name, ()), (f"{size.name}, compiled", ("--compile",))):
-            row, errors = _beside_by_hand(machine, size, name, words)
-            rows.append(row)
-            failed += errors
-    header = ("model", "tokens/s", "by hand", "ratio", "memory of a rank", "MFU")
-    return Section("Speed", "bf16, ddp and the fused AdamW, for both.", header, rows, failed)
+            found = runs.train(machine, size, machine.ranks, *_FAST, *words)
+            by_hand = failures.by_hand(machine, size, *words) if not found.error else 0.0
+            ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
+            rows.append((*_rate(name, found), f"{by_hand:,.0f}", ratio))
+            failed += _unless_too_large(name, found)
+            failed += [] if by_hand or found.error else [f"{name}: the hand-written loop failed"]
+    text = "bf16, ddp and the fused AdamW, for both."
+    return Section("Speed", text, (*_RATE, "by hand", "ratio"), rows, failed)
 
 
-def _beside_by_hand(
-    machine: Machine, size: Size, name: str, words: Sequence[str]
-) -> tuple[tuple[str, ...], list[str]]:
-    """A row of `speed`, and what failed; a GPU with too little memory is no failure."""
-    own = ("--strategy=ddp", "--optimizer-implementation=fused", *_BF16, *words)
-    found = runs.train(machine, size, machine.ranks, *own)
-    if "out of memory" in found.error:
-        return (name, "needs more memory", "", "", "", ""), []
-    if found.error:
-        return (name, f"failed: {found.error}", "", "", "", ""), _errors(name, found)
-    by_hand = failures.by_hand(machine, size, *words)
-    _, _, _, rate, memory, mfu = _row(name, machine.ranks, found, "")
-    ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
-    failed = [] if by_hand else [f"{name}: the hand-written loop failed"]
-    return (name, rate, f"{by_hand:,.0f}" if by_hand else "-", ratio, memory, mfu), failed
+def tuning(machine: Machine, sizes: Sizes) -> Section:
+    """What the options do for the speed and the memory of the larger model."""
+    cases = (
+        ("bf16, compiled", ("--compile",)),
+        ("all recomputed", ("--compile", "--checkpoint-activations")),
+        ("some recomputed", ("--compile", "--checkpoint-activations=selective")),
+        ("float8", ("--compile", "--precision=float8")),
+        ("fsdp", ("--compile", "--strategy=fsdp")),
+    )
+    rows, failed = [], []
+    for name, words in cases:
+        found = runs.train(machine, sizes.llama, machine.ranks, *_FAST, *words)
+        rows.append(_rate(name, found))
+        failed += _unless_too_large(name, found)
+    text = f"{sizes.llama.name}. Each compiled, with ddp unless it says otherwise."
+    return Section("Tuning", text, _RATE, rows, failed)
 
 
 _BF16 = ("--precision=bf16",)
+_FAST = ("--strategy=ddp", "--optimizer-implementation=fused", *_BF16)
+_RATE = ("what", "tokens/s", "memory of a rank", "MFU")
+
+
+def _rate(name: str, result: Result) -> tuple[str, ...]:
+    if result.error:
+        large = "out of memory" in result.error
+        return name, "needs more memory" if large else f"failed: {result.error}", "", ""
+    share = "-" if result.mfu is None else f"{result.mfu:.1%}"
+    return name, f"{result.tokens_per_second:,.0f}", f"{result.memory / _GIB:.2f} GiB", share
+
+
+def _unless_too_large(name: str, result: Result) -> list[str]:
+    """What failed; a GPU with too little memory for a model is no failure."""
+    return [] if "out of memory" in result.error else _errors(name, result)
 
 
 def memory(machine: Machine, sizes: Sizes) -> Section:
@@ -247,6 +276,7 @@ SECTIONS: dict[str, Callable[[Machine, Sizes], Section]] = {
     "strategies": strategies,
     "options": options,
     "speed": speed,
+    "tuning": tuning,
     "memory": memory,
     "steps": steps,
     "failures": diagnosed,

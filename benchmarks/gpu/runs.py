@@ -61,7 +61,7 @@ class Size:
         if self.vocabulary is not None:
             shape.append(f"--task-option=vocabulary={self.vocabulary}")
         run = [f"--batch-size={self.batch * ranks}", f"--steps={self.steps}", "--epochs=100"]
-        return [*shape, *run, "--no-tensorboard", "--log-every=1"]
+        return [*shape, *run, "--no-tensorboard", "--log-every=1", "--checkpoint-every=100000"]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from runs import Machine, Size
 _RUN = "gpu-seen"
 _PATIENCE = 90.0
 """Seconds until a record of usage must be there."""
+_BUSY = 50
+"""Percent of the GPU, or of a core without one, from which on the training runs."""
 Row = tuple[str, str, str]
 """A verb, what it shows, and what is wrong with that."""
 
@@ -52,7 +54,7 @@ def _watch(machine: Machine) -> Row:
     rank: dict[str, Any] = {}
     until = time.monotonic() + _PATIENCE
     needed = "gpu_percent" if machine.gpus else "cpu_percent"
-    while not rank.get(needed) and time.monotonic() < until:
+    while (rank.get(needed) or 0) < _BUSY and time.monotonic() < until:
         time.sleep(2)
         answer = json.loads(deploykit(machine, "watch", _RUN, "--once", "--json").stdout or "[]")
         rank = next(iter(answer[0]["ranks"] or [{}]), {}) if answer else {}
@@ -84,6 +86,6 @@ def _report(machine: Machine) -> Row:
     file = failures.HOME / "seen.html"
     deploykit(machine, "report", _RUN, "--output", str(file))
     text = re.sub(r"<[^>]+>", " ", file.read_text("utf-8")) if file.exists() else ""
-    found = re.search(r"GPUs\s+\d+ x [^\n<]+", text)
-    said = " ".join(found.group().split()) if found else "no GPU"
+    found = re.search(r"GPUs\s+(\d+ x .*?)\s+driver\s+([\d.]+)", text, re.DOTALL)
+    said = f"{found[1]}, driver {found[2]}" if found else "no GPU"
     return "report", said, "" if found or not machine.gpus else "no GPU is named"

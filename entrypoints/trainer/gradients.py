@@ -14,10 +14,13 @@ from trainer.shards import local
 
 
 def norm(
-    parameters: Iterable[nn.Parameter], model_parallel_groups: Sequence[ProcessGroup] = ()
+    parameters: Iterable[nn.Parameter],
+    device: torch.device,
+    model_parallel_groups: Sequence[ProcessGroup] = (),
 ) -> Tensor:
     """The 2-norm of the whole model's gradient, a scalar tensor equal on every rank. Collective.
 
+    The ranks add up on `device`: with offloading, gradients lie in CPU memory, which NCCL lacks.
     Shards of a DTensor are summed over the ranks that hold the others; replicas count once.
     `model_parallel_groups` are groups whose ranks hold different parameters, such as pipeline
     stages. torch's `clip_grad_norm_` cannot be used: it refuses a model in which only some
@@ -28,7 +31,7 @@ def norm(
         if parameter.grad is not None:
             shard, groups = _local_shard(parameter.grad)
             shards[groups].append(shard)
-    squares = [_all_reduce(_square(local), groups) for groups, local in shards.items()]
+    squares = [_all_reduce(_square(held).to(device), groups) for groups, held in shards.items()]
     return _all_reduce(torch.stack(squares).sum(), model_parallel_groups).sqrt()
 
 

@@ -119,12 +119,17 @@ class Pipeline:
             number,
             len(stages),
             setup.context.device,
-            input_args=self._passed_on(stages[number - 1]) if number else torch.empty(0),
+            input_args=self._passed_on(stages[number - 1]) if number else self._first_inputs,
             output_args=outputs if last else self._passed_on(stages[number]),
             group=self.group,
         )
         stage.timer, stage.bubble = setup.timer, self._bubble
         return stage
+
+    @property
+    def _first_inputs(self) -> tuple[Tensor, ...]:
+        """What the schedule hands to the first stage; torch checks it (2.6 to 2.12)."""
+        return () if self._needs_inputs else (self._micro_batch.inputs,)
 
     def _passed_on(self, stage: Sequence[MeasuredLayer]) -> Tensor:
         """Hidden states (batch, sequence, ...) of a stage: with sequence parallelism, a part."""

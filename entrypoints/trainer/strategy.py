@@ -138,7 +138,8 @@ class Strategy:
 
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""
-        return gradients.norm(self.model.parameters(), self._stage_groups)
+        parameters, device = self.model.parameters(), self.setup.context.device
+        return gradients.norm(parameters, device, self._stage_groups)
 
     @property
     def _stage_groups(self) -> Sequence[ProcessGroup]:
