@@ -69,6 +69,8 @@ def test_the_page_names_the_machine_and_what_failed(gpu):
         "",
         "* 1 x A GPU",
         "",
+        "Not measured there: Strategies, Options, Llama, Tuning, Memory, Steps, Failures, Verbs.",
+        "",
         "## Speed",
         "",
         "In bf16.",

@@ -173,18 +173,26 @@ def _errors(name: str, result: Result) -> list[str]:
 
 
 def speed(machine: Machine, sizes: Sizes) -> Section:
-    """The trainer beside the hand-written loop, in bf16, with and without compilation."""
+    """GPT-2 in the trainer, and in the hand-written loop."""
+    return _beside_by_hand("Speed", machine, sizes.gpt2)
+
+
+def llama(machine: Machine, sizes: Sizes) -> Section:
+    """The same of a larger model."""
+    return _beside_by_hand("Llama", machine, sizes.llama)
+
+
+def _beside_by_hand(title: str, machine: Machine, size: Size) -> Section:
     rows, failed = [], []
-    for size in (sizes.gpt2, sizes.llama):
-        for name, words in ((size.name, ()), (f"{size.name}, compiled", ("--compile",))):
-            found = runs.train(machine, size, machine.ranks, *_FAST, *words)
-            by_hand = failures.by_hand(machine, size, *words) if not found.error else 0.0
-            ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
-            rows.append((*_rate(name, found), f"{by_hand:,.0f}", ratio))
-            failed += _unless_too_large(name, found)
-            failed += [] if by_hand or found.error else [f"{name}: the hand-written loop failed"]
-    text = "bf16, ddp and the fused AdamW, for both."
-    return Section("Speed", text, (*_RATE, "by hand", "ratio"), rows, failed)
+    for name, words in (("as it is", ()), ("compiled", ("--compile",))):
+        found = runs.train(machine, size, machine.ranks, *_FAST, *words)
+        by_hand = failures.by_hand(machine, size, *words) if not found.error else 0.0
+        ratio = f"{found.tokens_per_second / by_hand:.2f}" if by_hand else "-"
+        rows.append((*_rate(name, found), f"{by_hand:,.0f}", ratio))
+        failed += _unless_too_large(name, found)
+        failed += [] if by_hand or found.error else [f"{name}: the hand-written loop failed"]
+    text = f"{size.name}. bf16, ddp and the fused AdamW, in the trainer and by hand."
+    return Section(title, text, (*_RATE, "by hand", "ratio"), rows, failed)
 
 
 def tuning(machine: Machine, sizes: Sizes) -> Section:
@@ -276,6 +284,7 @@ SECTIONS: dict[str, Callable[[Machine, Sizes], Section]] = {
     "strategies": strategies,
     "options": options,
     "speed": speed,
+    "llama": llama,
     "tuning": tuning,
     "memory": memory,
     "steps": steps,
@@ -288,14 +297,17 @@ def page(machine: Machine, sections: Sequence[Section], day: dt.date, before: st
     """The page of the documentation; sections of the page before that were not measured stay."""
     parts = {part.partition("\n")[0]: part for part in before.split("\n## ")[1:]}
     parts |= {one.title: "\n".join(_lines(one)) for one in sections}
-    known = [parts[title] for title in map(str.capitalize, SECTIONS) if title in parts]
-    return "\n## ".join(["\n".join(_head(machine, day)), *known])
+    titles = [*map(str.capitalize, SECTIONS)]
+    missing = [title for title in titles if title not in parts]
+    head = "\n".join(_head(machine, day, missing))
+    return "\n## ".join([head, *(parts[title] for title in titles if title in parts)])
 
 
-def _head(machine: Machine, day: dt.date) -> Iterator[str]:
+def _head(machine: Machine, day: dt.date, missing: Sequence[str]) -> Iterator[str]:
     yield "<!-- Written by `make gpu`; change benchmarks/gpu/measure.py. -->\n\n# On GPUs\n"
     yield f"Measured on {day}, with `make gpu`:\n"
     yield from (f"* {fact}" for fact in machine.facts)
+    yield from ("", f"Not measured there: {', '.join(missing)}.") if missing else ()
     yield ""
 
 

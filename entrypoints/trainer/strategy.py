@@ -115,8 +115,10 @@ class Strategy:
             last = number == len(micro_batches)
             self.replica.set_gradient_sync(sync=last or options.reduce_each)
             with self.timer("forward"):
-                outputs = self.objective.outputs(self.replica.module, micro_batch.inputs)
-                losses = self.objective.losses(outputs, micro_batch)
+                # no name keeps the outputs: in the backward pass nobody needs their memory
+                losses = self.objective.losses(
+                    self.objective.outputs(self.replica.module, micro_batch.inputs), micro_batch
+                )
             with self.timer("backward"):
                 parts.append(self.objective.backward(losses, micro_batch, factor))
         self.replica.finish_gradients()
