@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch.distributed import ProcessGroup
+from torch.torch_version import TorchVersion
 
 from trainer.data import DataShard
 from trainer.errors import ConfigError
@@ -139,6 +140,7 @@ def _problems(
     options: TrainOptions, preset: Preset, dims: ParallelDims, context: DistributedContext
 ) -> Iterator[str]:
     """Why options, model and ranks do not fit together."""
+    yield from _version_problems(options.strategy, preset, context.device)
     if preset.tensor:
         yield from _model_problems(options, dims)
     world = context.world_size
@@ -157,6 +159,15 @@ def _problems(
             f"--batch-size {options.batch_size} must be a multiple of {parts}: "
             f"{dims.dp} data shard(s) times {options.micro_batches} micro-batch(es)"
         )
+
+
+def _version_problems(name: str, preset: Preset, device: torch.device) -> Iterator[str]:
+    """Why this PyTorch cannot run a strategy: what failed where it was tried, from 2.6 on."""
+    version, on_cpu = TorchVersion(torch.__version__), device.type == "cpu"
+    if version < "2.10" and (preset.tensor or (preset.pipeline and on_cpu)):
+        yield f"--strategy {name} requires PyTorch 2.10 or newer, and this is {version}"
+    elif version < "2.7" and preset.sharded and on_cpu:
+        yield f"--strategy {name} requires PyTorch 2.7 or newer on the CPU, and this is {version}"
 
 
 def _part_problems(parts: int, world: int) -> Iterator[str]:

@@ -453,3 +453,28 @@ def cut(options):
     return Task(
         build, Wide(), Wide(), metrics=metrics, collate=pad, unit="tokens", tensor_parallel=plan
     )
+
+
+class Freed(nn.Module):
+    """An error where the scores, which no derivative needs, are held in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, values):
+        hidden = self.first(values)
+        if hidden.requires_grad:
+            hidden.register_hook(self.check)
+        scores = self.last(torch.tanh(hidden))
+        self.scores = weakref.ref(scores)
+        return scores
+
+    def check(self, _gradient):
+        if self.scores() is not None:
+            raise ValueError("the scores are still in memory")
+
+
+def freed(_options):
+    """Classes, by cross-entropy."""
+    return Task(Freed, TensorDataset(torch.randn(32, 6), torch.arange(32) % 4))

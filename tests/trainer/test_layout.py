@@ -5,6 +5,7 @@ import torch
 
 from deploykit import cli, jobfile
 from tests.trainer.ranks import train
+from trainer.errors import ConfigError
 from trainer.layout import Layout
 from trainer.parallel_dims import ParallelDims
 from trainer.process_group import DistributedContext
@@ -44,6 +45,18 @@ def test_defaults_use_all_ranks_and_keep_what_communicates_most_in_a_node(strate
     batch = ("--micro-batches", "16", "--batch-size", "256")
     words = ["--strategy", *strategy.split(), *heads, *batch]
     assert layout(words).dims == DEFAULTS[strategy]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "version", "newer"),
+    [("tp", "2.9.1+cu128", "2.10"), ("pp-dp", "2.9.1", "2.10"), ("zero3", "2.6.0", "2.7")],
+)
+def test_a_pytorch_that_is_too_old_is_named(strategy, version, newer, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ConfigError, match=f"requires PyTorch {newer} .*this is {version[:5]}"):
+        layout(["--strategy", strategy])
+    monkeypatch.setattr(torch, "__version__", newer + ".0")
+    layout(["--strategy", strategy, *["--micro-batches=2"] * strategy.startswith("pp")])
 
 
 def test_each_rank_has_a_place_of_its_own_and_tensor_parallel_ranks_are_neighbors():

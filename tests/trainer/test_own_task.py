@@ -140,6 +140,14 @@ def test_an_optimizer_and_a_schedule_of_ones_own_resume(four, alone, tmp_path, s
     assert losses(tmp_path) == pytest.approx(alone("scheduled"), rel=ROUNDING)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_the_scores_are_freed_before_the_backward_pass(four, tmp_path, strategy):
+    """For a large vocabulary they are the largest tensor of all."""
+    options = ("--precision", "bf16", "--micro-batches", "2")
+    four.train(tmp_path, *words("freed", "--strategy", strategy, *options))
+    assert len(losses(tmp_path)) == 12
+
+
 def test_the_statistics_of_a_checkpoint_are_the_mean_of_all_ranks(four, tmp_path):
     """With one update per run, the mean of the ranks' means is the mean of all samples."""
     options = ("--steps", "1", "--batch-size", "96")
