@@ -27,7 +27,7 @@ GRACE = 30.0
 TORCHRUN_GRACE = 10.0
 """Seconds that torchrun gets to end its workers before all are killed."""
 
-_TORCHRUN_STOP = signal.SIGHUP
+TORCHRUN_STOP = signal.SIGHUP
 """The signal that makes torchrun stop its workers and exit."""
 _HELD = (*signals.STOPS, *signals.NOTICES, signal.SIGCHLD, signal.SIGALRM)
 
@@ -119,10 +119,10 @@ def _shielded(before: set[int]) -> Callable[[], None]:
     Slurm sends SIGTERM to every process of a step, twice for a preemption. torchrun would end its
     workers 30 seconds after the first one and abandon them at the second.
     """
-    setup = signals.child_setup(before | {signal.SIGTERM}, _TORCHRUN_STOP)
+    setup = signals.child_setup(before | {signal.SIGTERM}, TORCHRUN_STOP)
 
     def shielded() -> None:
-        signal.signal(_TORCHRUN_STOP, signal.SIG_DFL)
+        signal.signal(TORCHRUN_STOP, signal.SIG_DFL)
         setup()
 
     return shielded
@@ -237,7 +237,7 @@ class _Supervisor:
             _send(os.kill, self._process.pid, signal.SIGKILL)
         elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
             self._kill_at = now + TORCHRUN_GRACE
-            _send(os.kill, self._process.pid, _TORCHRUN_STOP)
+            _send(os.kill, self._process.pid, TORCHRUN_STOP)
 
     def _nothing_is_left(self) -> bool:
         """Whether every rank has ended: of this node well, then on the others in any way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_origin, get_type_hints, is_typeddict
@@ -12,7 +13,7 @@ from typing import get_origin, get_type_hints, is_typeddict
 import pytest
 
 from deploykit import backend, exit_records
-from deploykit_node import cap, records
+from deploykit_node import cap, node, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written
 from deploykit_node.cluster import Cluster, Rank
@@ -101,3 +102,14 @@ def test_every_record_and_field_is_documented(name):
     for field in get_type_hints(records.SCHEMA[name]):
         assert f"`{field}`" in row
         assert f"\n| `{field}` | " in page
+
+
+def test_a_rank_that_torchrun_starts_anew_and_ends_counts_as_stopped_by_the_signal(tmp_path):
+    """A rank has ended by SIGTERM, torchrun restarts it, and is told to end: by SIGHUP."""
+    env = {"DEPLOYKIT_RANK_DIR": str(tmp_path), "TORCHELASTIC_RESTART_COUNT": "1"}
+    node_records.register(env, tmp_path, 0)
+    node_records.record_rank(env, Rank("torchrun", 0, 0, 1, 1), -signal.SIGHUP, stopped=True)
+    end = node._node_exit(-signal.SIGHUP, env, tmp_path, signal.SIGTERM)
+    assert end.code == 143
+    assert end.reason == "rank 0 was terminated by SIGTERM (exit code 143) after a signal to stop"
+    assert node._node_exit(-signal.SIGHUP, env, tmp_path, signal.SIGHUP).code == 129
