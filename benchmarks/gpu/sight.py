@@ -26,8 +26,8 @@ def seen(machine: Machine, size: Size) -> Iterator[Row]:
     yield _doctor(machine)
     gpus = f"--set=resources.gpus_per_node={min(1, machine.gpus)}"
     place = ["--set=resources.processes_per_node=1", gpus, "--profile=torch:5:8"]
-    words = [one for one in size.words(1) if not one.startswith(("--steps", "--epochs"))]
-    words += ["--steps=100000", "--epochs=100000", "--strategy=single", "--precision=bf16"]
+    endless = ("--steps=100000", "--epochs=100000")
+    words = [*size.words(1), *endless, "--strategy=single", "--precision=bf16"]
     sent = deploykit(
         machine, "submit", "entrypoints/train.py", f"--run={_RUN}", *place, "--", *words
     )

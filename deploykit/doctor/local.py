@@ -191,7 +191,7 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_unused",
             "error" if job.resources.gpus_per_node else "warning",
-            f"the driver lists {len(machine.gpus)} GPUs, but PyTorch can use "
+            f"GPUs: the driver lists {len(machine.gpus)}, but PyTorch can use "
             f"{machine.visible_gpus}",
             (f"PyTorch {machine.torch}, {build}", *machine.gpus[:1]),
             Fix(summary, cli=_pip(machine, "--force-reinstall", "torch")),
@@ -201,7 +201,7 @@ def _gpus(job: JobSpec, machine: LocalMachine) -> Iterator[Finding]:
         yield Finding(
             "gpus_too_few",
             "warning",
-            f"the job requests {requested} GPUs per node, but this host has {len(machine.gpus)}: "
+            f"GPUs per node: the job requests {requested}, but this host has {len(machine.gpus)}: "
             "ranks without a GPU train on the CPU",
             tuple(machine.gpus) or ("nvidia-smi lists no GPU",),
             Fix("request fewer", settings={"resources.gpus_per_node": str(len(machine.gpus))}),
