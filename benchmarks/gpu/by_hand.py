@@ -42,7 +42,8 @@ def _rates(options: TrainOptions) -> list[float]:
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     torch.manual_seed(options.seed)
     task = tasks.load(options)
-    network = task.model().to(device)
+    with device:
+        network = task.model().to(device)
     for block in network.blocks if options.compile else ():
         block.compile()
     model = DistributedDataParallel(network)

@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "entrypoints"))
 
 from trainer.models import Block
-from trainer.task import Task
+from trainer.task import Task, reset_parameters
 from trainer.train_options import ModelOptions
 
 GPT2_VOCABULARY = 50_257
@@ -50,7 +50,15 @@ def _task(
     model: Callable[[ModelOptions, int], nn.Module], options: ModelOptions, usual: int
 ) -> Task:
     vocabulary = int(options.task_options.get("vocabulary", usual))
-    return Task(partial(model, options, vocabulary), _windows(options, vocabulary), unit="tokens")
+    windows = _windows(options, vocabulary)
+    return Task(partial(model, options, vocabulary), windows, unit="tokens", init=_first_values)
+
+
+def _first_values(module: nn.Module) -> None:
+    """Those of one module, made on the GPU; without this, one CPU core would make all of them."""
+    reset_parameters(module)
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
 
 
 def _windows(options: ModelOptions, vocabulary: int) -> TensorDataset:
