@@ -16,10 +16,12 @@ def gpu(monkeypatch):
     """Its modules by name, which are imported from their folder."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.syspath_prepend(str(GPU.parents[1] / "entrypoints"))
+    import failures
     import measure
     import runs
+    import sight
 
-    yield {"measure": measure, "runs": runs}
+    yield {"failures": failures, "measure": measure, "runs": runs, "sight": sight}
     for name in ("measure", "runs", "failures", "sight"):
         sys.modules.pop(name, None)
 
@@ -56,6 +58,21 @@ def test_a_small_run_on_the_cpu_is_read(gpu):
     for strategy in ("pp-tp", "pp-dp"):
         refused = runs.train(machine, measure.DRY.small, 1, f"--strategy={strategy}")
         assert measure._REFUSED.search(refused.error)
+
+
+@pytest.mark.torch
+def test_what_the_verbs_show_is_read(gpu, tmp_path, monkeypatch):
+    """On the CPU, the verbs must show all but the GPU."""
+    monkeypatch.setattr(gpu["failures"], "HOME", tmp_path)
+    machine = gpu["runs"].machine(dry=True)
+    seen = list(gpu["sight"].seen(machine, gpu["measure"].DRY.gpt2))
+    assert [(verb, problem) for verb, _, problem in seen] == [
+        (verb, "") for verb in ("doctor", "watch", "dump", "profile", "report")
+    ]
+    shown = {verb: text for verb, text, _ in seen}
+    assert "% CPU" in shown["watch"]
+    assert "(train.py:" in shown["dump"]
+    assert shown["profile"].startswith("times of the CPU: computing ")
 
 
 def test_the_page_names_the_machine_and_what_failed(gpu):
