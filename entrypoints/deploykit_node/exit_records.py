@@ -81,6 +81,12 @@ def _round(env: Environ) -> int:
     return int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
+def last_round(ranks: Path) -> int:
+    """How often torchrun has started the ranks of this node anew."""
+    rounds = (path.name.partition("-")[2] for path in ranks.glob("round-*"))
+    return max(map(int, rounds), default=0)
+
+
 def record_rank(env: Environ, rank: Rank, returncode: int, *, stopped: bool) -> None:
     """Write a rank's record: on the node, for all nodes if it is the first to fail.
 
@@ -122,8 +128,7 @@ def _failed(env: Environ, number: int, *, stopped: bool) -> str:
 
 def first_failure(env: Environ, ranks: Path) -> RankRecord | None:
     """The rank that failed first, of all nodes as far as it shows, one without a signal before."""
-    rounds = (path.name.partition("-")[2] for path in ranks.glob("round-*"))
-    last, shared = max(map(int, rounds), default=0), records.folder(env)
+    last, shared = last_round(ranks), records.folder(env)
     for stopped in (False, True):
         name = _failed(env, last, stopped=stopped)
         recorded = records.valid(shared / name, _RANK_FIELDS) if shared else None

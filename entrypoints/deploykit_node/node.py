@@ -222,8 +222,9 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
         return NodeExit(STOPPED, f"rank {rank} {exit_records.how(STOPPED)}", rank)
     first = exit_records.first_failure(env, ranks)
     if first is not None:
-        if stop is not None and first["exit_code"] == signals.shell_code(-supervisor.TORCHRUN_STOP):
-            # a rank that torchrun had started anew meanwhile, and then ended itself
+        by_torchrun = first["exit_code"] == signals.shell_code(-supervisor.TORCHRUN_STOP)
+        if stop is not None and by_torchrun and exit_records.last_round(ranks):
+            # it ended what it had just started anew in place of the rank that the signal had ended
             first["exit_code"] = signals.shell_code(-stop)
         reason = exit_records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])
