@@ -128,7 +128,7 @@ class Pipeline:
 
     @property
     def _first_inputs(self) -> tuple[Tensor, ...]:
-        """What the schedule hands to the first stage; torch checks it (2.6 to 2.12)."""
+        """What the schedule hands to the first stage; torch 2.11 checks its shape."""
         return () if self._needs_inputs else (self._micro_batch.inputs,)
 
     def _passed_on(self, stage: Sequence[MeasuredLayer]) -> Tensor:
