@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import failures
-from failures import deploykit
 from runs import Machine, Size
 
 _RUN = "gpu-seen"
@@ -28,7 +27,7 @@ def seen(machine: Machine, size: Size) -> Iterator[Row]:
     place = ["--set=resources.processes_per_node=1", gpus, "--profile=torch:5:8"]
     endless = ("--steps=100000", "--epochs=100000")
     words = [*size.words(1), *endless, "--strategy=single", "--precision=bf16"]
-    sent = deploykit(
+    sent = failures.deploykit(
         machine, "submit", "entrypoints/train.py", f"--run={_RUN}", *place, "--", *words
     )
     if sent.returncode:
@@ -36,15 +35,15 @@ def seen(machine: Machine, size: Size) -> Iterator[Row]:
         return
     yield _watch(machine)
     yield _dump(machine)
-    deploykit(machine, "cancel", _RUN)
-    deploykit(machine, "wait", _RUN)
+    failures.deploykit(machine, "cancel", _RUN)
+    failures.deploykit(machine, "wait", _RUN)
     yield _profile(machine)
     yield _report(machine)
 
 
 def _doctor(machine: Machine) -> Row:
     wanted = ("--backend=local", f"--gpus-per-node={machine.gpus}", "--processes-per-node=1")
-    done = deploykit(machine, "doctor", *wanted, "--json")
+    done = failures.deploykit(machine, "doctor", *wanted, "--json")
     said = [one["message"] for one in json.loads(done.stdout or "{}").get("findings", ())]
     return "doctor", "; ".join(said) or "no finding", "" if done.returncode == 0 else "errors"
 
@@ -56,21 +55,23 @@ def _watch(machine: Machine) -> Row:
     needed = "gpu_percent" if machine.gpus else "cpu_percent"
     while (rank.get(needed) or 0) < _BUSY and time.monotonic() < until:
         time.sleep(2)
-        answer = json.loads(deploykit(machine, "watch", _RUN, "--once", "--json").stdout or "[]")
+        answer = json.loads(
+            failures.deploykit(machine, "watch", _RUN, "--once", "--json").stdout or "[]"
+        )
         rank = next(iter(answer[0]["ranks"] or [{}]), {}) if answer else {}
-    line = deploykit(machine, "watch", _RUN, "--once").stdout
+    line = failures.deploykit(machine, "watch", _RUN, "--once").stdout
     found = re.search(r"rank 0: .*", line)
     return "watch", found.group() if found else "no rank", "" if rank.get(needed) else "no usage"
 
 
 def _dump(machine: Machine) -> Row:
-    done = deploykit(machine, "dump", _RUN)
+    done = failures.deploykit(machine, "dump", _RUN)
     frames = [line.strip() for line in done.stdout.splitlines() if "(train.py" in line]
     return "dump", frames[0] if frames else "no frame of train.py", "" if frames else "no stack"
 
 
 def _profile(machine: Machine) -> Row:
-    answer = json.loads(deploykit(machine, "profile", _RUN, "--json").stdout or "{}")
+    answer = json.loads(failures.deploykit(machine, "profile", _RUN, "--json").stdout or "{}")
     if not answer.get("ranks"):
         return "profile", "none", "no profile"
     one, first = answer["ranks"][0], answer["operators"][0]["name"]
@@ -84,7 +85,7 @@ def _profile(machine: Machine) -> Row:
 def _report(machine: Machine) -> Row:
     """The GPU and the driver, as the report names them."""
     file = failures.HOME / "seen.html"
-    deploykit(machine, "report", _RUN, "--output", str(file))
+    failures.deploykit(machine, "report", _RUN, "--output", str(file))
     text = re.sub(r"<[^>]+>", " ", file.read_text("utf-8")) if file.exists() else ""
     found = re.search(r"GPUs\s+(\d+ x .*?)\s+driver\s+([\d.]+)", text, re.DOTALL)
     said = f"{found[1]}, driver {found[2]}" if found else "no GPU"

@@ -224,7 +224,7 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
     if first is not None:
         by_torchrun = first["exit_code"] == signals.shell_code(-supervisor.TORCHRUN_STOP)
         if stop is not None and by_torchrun and exit_records.last_round(ranks):
-            # it ended what it had just started anew in place of the rank that the signal had ended
+            # torchrun had just restarted the rank that the signal had ended, and then ended it
             first["exit_code"] = signals.shell_code(-stop)
         reason = exit_records.sentence(first)
         return NodeExit(first["exit_code"], reason, first["rank"], first["stopped"])

@@ -20,7 +20,7 @@ def norm(
 ) -> Tensor:
     """The 2-norm of the whole model's gradient, a scalar tensor equal on every rank. Collective.
 
-    The ranks add up on `device`: with offloading, gradients lie in CPU memory, which NCCL lacks.
+    Sums over ranks are on `device`: NCCL cannot add up gradients offloaded to CPU memory.
     Shards of a DTensor are summed over the ranks that hold the others; replicas count once.
     `model_parallel_groups` are groups whose ranks hold different parameters, such as pipeline
     stages. torch's `clip_grad_norm_` cannot be used: it refuses a model in which only some

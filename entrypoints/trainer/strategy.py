@@ -115,7 +115,7 @@ class Strategy:
             last = number == len(micro_batches)
             self.replica.set_gradient_sync(sync=last or options.reduce_each)
             with self.timer("forward"):
-                # no name keeps the outputs: in the backward pass nobody needs their memory
+                # nothing refers to the outputs, so that they are freed before the backward pass
                 losses = self.objective.losses(
                     self.objective.outputs(self.replica.module, micro_batch.inputs), micro_batch
                 )
