@@ -11,6 +11,7 @@ import pytest
 
 from deploykit import cli
 from deploykit.diagnosis import cause_rules
+from deploykit.diagnosis.pattern_index import fixed_text
 from tests.regex_samples import parsed, sample
 
 NARROWED = "nan_loss"
@@ -63,6 +64,42 @@ def test_a_regular_expression_without_literals_is_refused(tmp_path, capsys):
     rules.write_text("[[cause]]\nlabel='a'\nmeans='m'\nfix='f'\nmatch=['lost .* nodes']\n")
     assert cli.main(["diagnose", str(rules), "--rules", str(rules)]) == 64
     assert "add `literals`" in capsys.readouterr().err
+
+
+def test_messages_extend_a_shipped_rule(tmp_path):
+    table = "[[messages]]\nlabel='disk_full'\nmeans='a disk or quota is full'\n"
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f"{table}match='our store (A|B) has no room left'\n")
+    causes = cause_rules.load([rules]).causes
+    (extended,) = (rule for rule in causes if rule.means == "a disk or quota is full")
+    (shipped,) = (rule for rule in cause_rules.load().causes if rule.means == extended.means)
+    assert [pattern.literals for pattern in extended.match[len(shipped.match) :]] == [
+        (" has no room left",)
+    ]
+
+
+def test_messages_of_no_rule_are_refused(tmp_path, capsys):
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        "[[messages]]\nlabel='disk_full'\nmeans='the disk is slow'\nmatch='slow disk'\n"
+    )
+    assert cli.main(["diagnose", str(rules), "--rules", str(rules)]) == 64
+    error = capsys.readouterr().err
+    assert "no rule disk_full means 'the disk is slow'" in error
+    assert "a disk or quota is full" in error
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [
+        (r"lost (?P<n>\d+) nodes of \[all\]", " nodes of [all]"),
+        (r"it\x27s|not", ""),
+        (r"(?<!not )readyy? to go{2}", " to g"),
+        (r"a\.b[^]|]c", "a.b"),
+    ],
+)
+def test_the_text_that_every_match_holds(regex, text):
+    assert fixed_text(regex) == text
 
 
 @pytest.mark.parametrize("literals", ["['ab']", "[]", "['lost', '']"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from deploykit import jobfile, toml_text
 from deploykit.decode import Malformed
 from deploykit.diagnosis import log_prefixes, placeholders
-from deploykit.diagnosis.pattern_index import SHORTEST, LinePattern, PatternIndex, is_plain
+from deploykit.diagnosis.pattern_index import SHORTEST, LinePattern, PatternIndex, fixed_text
 from deploykit.errors import NotFound, UsageError
 
 SHIPPED = Path(__file__).parent / "causes"
@@ -21,6 +21,8 @@ KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs give no cause, or one that has no other label."""
 UNCAUGHT = "user_code_error"
+_TELLING = 8
+"""Characters of a text in a pattern that is rare enough to look the pattern up."""
 _TOLD = 0.5
 """Least confidence of a rule with that label that tells a cause."""
 _KEYS = {
@@ -29,6 +31,7 @@ _KEYS = {
         *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
         "startup",
     },
+    "messages": {"label", "means", "match", "literals"},
     "harmless": {"match", "literals", "spans"},
     "mild": {"match", "literals"},
     "success": {"match", "literals"},
@@ -77,6 +80,8 @@ class HarmlessRule:
     spans: int = 0
 
 
+Messages = tuple[str, str, Patterns]
+"""A label, what it means there, and more patterns of the rule that has both."""
 RuleKey = tuple[str, int]
 """A part of the rules (cause, after, unless, harmless, mild or success), and the rule's number."""
 
@@ -89,6 +94,7 @@ class RuleSet:
     harmless: tuple[HarmlessRule, ...] = ()
     mild: Patterns = ()
     success: Patterns = ()
+    messages: tuple[Messages, ...] = ()
 
     @cached_property
     def index(self) -> PatternIndex[RuleKey]:
@@ -154,12 +160,28 @@ def load(extra: Sequence[Path] = ()) -> RuleSet:
 
 
 def _merged(rule_sets: Sequence[RuleSet]) -> RuleSet:
+    causes = [cause for part in rule_sets for cause in part.causes]
+    for part in rule_sets:
+        for message in part.messages:
+            _extend(causes, message)
     return RuleSet(
-        tuple(cause for part in rule_sets for cause in part.causes),
+        tuple(causes),
         tuple(entry for part in rule_sets for entry in part.harmless),
         tuple(pattern for part in rule_sets for pattern in part.mild),
         tuple(pattern for part in rule_sets for pattern in part.success),
     )
+
+
+def _extend(causes: list[CauseRule], message: Messages) -> None:
+    """Add patterns to the first rule with their label and meaning. Raises UsageError."""
+    label, means, patterns = message
+    for number, cause in enumerate(causes):
+        if (cause.label, cause.means) == (label, means):
+            causes[number] = replace(cause, match=cause.match + patterns)
+            return
+    known = [cause.means for cause in causes if cause.label == label]
+    hint = f"its rules mean: {'; '.join(known)}" if known else None
+    raise UsageError(f"[[messages]]: no rule {label} means {means!r}", hint=hint)
 
 
 @cache
@@ -183,7 +205,15 @@ def _read(path: Path) -> RuleSet:
         tuple(harmless),
         tuple(_lines(tree, "mild", path)),
         tuple(_lines(tree, "success", path)),
+        tuple(_messages(tree, path)),
     )
+
+
+def _messages(tree: dict[str, Any], path: Path) -> Iterator[Messages]:
+    """All [[messages]] tables."""
+    for entry in _tables(tree, "messages", path):
+        _require(entry, ("label", "means", "match"), path)
+        yield entry["label"], entry["means"], _patterns(entry, "match", path)
 
 
 def _lines(tree: dict[str, Any], name: str, path: Path) -> Iterator[LinePattern]:
@@ -210,14 +240,12 @@ def _tables(tree: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]
 
 
 def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
-    missing = [key for key in ("label", "means", "fix", "match") if not entry.get(key)]
+    _require(entry, ("label", "means", "fix", "match"), path)
     kind = entry.get("kind", "root")
-    if missing or kind not in KINDS:
-        name = entry.get("label", "a [[cause]]")
-        if missing:
-            raise UsageError(f"{path}: {name}: {', '.join(missing)} is required")
+    if kind not in KINDS:
         raise UsageError(
-            f"{path}: {name}: unknown kind {kind!r}", hint=f"known kinds: {', '.join(KINDS)}"
+            f"{path}: {entry['label']}: unknown kind {kind!r}",
+            hint=f"known kinds: {', '.join(KINDS)}",
         )
     rule = CauseRule(
         label=entry["label"],
@@ -239,6 +267,12 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
     )
     _check_placeholders(rule, path)
     return rule
+
+
+def _require(entry: dict[str, Any], keys: Sequence[str], path: Path) -> None:
+    if missing := [key for key in keys if not entry.get(key)]:
+        name = entry.get("label", "a [[cause]]")
+        raise UsageError(f"{path}: {name}: {', '.join(missing)} is required")
 
 
 def _check_placeholders(rule: CauseRule, path: Path) -> None:
@@ -263,7 +297,9 @@ def _patterns(entry: dict[str, Any], key: str, path: Path) -> Patterns:
 def _pattern(regex: str, literals: tuple[str, ...], path: Path) -> LinePattern:
     """A pattern that is looked up by its own text, or else by the literals of its rule."""
     compiled = _regex(regex, path)
-    literals = (regex,) if is_plain(regex) else literals
+    text = fixed_text(regex)
+    if text == regex or (not literals and len(text) >= _TELLING):
+        literals = (text,)
     if min(map(len, literals), default=0) < SHORTEST:
         hint = (
             f"add `literals`: fixed texts of at least {SHORTEST} characters; "

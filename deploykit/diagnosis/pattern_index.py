@@ -18,6 +18,10 @@ _ZEROS = str.maketrans("123456789", "0" * 9)
 _MOST_KNOWN = 5000
 """Lines, but for their digits, that are remembered."""
 _SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
+_TOKEN = re.compile(
+    r"(\\x[0-9a-f]{2}|\\.|\[\]?(?:\\.|[^\]\\])*\]|\(\?[:=!<]*|.)([*+?]|\{[^}]*\})?", re.DOTALL
+)
+"""One item of a regular expression, and how often it may occur."""
 
 Owner = TypeVar("Owner")
 
@@ -120,9 +124,31 @@ class PatternIndex(Generic[Owner]):
         return groups_by_owner
 
 
-def is_plain(pattern: str) -> bool:
-    """Whether a regular expression matches only itself, so that it is its own literal."""
-    return _SPECIAL.search(pattern) is None
+def fixed_text(regex: str) -> str:
+    """The longest text that every match of a regular expression holds; empty if none is seen.
+
+    Only what stands outside of its groups and classes is looked at.
+    """
+    runs, depth = [""], 0
+    for item, repeated in _TOKEN.findall(regex):
+        depth += item.startswith("(") - (item == ")")
+        if item == "|" and not depth:
+            return ""
+        literal = _literal(item)
+        if depth or repeated or not literal:
+            runs.append("")
+        else:
+            runs[-1] += literal
+    return max(runs, key=len)
+
+
+def _literal(item: str) -> str:
+    """The character that an item of a regular expression stands for, if it is just one."""
+    if item.startswith(r"\x"):
+        return bytes.fromhex(item[2:]).decode("latin-1")
+    if item.startswith("\\"):
+        return "" if item[1].isalnum() else item[1]
+    return "" if _SPECIAL.match(item) else item
 
 
 def zeroed(line: str) -> str:
