@@ -94,7 +94,7 @@ def test_messages_of_no_rule_are_refused(tmp_path, capsys):
     [
         (r"lost (?P<n>\d+) nodes of \[all\]", " nodes of [all]"),
         (r"it\x27s|not", ""),
-        (r"(?<!not )readyy? to go{2}", " to g"),
+        (r"(?<!not )readyy? to go{2}", "ready"),
         (r"a\.b[^]|]c", "a.b"),
     ],
 )

@@ -19,7 +19,7 @@ _MOST_KNOWN = 5000
 """Lines, but for their digits, that are remembered."""
 _SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
 _TOKEN = re.compile(
-    r"(\\x[0-9a-f]{2}|\\.|\[\]?(?:\\.|[^\]\\])*\]|\(\?[:=!<]*|.)([*+?]|\{[^}]*\})?", re.DOTALL
+    r"(\\x[0-9a-f]{2}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[:=!<]*|.)([*+?]|\{[^}]*\})?", re.DOTALL
 )
 """One item of a regular expression, and how often it may occur."""
 
