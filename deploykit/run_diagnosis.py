@@ -90,7 +90,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
-    causes = diagnosis.causes(lambda cause: endings.is_overcome(cause, by_name))
+    causes = diagnosis.causes(lambda cause: endings.is_overcome(cause, diagnosis.last, by_name))
     failed = not causes and any(endings.ends_in_error(path, rules) for path in texts)
     return _concluded(diagnosis, warnings, ends, causes, failed=failed)
 

@@ -92,8 +92,8 @@ def test_each_family_is_named(label, tmp_path, capsys):
 )
 def test_an_error_of_a_script_counts_unless_its_log_goes_on(tmp_path, capsys, lines, end, ending):
     log = tmp_path / "job.log"
-    steps = "".join(f"step {number} loss 0.5\n" for number in range(lines))
-    log.write_text(f"job.sh: line 3: conda: command not found\n{steps}{end}")
+    more = "".join(f"copied file {number}\n" for number in range(lines))
+    log.write_text(f"job.sh: line 3: conda: command not found\n{more}{end}")
     cli.main(["diagnose", "--json", str(log)])
     found = json.loads(capsys.readouterr().out)
     assert found["ending"] == ending

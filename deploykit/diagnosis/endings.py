@@ -1,4 +1,4 @@
-"""How logs end, for a failure whose cause is not in them: the last lines, each kind once."""
+"""How logs end: what they show after an error, and the last lines where they tell no cause."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ _SEVERE = re.compile(
     r"|.{0,200}\blevel=(?:error|fatal|panic)\b"
 )
 """A line that its program calls an error: the mark of a severity, not the word in a sentence."""
+
+_STEP = re.compile(
+    rb"(?i)\b(?:step|epoch|ep|iter|iteration|update|batch|it|fold)\b\W{0,6}\d.*\d\.\d"
+    rb"|loss\W{1,6}\d+\.\d"
+)
+"""A line that a training prints now and then, with its place in it and a measured value."""
+_NO_STEP = re.compile(rb"^wandb: |%\||\bjob step\b")
+"""Summaries, which wandb and Slurm print after failures too; bars, drawn once more at the end."""
+_STEPS = 2
+"""Steps after which an error is overcome, if nothing after it speaks of one."""
 
 
 class Ending(StrEnum):
@@ -84,14 +94,44 @@ def ends_in_error(path: Path, rules: RuleSet) -> bool:
     return _SEVERE.match(last) is not None and not rules.is_excused(last)
 
 
-def is_overcome(cause: Cause, paths: Mapping[str, Path]) -> bool:
-    """Whether the log goes on for long after an error of a script before its program.
+def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]) -> bool:
+    """Whether the log goes on after an error: for long, where the script made it; or in training.
 
-    `paths` are the logs by the names that evidence has.
+    `last` is the last line of each log that speaks of a failure, and `paths` are the logs, by the
+    names that evidence has.
     """
     name, line = cause.last
+    if name not in paths:
+        return False
     after = cause.rule.startup
-    return after > 0 and name in paths and _lines(paths[name]) > line + after
+    if after > 0 and _lines(paths[name]) > line + after:
+        return True
+    return not cause.rule.firm and trains_on(paths[name], last[name])
+
+
+def trains_on(path: Path, line: int) -> bool:
+    """Whether a training prints steps in a log after a line."""
+    steps: set[bytes] = set()
+    for text in _after(path, line):
+        if _STEP.search(text) and not _NO_STEP.search(text):
+            steps.add(text)
+            if len(steps) == _STEPS:
+                return True
+    return False
+
+
+def _after(path: Path, line: int) -> Iterator[bytes]:
+    """The lines of a log in any form after one of them, long lines in pieces."""
+    number = 0
+    try:
+        with path.open("rb") as source:
+            text = log_forms.opened(source, lambda _: None)
+            for piece in iter(lambda: text.readline(_WIDEST), b""):
+                if number >= line:
+                    yield piece
+                number += piece.endswith(b"\n")
+    except (OSError, NotFound):
+        return
 
 
 def _lines(path: Path) -> int:

@@ -99,6 +99,8 @@ class Diagnosis:
         self.literals = rules.literals
         self._files = 0
         self._idle = Idle()
+        self.last: dict[str, int] = {}
+        """The last line of each log that speaks of a failure, whether it counts or not."""
         uncaught = rules.uncaught
         self._uncaught: _Hits = {} if uncaught is None else {("cause", uncaught): {}}
         self._root: int | None = None
@@ -137,8 +139,11 @@ class Diagnosis:
         if not line.hit or line.number <= log.skip_until or log.watched or log.tracebacks.are_open:
             return False
         time = log.repeats.time(line.raw, log.time, log.number, line.number)
-        log.time = log.time if time is None else time
-        return time is not None
+        if time is None:
+            return False
+        log.time = time
+        self.last[log.name] = line.number
+        return True
 
     def _assign(self, log: _Log, line: Line) -> Iterator[_Pending]:
         """Assign a line to causes; yield it, to be joined with the next lines, without a root."""
@@ -247,6 +252,7 @@ class Diagnosis:
         if cause is None:
             cause = self._causes[index] = Cause(self._rules.causes[index], order=order)
         cause.last = (log.name, line.number)
+        self.last[log.name] = line.number
         if firm and not cause.firm:
             cause.evidence.clear()
             cause.order = order

@@ -1,0 +1,86 @@
+"""A training that goes on after an error has overcome it, wherever the log says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit import cli
+
+CAUGHT = """\
+epoch 1 | loss 2.3107
+Traceback (most recent call last):
+  File "/home/ada/job/train.py", line 80, in main
+    image = Image.open(path)
+PIL.UnidentifiedImageError: cannot identify image file '/data/birds/0412.jpg'
+skipped 1 file
+"""
+STEPS = "epoch 2 | loss 2.1043\nepoch 3 | loss 2.0071\n"
+BARS = (
+    "\repoch:  10%|#   | 2/20 [22:41<3:24, 680.75s/it]\nbatch:  52%|##  | 230/445 [04:18<04:01]\n"
+)
+
+
+def diagnosed(capsys, *paths):
+    """The exit code, and the label of the first cause."""
+    code = cli.main(["diagnose", *map(str, paths), "--json"])
+    causes = json.loads(capsys.readouterr().out)["causes"]
+    return code, causes[0]["cause"] if causes else None
+
+
+@pytest.mark.parametrize(
+    ("after", "label"),
+    [
+        (STEPS, None),
+        ("", "data_corrupt"),
+        ("epoch 2 | loss 2.1043\n", "data_corrupt"),
+        (STEPS.splitlines(keepends=True)[0] * 2, "data_corrupt"),
+        (BARS, "data_corrupt"),
+        (
+            "wandb: epoch 3\nwandb: loss 2.0071\nwandb: step 4, 0.1\nwandb: step 5, 0.2\n",
+            "data_corrupt",
+        ),
+        (f"{STEPS}srun: error: n7: task 1: Exited with exit code 1\n", "data_corrupt"),
+        (
+            "srun: Terminating job step 471839.1\nsrun: Force Terminated job step 471839.1\n",
+            "data_corrupt",
+        ),
+    ],
+    ids=[
+        "steps",
+        "end",
+        "one-step",
+        "one-step-twice",
+        "bars",
+        "wandb",
+        "failed-later",
+        "steps-of-slurm",
+    ],
+)
+def test_an_error_after_which_training_goes_on_is_no_cause(after, label, tmp_path, capsys):
+    log = tmp_path / "job.log"
+    log.write_text(CAUGHT + after)
+    assert diagnosed(capsys, log)[1] == label
+
+
+def test_steps_of_another_rank_do_not_overcome_an_error(tmp_path, capsys):
+    failed, other = tmp_path / "rank_0.log", tmp_path / "rank_1.log"
+    failed.write_text(CAUGHT)
+    other.write_text(STEPS * 3)
+    assert diagnosed(capsys, failed, other)[1] == "data_corrupt"
+
+
+def test_the_last_of_many_equal_errors_counts(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    log.write_text(error * 50 + STEPS + error * 50)
+    assert diagnosed(capsys, log)[1] == "cuda_oom"
+    log.write_text(error * 100 + STEPS)
+    assert diagnosed(capsys, log)[1] is None
+
+
+def test_a_loss_that_stays_nan_is_not_overcome_by_its_own_steps(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    log.write_text("".join(f"step {n} | loss nan | lr 0.0{n}\n" for n in range(1, 9)))
+    assert diagnosed(capsys, log)[1] == "nan_loss"
