@@ -21,10 +21,10 @@ KINDS = ("root", "late", "symptom")
 UNKNOWN = "unknown"
 """Label of a failure of which the logs give no cause, or one that has no other label."""
 UNCAUGHT = "user_code_error"
-_TELLING = 8
-"""Characters of a text in a pattern that is rare enough to look the pattern up."""
 _TOLD = 0.5
 """Least confidence of a rule with that label that tells a cause."""
+_TELLING = 8
+"""Least number of characters of a fixed text that makes `literals` unnecessary."""
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),

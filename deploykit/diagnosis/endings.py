@@ -104,7 +104,7 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
     if name not in paths:
         return False
     after = cause.rule.startup
-    if after > 0 and _lines(paths[name]) > line + after:
+    if after and any(piece.endswith(b"\n") for piece in _after(paths[name], line + after)):
         return True
     return not cause.rule.firm and trains_on(paths[name], last[name])
 
@@ -132,16 +132,6 @@ def _after(path: Path, line: int) -> Iterator[bytes]:
                 number += piece.endswith(b"\n")
     except (OSError, NotFound):
         return
-
-
-def _lines(path: Path) -> int:
-    """How many lines a log in any form has; 0 where it cannot be read."""
-    try:
-        with path.open("rb") as source:
-            text = log_forms.opened(source, lambda _: None)
-            return sum(piece.count(b"\n") for piece in iter(lambda: text.read(_END), b""))
-    except (OSError, NotFound):
-        return 0
 
 
 def _ends_in_traceback(lines: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ _ZEROS = str.maketrans("123456789", "0" * 9)
 _MOST_KNOWN = 5000
 """Lines, but for their digits, that are remembered."""
 _SPECIAL = re.compile(r"[\\.*+?()\[\]{}|^$]")
-_TOKEN = re.compile(
+_ITEM = re.compile(
     r"(\\x[0-9a-f]{2}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[:=!<]*|.)([*+?]|\{[^}]*\})?", re.DOTALL
 )
 """One item of a regular expression, and how often it may occur."""
@@ -130,7 +130,7 @@ def fixed_text(regex: str) -> str:
     Only what stands outside of its groups and classes is looked at.
     """
     runs, depth = [""], 0
-    for item, repeated in _TOKEN.findall(regex):
+    for item, repeated in _ITEM.findall(regex):
         depth += item.startswith("(") - (item == ")")
         if item == "|" and not depth:
             return ""
@@ -143,7 +143,7 @@ def fixed_text(regex: str) -> str:
 
 
 def _literal(item: str) -> str:
-    """The character that an item of a regular expression stands for, if it is just one."""
+    """The only character that an item of a regular expression matches; empty if it has others."""
     if item.startswith(r"\x"):
         return bytes.fromhex(item[2:]).decode("latin-1")
     if item.startswith("\\"):
