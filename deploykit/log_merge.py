@@ -201,6 +201,14 @@ def _stamp(line: bytes) -> str | None:
     return text[:_WIDTH] if _STAMPED.match(text) else None
 
 
+def _entries(line: re.Pattern[str], block: str) -> tuple[list[str], list[str]] | None:
+    """Times and texts of a block whose lines all match; None where one does not."""
+    pieces = line.split(f"\n{block[:-1]}")
+    times, texts = pieces[1::2], pieces[2::2]
+    is_whole = not pieces[0] and "\n" not in "".join(texts)  # a fifth of the time of counting lines
+    return (times, texts) if is_whole else None
+
+
 def _exist(times: Sequence[str]) -> bool:
     """Whether all are times that exist: texts of the width of one, in order.
 
@@ -291,11 +299,10 @@ class _Source:
         """Times and texts of lines that a pipe shows without their time; else none."""
         if self.part.task is not None or "\r" in block or not block.endswith("\n"):
             return [], []
-        wanted = 2 * block.count("\n") + 1
-        pieces = _PLAIN.split(f"\n{block[:-1]}")
-        if len(pieces) < wanted and self._is_only_node(block):
-            pieces = _PLAIN_OR_NODE.split(f"\n{block[:-1]}")
-        return (pieces[1::2], pieces[2::2]) if len(pieces) == wanted else ([], [])
+        entries = _entries(_PLAIN, block)
+        if entries is None and self._is_only_node(block):
+            entries = _entries(_PLAIN_OR_NODE, block)
+        return entries or ([], [])
 
     def _is_only_node(self, block: str) -> bool:
         """Whether no launcher but that of the file's own node has written lines of a block."""
