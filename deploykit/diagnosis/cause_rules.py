@@ -28,7 +28,7 @@ _TELLING = 8
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
-        *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
+        *("also", "means", "not", "fix", "firm", "lasting", "yields", "raised_in", "least", "until"),
         "startup",
     },
     "messages": {"label", "means", "match", "literals"},
@@ -54,6 +54,7 @@ class CauseRule:
     confidence: float = 0.9
     also: tuple[str, ...] = ()
     firm: bool = False
+    lasting: bool = False
     yields: tuple[str, ...] = ()
     raised_in: re.Pattern[str] | None = None
     least: int = 1
@@ -259,6 +260,7 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         confidence=float(entry.get("confidence", 0.9)),
         also=tuple(entry.get("also", ())),
         firm=bool(entry.get("firm", False)),
+        lasting=bool(entry.get("lasting", False)),
         yields=tuple(entry.get("yields", ())),
         raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
         least=int(entry.get("least", 1)),

@@ -33,14 +33,23 @@ _SEVERE = re.compile(
 """A line that its program calls an error: the mark of a severity, not the word in a sentence."""
 
 _STEP = re.compile(
-    rb"(?i)\b(?:step|epoch|ep|iter|iteration|update|batch|it|fold)\b\W{0,6}\d.*\d\.\d"
-    rb"|loss\W{1,6}\d+\.\d"
+    rb"(?i)\b(?:step|epoch|ep|iter|iteration|update|batch|it|fold)\b(?:\(\w+\))?\W{0,6}\d.*\d\.\d"
+    rb"|\bepoch\W{1,4}\d+\b.*\d|^\s*\d+(?:\s+\d+\.\d+){2,}\s*$"
+    rb"|(?:loss|accuracy|\bacc|auc|f1|precision|recall|dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid"
+    rb"|reward|r2|rmse|mae)(?:[-@_ ]?\w{1,8})?(?: \(\w{1,12}\))?\W{1,6}\d+\.\d"
 )
-"""A line that a training prints now and then, with its place in it and a measured value."""
-_NO_STEP = re.compile(rb"^wandb: |%\||\bjob step\b")
+"""A line that a training prints now and then: its place in it, a measured value, or both."""
+_NO_STEP = re.compile(rb"(?i)^wandb: |%\||\bjob step\b|\bnan\b(?! iteration)")
 """Summaries, which wandb and Slurm print after failures too; bars, drawn once more at the end."""
+_DONE = re.compile(
+    rb"(?i)\b(?:training|finetuning|evaluation|testing|run|job)\b.{0,12} (?:done|finished|completed?|ended)\b"
+    rb"|^\W*(?:done|finished|completed)\b|\b(?:saved|saving|written) .{0,80}(?:model|checkpoint|weights|results)"
+    rb"|\b(?:models?|checkpoints?|weights|results) (?:is |was |were )?(?:saved|written)\b|\bsaved? to \S"
+    rb"|\bexit(?:ed|ing)? (?:(?:status|code):? ?0\b|normally)|\bbest \w.{0,40}\d\.\d|successfully finished"
+)
+"""A line that a program prints when all its steps are done."""
 _STEPS = 2
-"""Steps after which an error is overcome, if nothing after it speaks of one."""
+"""Steps, or one and a sign that all are done, after which an error is overcome."""
 
 
 class Ending(StrEnum):
@@ -106,18 +115,24 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
     after = cause.rule.startup
     if after and any(piece.endswith(b"\n") for piece in _after(paths[name], line + after)):
         return True
-    return not cause.rule.firm and trains_on(paths[name], last[name])
+    return not cause.rule.lasting and trains_on(paths[name], last[name], cause.rule.until)
 
 
-def trains_on(path: Path, line: int) -> bool:
-    """Whether a training prints steps in a log after a line."""
-    steps: set[bytes] = set()
+def trains_on(path: Path, line: int, until: re.Pattern[str] | None = None) -> bool:
+    """Whether a training prints steps in a log after a line, in which `until` matches."""
+    seen: set[bytes] = set()
     for text in _after(path, line):
-        if _STEP.search(text) and not _NO_STEP.search(text):
-            steps.add(text)
-            if len(steps) == _STEPS:
+        if _NO_STEP.search(text):
+            continue
+        if (seen and _DONE.search(text)) or (_STEP.search(text) and _shows(text, until)):
+            seen.add(text)
+            if len(seen) == _STEPS:
                 return True
     return False
+
+
+def _shows(text: bytes, until: re.Pattern[str] | None) -> bool:
+    return until is None or until.search(text.decode(errors="replace")) is not None
 
 
 def _after(path: Path, line: int) -> Iterator[bytes]:
