@@ -39,8 +39,8 @@ _STEP = re.compile(
     rb"|reward|r2|rmse|mae)(?:[-@_ ]?\w{1,8})?(?: \(\w{1,12}\))?\W{1,6}\d+\.\d"
 )
 """A line that a training prints now and then: its place in it, a measured value, or both."""
-_NO_STEP = re.compile(rb"(?i)^wandb: |%\||\bjob step\b|\bnan\b(?! iteration)")
-"""Summaries, which wandb and Slurm print after failures too; bars, drawn once more at the end."""
+_NO_STEP = re.compile(rb"(?i)^wandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
+"""Summaries, which wandb and Slurm print after failures too; bars, drawn again at an early end."""
 _DONE = re.compile(
     rb"(?i)\b(?:training|finetuning|evaluation|testing|run|job)\b.{0,12} (?:done|finished|completed?|ended)\b"
     rb"|^\W*(?:done|finished|completed)\b|\b(?:saved|saving|written) .{0,80}(?:model|checkpoint|weights|results)"
