@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from deploykit import backend, exit_records, run_evidence
-from deploykit.diagnosis import cause_rules, dumps, endings, flight, log_names, placeholders, scan
+from deploykit.diagnosis import (
+    cause_rules,
+    dumps,
+    endings,
+    flight,
+    log_names,
+    placeholders,
+    recovery,
+    scan,
+)
 from deploykit.diagnosis.cause_rules import RuleSet
 from deploykit.diagnosis.dumps import Dump
 from deploykit.diagnosis.endings import Ending, LastLine
@@ -90,7 +99,7 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
-    causes = diagnosis.causes(lambda cause: endings.is_overcome(cause, diagnosis.last, by_name))
+    causes = diagnosis.causes(lambda cause: recovery.is_overcome(cause, diagnosis.last, by_name))
     failed = not causes and any(endings.ends_in_error(path, rules) for path in texts)
     return _concluded(diagnosis, warnings, ends, causes, failed=failed)
 

@@ -28,8 +28,8 @@ _TELLING = 8
 _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
-        *("also", "means", "not", "fix", "firm", "lasting", "yields", "raised_in", "least", "until"),
-        "startup",
+        *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
+        *("lasting", "startup"),
     },
     "messages": {"label", "means", "match", "literals"},
     "harmless": {"match", "literals", "spans"},

@@ -35,6 +35,11 @@ def diagnosed(capsys, *paths):
         (STEPS, None),
         ("", "data_corrupt"),
         ("epoch 2 | loss 2.1043\n", "data_corrupt"),
+        ("epoch 2 | loss 2.1043\nSaved checkpoint_2.pt to /scratch/ada\n", None),
+        ("top-1 accuracy 71.3\nTraining finished\n", None),
+        ("Job finished\nSaved checkpoint_2.pt to /scratch/ada\n", "data_corrupt"),
+        ("100%|###| 20/20 [22:41<0:00, 6.75s/it, loss=1.9]\nweights saved\n", None),
+        ("\r 90%|## | 18/20 [22:41<0:00, 6.75s/it, loss=1.9]\nweights saved\n", "data_corrupt"),
         (STEPS.splitlines(keepends=True)[0] * 2, "data_corrupt"),
         (BARS, "data_corrupt"),
         (
@@ -51,6 +56,11 @@ def diagnosed(capsys, *paths):
         "steps",
         "end",
         "one-step",
+        "one-step-and-saved",
+        "a-metric-and-finished",
+        "no-step",
+        "whole-bar-and-saved",
+        "part-of-a-bar-and-saved",
         "one-step-twice",
         "bars",
         "wandb",
@@ -84,3 +94,18 @@ def test_a_loss_that_stays_nan_is_not_overcome_by_its_own_steps(tmp_path, capsys
     log = tmp_path / "job.log"
     log.write_text("".join(f"step {n} | loss nan | lr 0.0{n}\n" for n in range(1, 9)))
     assert diagnosed(capsys, log) == "nan_loss"
+
+
+def test_a_loss_that_is_finite_again_was_nan_once(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    steps = "".join(f"step {n} | loss 2.0{n}\n" for n in range(6, 9))
+    log.write_text(f"step 1 | loss nan\nsample 4\nsample 5\nsample 6\n{steps}")
+    assert diagnosed(capsys, log) is None
+    log.write_text("step 1 | loss nan\nsample 4\nsample 5\nepoch 2 of 3\nlr 0.01, step 3\n")
+    assert diagnosed(capsys, log) == "nan_loss"
+
+
+def test_steps_do_not_overcome_what_a_training_goes_on_with(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    log.write_text(f"NCCL INFO NET/OFI Selected Provider is tcp\n{STEPS}")
+    assert diagnosed(capsys, log) == "efa_not_used"

@@ -1,0 +1,88 @@
+"""Errors that a log overcomes: the script goes on for long, or a training prints steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from deploykit.diagnosis import log_forms
+from deploykit.diagnosis.ranking import Cause
+from deploykit.errors import NotFound
+
+_WIDEST = 4000
+"""Bytes of a line that are searched at once."""
+_STEP = re.compile(
+    rb"""(?ix)
+    \b(?:step|epoch|ep|iter|iteration|update|batch|it|fold)\b(?:\(\w+\))?\W{0,6}\d.*\d\.\d
+    |\bepoch\W{1,4}\d+\b.*\d
+    |^\s*\d+(?:\s+\d+\.\d+){2,}\s*$
+    |(?:loss|accuracy|\bacc|auc|f1|precision|recall|dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid
+        |reward|r2|rmse|mae)(?:[-@_\ ]?\w{1,8})?(?:\ \(\w{1,12}\))?\W{1,6}\d+\.\d
+    """
+)
+"""A line that a training prints now and then: its place in it, a measured value, or both."""
+_NO_STEP = re.compile(rb"(?i)^wandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
+"""Summaries, which wandb and Slurm print after failures too; bars, drawn again at an early end."""
+_DONE = re.compile(
+    rb"""(?ix)
+    \b(?:training|finetuning|evaluation|testing|run|job)\b.{0,12}
+        \ (?:done|finished|completed?|ended)\b
+    |^\W*(?:done|finished|completed)\b
+    |\b(?:saved|saving|written)\ .{0,80}(?:model|checkpoint|weights|results)
+    |\b(?:models?|checkpoints?|weights|results)\ (?:is\ |was\ |were\ )?(?:saved|written)\b
+    |\bsaved?\ to\ \S
+    |\bexit(?:ed|ing)?\ (?:(?:status|code):?\ ?0\b|normally)
+    |\bbest\ \w.{0,40}\d\.\d
+    |successfully\ finished
+    """
+)
+"""A line that a program prints when all its steps are done."""
+_STEPS = 2
+"""Steps, or one and a sign that all are done, after which an error is overcome."""
+
+
+def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]) -> bool:
+    """Whether the log goes on after an error: for long, where the script made it; or in training.
+
+    `last` is the last line of each log that speaks of a failure, and `paths` are the logs, by the
+    names that evidence has.
+    """
+    name, line = cause.last
+    if name not in paths:
+        return False
+    after = cause.rule.startup
+    if after and any(piece.endswith(b"\n") for piece in _after(paths[name], line + after)):
+        return True
+    return not cause.rule.lasting and trains_on(paths[name], last[name], cause.rule.until)
+
+
+def trains_on(path: Path, line: int, until: re.Pattern[str] | None = None) -> bool:
+    """Whether a training prints steps in a log after a line; `until` matches in each, if given."""
+    seen: set[bytes] = set()
+    for text in _after(path, line):
+        if _NO_STEP.search(text):
+            continue
+        if (seen and _DONE.search(text)) or (_STEP.search(text) and _shows(text, until)):
+            seen.add(text)
+            if len(seen) == _STEPS:
+                return True
+    return False
+
+
+def _shows(text: bytes, until: re.Pattern[str] | None) -> bool:
+    return until is None or until.search(text.decode(errors="replace")) is not None
+
+
+def _after(path: Path, line: int) -> Iterator[bytes]:
+    """The lines of a log in any form after one of them, long lines in pieces."""
+    number = 0
+    try:
+        with path.open("rb") as source:
+            text = log_forms.opened(source, lambda _: None)
+            for piece in iter(lambda: text.readline(_WIDEST), b""):
+                if number >= line:
+                    yield piece
+                number += piece.endswith(b"\n")
+    except (OSError, NotFound):
+        return
