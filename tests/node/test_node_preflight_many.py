@@ -154,3 +154,13 @@ def test_clocks_are_known_of_nodes_that_the_first_one_does_not_test():
     )
     (found,) = judged(rows)
     assert found.text.startswith("the clock of node 777 (n777, 10.0.3.27) is 60.0 s ahead")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waited", "rate"),
+    [(0.003, 0.002, 1e6 / 0.003), (1.0, 0.9, 1e7), (1.0, 2.0, 5e7)],
+    ids=["fast-enough", "slow-for-want-of-a-processor", "both-ends-waited"],
+)
+def test_waits_for_a_processor_are_taken_off_where_a_link_looks_slow(seconds, waited, rate):
+    """Otherwise one link of a busy machine seems fifty times as fast, and sets what is usual."""
+    assert pairwise.rate_of(1_000_000, seconds, waited) == pytest.approx(rate)

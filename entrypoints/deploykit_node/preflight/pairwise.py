@@ -178,17 +178,20 @@ async def _send_bulk(
     messages.check_count(count)
     if count["bytes"] < wire.LEAST:
         raise EOFError
-    waited = wire.waited() - waited + count["waited"]
-    rate = count["bytes"] / _on_the_wire(count["seconds"], waited)
+    rate = rate_of(count["bytes"], count["seconds"], wire.waited() - waited + count["waited"])
     return {"state": "ok" if rate >= SLOW else "slow", "rate": rate}
 
 
-def _on_the_wire(seconds: float, waited: float) -> float:
-    """The seconds of a transfer without those for which an end had no processor.
+def rate_of(size: int, seconds: float, waited: float) -> float:
+    """Bytes per second; where that is slow, without the time for which an end had no processor.
 
-    Both may have had none at the same time, so a part of the time is never taken off.
+    Both may have had none at the same time, so a part of the time is never taken off. And what is
+    taken off makes some links fifty times as fast as they are, beside which others would look slow.
     """
-    return max(seconds - waited, seconds * _LEAST_ON_THE_WIRE, 1e-6)
+    seconds = max(seconds, 1e-6)
+    if size / seconds >= SLOW:
+        return size / seconds
+    return size / max(seconds - waited, seconds * _LEAST_ON_THE_WIRE)
 
 
 def _state(error: Exception) -> str:
