@@ -185,8 +185,8 @@ async def _send_bulk(
 def rate_of(size: int, seconds: float, waited: float) -> float:
     """Bytes per second; where that is slow, without the time for which an end had no processor.
 
-    Both may have had none at the same time, so a part of the time is never taken off. And what is
-    taken off makes some links fifty times as fast as they are, beside which others would look slow.
+    Both may have had none at the same time, so a part of the time is never subtracted. Subtracting
+    it can make a link look fifty times as fast as it is, and other links slow beside it.
     """
     seconds = max(seconds, 1e-6)
     if size / seconds >= SLOW:
