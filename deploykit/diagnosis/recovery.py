@@ -22,8 +22,10 @@ _STEP = re.compile(
     """
 )
 """A line that a training prints now and then: its place in it, a measured value, or both."""
-_NO_STEP = re.compile(rb"(?i)^wandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
+_NO_STEP = re.compile(rb"(?i)^.{0,20}\bwandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
 """Summaries, which wandb and Slurm print after failures too; bars, drawn again at an early end."""
+_BAR = re.compile(rb"\d%\|.{0,400}\| +\d+/\d+ \[")
+"""A progress bar: the program that the script was to start runs."""
 _DONE = re.compile(
     rb"""(?ix)
     \b(?:training|finetuning|evaluation|testing|run|job)\b.{0,12}
@@ -52,7 +54,8 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
     if name not in paths:
         return False
     after = cause.rule.startup
-    if after and any(piece.endswith(b"\n") for piece in _after(paths[name], line + after)):
+    rest = enumerate(_after(paths[name], line)) if after else ()
+    if any(number >= after or _BAR.search(piece) for number, piece in rest):
         return True
     return not cause.rule.lasting and trains_on(paths[name], last[name], cause.rule.until)
 
