@@ -1,6 +1,6 @@
-"""Measure queues, an array, logs, a sweep and start-up on a real Slurm cluster here.
+"""Measure submits, queues, an array, logs, a sweep and start-up on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [queue | queue-with-accounting | array | logs | sweep | start]
+    python benchmarks/slurm.py [submit | queue | queue-with-accounting | array | logs | sweep | start]
     python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
@@ -32,6 +32,9 @@ CLUSTER = TOP / "infra" / "slurm" / "cluster.py"
 MANY = 1000
 RANKS, LINES = 8, 50_000
 REPEATS = 6
+SUBMITS = 15
+ONE_SUBMIT = 0.2
+"""Seconds of CPU that one `submit` may take."""
 MORE = 0.5
 """Seconds that a job may start later than below `srun torchrun`."""
 
@@ -70,6 +73,29 @@ def cluster(*, accounting: bool) -> Iterator[Path]:
             yield folder
         finally:
             subprocess.run([sys.executable, CLUSTER, "stop", folder], check=True, stdout=sys.stderr)
+
+
+def submit(folder: Path) -> dict[str, object]:
+    """One `submit` of a small job, the whole command; beside it a Python that imports submitit."""
+    (folder / "train.py").write_text("print('done')\n")
+    (folder / "job.yaml").write_text(
+        "name: one\nentrypoint: {script: train.py}\nresources: {time_limit: 5m}\n"
+        "backend: slurm\nslurm: {extra: {hold: ''}}\n"
+    )
+    ours = median_cpu([sys.executable, "-m", "deploykit", "submit"])
+    importing = median_cpu([sys.executable, "-c", "import submitit"])
+    subprocess.run(["scancel", "--me"], check=True)
+    return {"cpu_s": ours, "import_submitit_cpu_s": importing, "met": ours <= ONE_SUBMIT}
+
+
+def median_cpu(argv: list[str]) -> float:
+    """Seconds of CPU of a command and what it starts, the median of several times."""
+    seconds = []
+    for _ in range(SUBMITS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+        seconds.append(cpu(resource.getrusage(resource.RUSAGE_CHILDREN)) - cpu(before))
+    return statistics.median(seconds)
 
 
 def queue(folder: Path) -> dict[str, object]:
@@ -340,6 +366,7 @@ def interleaved(*calls: Callable[[], object]) -> list[float]:
 
 
 FIGURES: dict[str, Callable[[Path], dict[str, object]]] = {
+    "submit": submit,
     "queue": queue,
     "queue-with-accounting": queue,
     "array": array,
