@@ -1,6 +1,6 @@
 """Measure submits, queues, an array, logs, a sweep and start-up on a real Slurm cluster here.
 
-    python benchmarks/slurm.py [submit | queue | queue-with-accounting | array | logs | sweep | start]
+    python benchmarks/slurm.py [submit queue queue-with-accounting array logs sweep start]
     python benchmarks/slurm.py sweep --trials 100
 
 Each figure is measured together with the one it is compared with. Prints JSON, and returns 1 when a
