@@ -84,8 +84,10 @@ def ends_in_error(path: Path, rules: RuleSet) -> bool:
 
 
 def _ends_in_traceback(lines: Sequence[str]) -> bool:
-    """Whether the exception of the last traceback is missing."""
+    """Whether the exception of the last traceback is missing, or all of it but its first line."""
     starts = [number for number, line in enumerate(lines) if BEGIN in line]
+    if starts and starts[-1] == len(lines) - 1:
+        return True
     tracebacks = Tracebacks()
     for line in lines[starts[-1] :] if starts else ():
         tracebacks.read(line)
