@@ -46,6 +46,7 @@ def diagnosed(capsys, *paths):
             "wandb: epoch 3\nwandb: loss 2.0071\nwandb: step 4, 0.1\nwandb: step 5, 0.2\n",
             "data_corrupt",
         ),
+        ("> wandb: step 4, loss 2.1\n> wandb: step 5, loss 2.0\n", "data_corrupt"),
         (f"{STEPS}srun: error: n7: task 1: Exited with exit code 1\n", "data_corrupt"),
         (
             "srun: Terminating job step 471839.1\nsrun: Force Terminated job step 471839.1\n",
@@ -64,6 +65,7 @@ def diagnosed(capsys, *paths):
         "one-step-twice",
         "bars",
         "wandb",
+        "wandb-quoted",
         "failed-later",
         "steps-of-slurm",
     ],
@@ -109,3 +111,20 @@ def test_steps_do_not_overcome_what_a_training_goes_on_with(tmp_path, capsys):
     log = tmp_path / "job.log"
     log.write_text(f"NCCL INFO NET/OFI Selected Provider is tcp\n{STEPS}")
     assert diagnosed(capsys, log) == "efa_not_used"
+
+
+def test_a_bar_shows_that_the_script_has_overcome_its_start(tmp_path, capsys):
+    log = tmp_path / "job.log"
+    start = "IMPORTANT: You may need to close and restart your shell after running 'conda init'.\n"
+    log.write_text(start)
+    assert diagnosed(capsys, log) == "environment_setup"
+    log.write_text(f"{start}{BARS}")
+    assert diagnosed(capsys, log) is None
+
+
+@pytest.mark.parametrize("end", ["", '  File "train.py", line 80, in main\n    fit()\n'])
+def test_a_traceback_without_its_end_is_a_failure_of_unknown_cause(end, tmp_path, capsys):
+    log = tmp_path / "job.log"
+    log.write_text(f"{STEPS}Traceback (most recent call last):\n{end}")
+    cli.main(["diagnose", str(log)])
+    assert capsys.readouterr().out.startswith("unknown: ")
