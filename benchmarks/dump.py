@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm import TOP, cluster
+from slurm import TOP, children_cpu, cluster
 
 sys.path.insert(0, str(TOP))
 
@@ -113,9 +112,9 @@ def figure(person: Person, run: str) -> dict[str, float]:
     while len(walls) < REPEATS:
         if time.monotonic() > end:
             sys.exit(f"{run}: not all ranks stand where they should: {done.stdout}{done.stderr}")
-        began, used = time.perf_counter(), _cpu()
+        began, used = time.perf_counter(), children_cpu()
         done = person.run("dump", run, "--json")
-        wall, cpu = time.perf_counter() - began, _cpu() - used
+        wall, cpu = time.perf_counter() - began, children_cpu() - used
         if _is_whole(done):
             walls.append(wall)
             cpus.append(cpu)
@@ -137,11 +136,6 @@ def _is_whole(done: subprocess.CompletedProcess[str]) -> bool:
     found = json.loads(done.stdout)
     tools = {one["tool"] for one in found["ranks"]}
     return tools == {"py-spy"} and [one["ranks"] for one in found["groups"]] == ODD
-
-
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

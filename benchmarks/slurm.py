@@ -92,9 +92,9 @@ def median_cpu(argv: list[str]) -> float:
     """Seconds of CPU of a command and what it starts, the median of several times."""
     seconds = []
     for _ in range(SUBMITS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = children_cpu()
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-        seconds.append(cpu(resource.getrusage(resource.RUSAGE_CHILDREN)) - cpu(before))
+        seconds.append(children_cpu() - before)
     return statistics.median(seconds)
 
 
@@ -227,10 +227,9 @@ def sweep(folder: Path, trials: int) -> dict[str, object]:
 
 def measured(run: Callable[[], None]) -> dict[str, float]:
     """Where the time goes until `run` returns, whose job array is the newest of the cluster."""
-    began, machine, own = time.time(), machine_cpu(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, machine, own = time.time(), machine_cpu(), children_cpu()
     run()
-    ended, machine_after = time.time(), machine_cpu()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended, machine_after, own_after = time.time(), machine_cpu(), children_cpu()
     while subprocess.run(["squeue", "-h"], capture_output=True, check=True).stdout:
         time.sleep(0.5)  # a task of submitit's ends after its result is there
     tasks = newest_array()
@@ -241,7 +240,7 @@ def measured(run: Callable[[], None]) -> dict[str, float]:
         "tasks_s": max(ends) - min(starts),
         "after_last_task_s": ended - max(ends),
         "mean_of_a_task_s": statistics.mean(map(float.__sub__, ends, starts)),
-        "cpu_s_of_control_plane": cpu(after) - cpu(own),
+        "cpu_s_of_control_plane": own_after - own,
         "cpu_s_of_machine_per_task": (machine_after - machine) / len(tasks),
     }
 
@@ -267,8 +266,9 @@ def machine_cpu() -> float:
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def cpu(used: resource.struct_rusage) -> float:
-    """Seconds."""
+def children_cpu() -> float:
+    """Seconds of CPU of all commands that this process has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
