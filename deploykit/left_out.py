@@ -1,83 +1,45 @@
 """Nodes that are left out of new jobs, since one failed its check, or has failed jobs twice.
 
 By target: a node of one cluster says nothing about another's. An entry expires, as nodes get
-repaired; `deploykit nodes` lists and clears them.
+repaired; `deploykit nodes` lists and clears them. `node_lists` keeps them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from deploykit import backend, paths
+from deploykit import backend, node_lists, paths
 from deploykit.decode import from_json
 from deploykit.model import Plan, Problem
+from deploykit.node_lists import Node
 from deploykit.registry import Run
 
-DAYS = 7
-"""Days after which a node may be used again."""
-_DAY = 86_400.0
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""A node's name, which becomes part of a directive."""
 _LONGEST = 1 << 20
-_REASON = 300
-_TIMES = 2
-"""Failures of jobs, for other reasons than a failed check, from which on a node is left out."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of a target that failed, and why."""
-
-    target: str
-    """``slurm://localhost``."""
-    node: str
-    reason: str
-    failed_check: bool
-    runs: tuple[str, ...]
-    """The attempts in which it failed, ``exp-1.0``."""
-    until: float
-    """Seconds since 1970."""
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether new jobs are kept off it now."""
-        return (self.failed_check or len(self.runs) >= _TIMES) and time.time() < self.until
 
 
 def every() -> list[Node]:
-    """All nodes that have failed lately, by target and name."""
-    try:
-        data = from_json(paths.read_regular(paths.left_out(), _LONGEST))
-    except (OSError, ValueError):
-        return []
-    items = data if isinstance(data, list) else []
-    nodes = [node for node in map(_node, items) if node and time.time() < node.until]
-    return sorted(nodes, key=lambda node: (node.target, node.node))
+    """All nodes that have failed lately, by target and name.
+
+    Raises OSError where those that other users found cannot be read.
+    """
+    return _combined([*node_lists.own(), *node_lists.others()])
 
 
 def learn(rows: Iterable[Run]) -> None:
     """Take in what the nodes of runs that have ended recorded about each other."""
-    nodes = {(node.target, node.node): node for node in every()}
-    known = dict(nodes)
-    for row in rows:
-        for node in _recorded(row):
-            earlier = nodes.get((node.target, node.node))
-            nodes[node.target, node.node] = _merged(earlier, node) if earlier else node
-    if nodes != known:
-        _write(nodes.values())
+    known = node_lists.own()
+    nodes = _by_name([*known, *(node for row in rows for node in _recorded(row))])
+    if nodes != _by_name(known):
+        node_lists.write(nodes.values())
 
 
 def clear(nodes: Sequence[Node]) -> None:
     """Use these nodes again."""
-    _write(node for node in every() if node not in nodes)
+    cleared = [node_lists.entry(node.target, node.node, "cleared", False, ()) for node in nodes]
+    node_lists.write(_by_name([*node_lists.own(), *cleared]).values())
 
 
 def applied(plan: Plan) -> tuple[Plan, list[Problem]]:
@@ -86,37 +48,71 @@ def applied(plan: Plan) -> tuple[Plan, list[Problem]]:
     The same plan for a backend that cannot leave out nodes, or a job that names its nodes.
     """
     target, options = f"{plan.backend}://{plan.target}", plan.options
-    nodes = [node for node in every() if node.target == target and node.is_left_out]
-    if not nodes or not hasattr(options, "exclude") or getattr(options, "nodelist", None):
+    if not hasattr(options, "exclude") or getattr(options, "nodelist", None):
         return plan, []
+    known, problems = _known()
+    nodes = [node for node in known if node.target == target and node.is_left_out]
+    if not nodes:
+        return plan, problems
     names = dict.fromkeys((*(options.exclude or "").split(","), *(node.node for node in nodes)))
     options = replace(options, exclude=",".join(filter(None, names)))
     engine = backend.find(plan.backend)
-    return engine.plan(plan.job, options, run=plan.run, bundle=plan.bundle), [
-        Problem(
-            f"{plan.backend}.exclude",
-            f"{node.node} is excluded: {node.reason}",
-            f"once it is repaired: deploykit nodes --clear {node.node}",
-            severity="warning",
-        )
-        for node in nodes
-    ]
+    excluded = [_notice(plan, node) for node in nodes]
+    plan = engine.plan(plan.job, options, run=plan.run, bundle=plan.bundle)
+    return plan, [*problems, *excluded]
+
+
+def _known() -> tuple[list[Node], list[Problem]]:
+    """All nodes, or this user's alone with a warning that says why."""
+    try:
+        return every(), []
+    except OSError as error:
+        message = f"{paths.shared_nodes()} cannot be read: {error.strerror}"
+        hint = "nodes that failed the jobs of others are not excluded"
+        warning = Problem("DEPLOYKIT_SHARED_NODES", message, hint, severity="warning")
+        return _combined(node_lists.own()), [warning]
+
+
+def _notice(plan: Plan, node: Node) -> Problem:
+    return Problem(
+        f"{plan.backend}.exclude",
+        f"{node.node} is excluded: {node.why}",
+        f"once it is repaired: deploykit nodes --clear {node.node}",
+        severity="warning",
+    )
 
 
 def _recorded(row: Run) -> Iterator[Node]:
+    target = f"{row.backend}://{row.target}"
     for path in sorted(Path(row.folder).glob("exit_records/unhealthy-*.json")):
         with contextlib.suppress(OSError, ValueError):
             match from_json(paths.read_regular(path, _LONGEST)):
                 case {"attempt": int(attempt), "hosts": {**hosts}, "failed_check": bool(checked)}:
-                    target, until = f"{row.backend}://{row.target}", time.time() + DAYS * _DAY
-                    run = f"{row.run}.{attempt}"
                     for name, reason in hosts.items():
-                        if _NODE.fullmatch(str(name)):
-                            text = str(reason)[:_REASON]
-                            yield Node(target, str(name), text, checked, (run,), until)
+                        text, runs = str(reason), (f"{row.run}.{attempt}",)
+                        if node_lists.is_name(name):
+                            yield node_lists.entry(target, name, text, checked, runs)
+
+
+def _combined(entries: Iterable[Node]) -> list[Node]:
+    """The nodes that have failed since they were cleared, by target and name."""
+    nodes = _by_name(entries).values()
+    failed = [node for node in nodes if node.runs]
+    return sorted(failed, key=lambda node: (node.target, node.node))
+
+
+def _by_name(entries: Iterable[Node]) -> dict[tuple[str, str], Node]:
+    """One entry for each node: a clear, or all failures since."""
+    nodes: dict[tuple[str, str], Node] = {}
+    for node in sorted(entries, key=lambda node: node.until):
+        name = node.target, node.node
+        nodes[name] = _merged(nodes[name], node) if name in nodes else node
+    return nodes
 
 
 def _merged(earlier: Node, node: Node) -> Node:
+    if not (earlier.runs and node.runs):
+        return node  # a clear, or the first failure since
     if set(node.runs) <= set(earlier.runs):
         return earlier  # it is known, and perhaps about to expire
     return replace(
@@ -124,25 +120,3 @@ def _merged(earlier: Node, node: Node) -> Node:
         failed_check=earlier.failed_check or node.failed_check,
         runs=(*earlier.runs, *node.runs),
     )
-
-
-def _node(item: Any) -> Node | None:
-    match item:
-        case {
-            "target": str(target),
-            "node": str(name),
-            "reason": str(reason),
-            "failed_check": bool(checked),
-            "runs": [*runs],
-            "until": float(until),
-        } if _NODE.fullmatch(name):
-            return Node(target, name, reason, checked, tuple(map(str, runs)), until)
-    return None
-
-
-def _write(nodes: Iterable[Node]) -> None:
-    file = paths.left_out()
-    paths.private_folder(file.parent)
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    paths.write(scratch, json.dumps([asdict(node) for node in nodes], indent=1) + "\n")
-    scratch.replace(file)

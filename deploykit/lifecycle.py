@@ -202,7 +202,7 @@ def prepare(  # noqa: PLR0913 - as submit
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    if paths.left_out().exists():
+    if paths.shared_nodes() or paths.left_out().exists():
         from deploykit import left_out  # most users have none
 
         plan, more = left_out.applied(plan)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from deploykit import left_out, registry, shell
+from deploykit import registry, shell
 from deploykit.errors import DeploykitError
 from deploykit.log_selection import Selection, of_run
+from deploykit.node_lists import Node
 from deploykit.registry import Run
 
 _LINES = 12
@@ -30,12 +31,12 @@ _LOOK = {
 """What to look at, by a part of the reason."""
 
 
-def lines(node: left_out.Node) -> Iterator[str]:
+def lines(node: Node) -> Iterator[str]:
     """The page, a line at a time. Logs that are gone are left out."""
     state = f"excluded until {_day(node.until)}" if node.is_left_out else "still used: failed once"
     yield f"{node.node} of {node.target}: {state}"
     yield ""
-    yield f"Reason: {node.reason}"
+    yield f"Reason: {node.why}"
     for attempt in node.runs[-_LINES:]:
         run, _, number = attempt.rpartition(".")
         row = registry.lookup(run).get(run)
@@ -64,13 +65,13 @@ def _is_about(text: str, host: str) -> bool:
     return text.startswith("preflight: ") and host in named
 
 
-def _to_do(node: left_out.Node) -> Iterator[str]:
+def _to_do(node: Node) -> Iterator[str]:
     yield "To do:"
     steps = list(_steps(node))
     yield from (f"  {number}. {step}" for number, step in enumerate(steps, 1))
 
 
-def _steps(node: left_out.Node) -> Iterator[str]:
+def _steps(node: Node) -> Iterator[str]:
     is_slurm, name = node.target.startswith("slurm://"), f"NodeName={node.node}"
     if is_slurm:
         why = f"Reason={node.reason[:_REASON]}"

@@ -102,8 +102,14 @@ def source_states() -> Path:
 
 
 def left_out() -> Path:
-    """The nodes that new jobs leave out (`deploykit.left_out`)."""
+    """The nodes that new jobs leave out (`deploykit.node_lists`)."""
     return state() / "nodes.json"
+
+
+def shared_nodes() -> Path | None:
+    """The folder in which users of a site share those nodes, if one is set."""
+    folder = os.environ.get("DEPLOYKIT_SHARED_NODES")
+    return Path(expanded(folder)) if folder else None
 
 
 def private_folder(path: Path) -> Path:

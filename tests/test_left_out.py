@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, left_out, paths, registry
+from deploykit import cli, left_out, node_lists, paths, registry
 from deploykit.model import State, Status
 from deploykit_node import exit_records
 from deploykit_node.preflight import findings
+from tests.live_run import OnTerminal
 from tests.node.test_node_preflight import PLAN, told
 
 LIMIT = "resources.time_limit=1h"
@@ -78,7 +79,7 @@ def test_a_node_that_disappears_is_left_out_the_second_time(ended, capsys):
 
 
 def test_it_expires(ended, capsys, monkeypatch):
-    monkeypatch.setattr(left_out, "DAYS", 0)
+    monkeypatch.setattr(node_lists, "DAYS", 0)
     ended("a-1", {"n2": "GPU 3 is lost"})
     assert excluded(plan(capsys)) is None
 
@@ -120,6 +121,9 @@ def test_the_page_for_the_administrator(ended, capsys):
     assert "scontrol update NodeName=n2 State=DRAIN" in page
     assert "nvidia-smi -q -d ECC,ROW_REMAPPER" in page
     assert page.endswith("Then use it again: deploykit nodes --clear n2\n")
+    shown = OnTerminal("nodes", "--report", "n2")
+    assert shown.end() == 0
+    assert shown.seen.replace("\r\n", "\n") == page
     assert cli.main(["nodes", "--report", "n3"]) == 66
 
 

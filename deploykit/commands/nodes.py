@@ -3,6 +3,8 @@
 The preflight (`--preflight`) of a run finds them. On Slurm, the next jobs on the same cluster are
 submitted with these nodes in `--exclude`. After a week, or with --clear, they are used again.
 
+With DEPLOYKIT_SHARED_NODES, a folder, users share what their runs found.
+
 deploykit nodes
 deploykit nodes --report node07       one page for its administrator
 deploykit nodes --clear node07
@@ -13,9 +15,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from deploykit import left_out, node_report
+from deploykit import left_out, node_report, paths
 from deploykit.commands import output
-from deploykit.errors import NotFound
+from deploykit.errors import NotFound, UsageError
+from deploykit.node_lists import Node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node. Raises NotFound, and clears none, where one is not listed."""
-    nodes = left_out.every()
+    nodes = _every()
     named = {*args.clear, *filter(None, [args.report])}
     unknown = sorted(named - {node.node for node in nodes})
     if unknown:
@@ -58,7 +61,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(nodes: list[left_out.Node], *, as_json: bool) -> int:
+def _every() -> list[Node]:
+    try:
+        return left_out.every()
+    except OSError as error:
+        message = f"{paths.shared_nodes()} cannot be read: {error.strerror}"
+        hint = "DEPLOYKIT_SHARED_NODES names it: make it, or unset the variable"
+        raise UsageError(message, hint=hint) from error
+
+
+def _report(nodes: list[Node], *, as_json: bool) -> int:
     """Print a page for a node, of each cluster that has one of that name."""
     pages = [list(node_report.lines(node)) for node in nodes]
     if as_json:
@@ -66,10 +78,10 @@ def _report(nodes: list[left_out.Node], *, as_json: bool) -> int:
             [{**asdict(node), "page": page} for node, page in zip(nodes, pages, strict=True)]
         )
     else:
-        output.say(*("\n".join(page) for page in pages))
+        output.say(*(line for page in pages for line in page))
     return 0
 
 
-def _row(node: left_out.Node) -> list[str]:
+def _row(node: Node) -> list[str]:
     until = output.when(node.until) if node.is_left_out else "failed once"
-    return [node.node, node.target, until, " ".join(node.runs), node.reason]
+    return [node.node, node.target, until, " ".join(node.runs), node.why]

@@ -12,7 +12,6 @@ deploykit shell exp-1 --debugger
 from __future__ import annotations
 
 import argparse
-import json
 
 from deploykit import registry, run_debugger, run_shell
 from deploykit import shell as programs
@@ -64,11 +63,9 @@ def _debug(row: Run, port: int, *, as_json: bool) -> int:
     remote = run_debugger.folder(row, rank)
     with run_debugger.listening(port) as server:
         configuration = run_debugger.configuration(row, rank, remote, port)
-        if as_json:
-            output.emit(configuration)
-        else:
+        if not as_json:
             output.note("in VS Code: .vscode/launch.json, below `configurations`; then F5")
-            output.say(json.dumps(configuration, indent=2))
+        output.emit(configuration)
         for _ in run_debugger.serve(row, rank, server):
             output.note("an editor has connected")
     output.note(f"{row.run} has ended")
