@@ -125,7 +125,7 @@ class Diagnosis:
             if log.watched:
                 self._withdraw(log, line)
             if not line.hit or log.tracebacks.in_code:
-                if concludes:
+                if concludes and line.number > log.skip_until:
                     self._record(log, line, line.text, self._uncaught)
                 pending = [each.joined(line) for each in pending]
                 continue

@@ -14,7 +14,7 @@ _WIDEST = 4000
 """Bytes of a line that are searched at once."""
 _STEP = re.compile(
     rb"""(?ix)
-    \b(?:step|epoch|ep|iter|iteration|update|batch|it|fold)\b(?:\(\w+\))?\W{0,6}\d.*\d\.\d
+    \b(?:step|epoch|ep|iters?|iteration|update|batch|it|fold)\b(?:\(\w+\))?\W{0,6}\d.*\d\.\d
     |\bepoch\W{1,4}\d+\b.*\d
     |^\s*\d+(?:\s+\d+\.\d+){2,}\s*$
     |(?:loss|accuracy|\bacc|auc|f1|precision|recall|dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid

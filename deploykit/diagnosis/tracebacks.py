@@ -9,7 +9,9 @@ from deploykit.diagnosis import log_prefixes
 
 BEGIN = "Traceback (most recent call last)"
 _FRAME = re.compile(r'File "(.{1,400}?)", line \d+(?:, in (\S{1,100}))?')
-_EXCEPTION = re.compile(r"(?!Exiting|SystemExit|KeyboardInterrupt)[A-Za-z_][\w.]*(:( .*)?)?$")
+_NO_ERROR = r"Exiting|SystemExit|KeyboardInterrupt|(asyncio\.exceptions\.)?CancelledError|Message: "
+"""Beginnings of lines after a traceback: an end that was asked for, or what could not be logged."""
+_EXCEPTION = re.compile(rf"(?!{_NO_ERROR})[A-Za-z_][\w.]*(:( .*)?)?$")
 _NUMBERED = re.compile(
     r"(?:│\s*)?(?:(?:-+>|❱)\s*\d{1,6}\s"
     r"|\d{1,6}\s(?:│|\s*(?:if|elif|raise|return|except|assert|for|while|with|def|class)\b))"
