@@ -128,3 +128,52 @@ def test_a_traceback_without_its_end_is_a_failure_of_unknown_cause(end, tmp_path
     log.write_text(f"{STEPS}Traceback (most recent call last):\n{end}")
     cli.main(["diagnose", str(log)])
     assert capsys.readouterr().out.startswith("unknown: ")
+
+
+BEGINNING = "Loaded module: python3/3.11.2\nLoaded module: cuda/12.1\nMon Mar {} 10:00:00 2026\n"
+FAILED = """\
+Traceback (most recent call last):
+  File "/home/ada/job/train.py", line 80, in main
+    image = Image.open(path)
+PIL.UnidentifiedImageError: cannot identify image file '/data/birds/0412.jpg'
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "label"),
+    [
+        (BEGINNING.format(1) + FAILED, "data_corrupt"),
+        (BEGINNING.format(1) + FAILED + BEGINNING.format(12), None),
+        (BEGINNING.format(1) + FAILED + BEGINNING.format(12) + FAILED, "data_corrupt"),
+        (BEGINNING.format(1) + FAILED + "Loaded module: python3/3.11.2\ndone\n", "data_corrupt"),
+        (
+            BEGINNING.format(1) + FAILED + BEGINNING.format(12) + "CUDA out of memory\n",
+            "cuda_oom",
+        ),
+        (f"{FAILED}{BEGINNING.format(1)}{FAILED}{BEGINNING.format(1)}", "data_corrupt"),
+    ],
+    ids=["one", "begins", "fails-again", "not-the-beginning", "fails-otherwise", "begins-failed"],
+)
+def test_what_counts_is_the_last_run_of_a_log(log, label, tmp_path, capsys):
+    path = tmp_path / "nohup.out"
+    path.write_text(log)
+    assert diagnosed(capsys, path) == label
+
+
+@pytest.mark.parametrize(
+    ("exception", "label"),
+    [
+        ("ValueError: all the input arrays must have same number of dimensions", "user_code_error"),
+        ("ModuleNotFoundError: No module named 'torch'", "environment_setup"),
+    ],
+)
+def test_a_script_that_lacks_its_environment_and_a_program_that_runs(
+    exception, label, tmp_path, capsys
+):
+    path = tmp_path / "job.err"
+    path.write_text(
+        "CondaError: Run 'conda init' before 'conda activate'\n"
+        "Traceback (most recent call last):\n"
+        f'  File "train.py", line 8, in <module>\n    main()\n{exception}\n'
+    )
+    assert diagnosed(capsys, path) == label

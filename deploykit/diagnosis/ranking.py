@@ -147,8 +147,7 @@ class Diagnosis:
 
     def _assign(self, log: _Log, line: Line) -> Iterator[_Pending]:
         """Assign a line to causes; yield it, to be joined with the next lines, without a root."""
-        if line.number <= log.skip_until:
-            return
+        skipped = line.number <= log.skip_until
         for piece in scan.pieces(line.text):
             text = log.tracebacks.without_number(log_prefixes.bare(piece))
             follows = line.number - max(log.after.values(), default=-_AFTER - 1) <= _AFTER
@@ -157,6 +156,7 @@ class Diagnosis:
             candidates, hits = self._rules.index.find(text)
             if (spans := self._harmless(hits)) is not None:
                 log.skip_until = max(log.skip_until, line.number + spans)
+            if spans is not None or skipped:
                 continue
             kinds = self._record(log, line, piece, hits)
             if not kinds and line.number == log.exception:

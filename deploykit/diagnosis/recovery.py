@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from deploykit.diagnosis import log_forms
@@ -26,6 +27,11 @@ _NO_STEP = re.compile(rb"(?i)^.{0,20}\bwandb: |(?<!100)%\||\bjob step\b|\bnan\b(
 """Summaries, which wandb and Slurm print after failures too; bars, drawn again at an early end."""
 _BAR = re.compile(rb"\d%\|.{0,400}\| +\d+/\d+ \[")
 """A progress bar: the program that the script was to start runs."""
+_RAISED = re.compile(
+    rb"(?!Conda|(?:Import|ModuleNotFound|FileNotFound|Syntax)Error)[A-Za-z][\w.]*"
+    rb"(?:Error|Exception)(?:: |$)"
+)
+"""It ran, and raised an exception that is not about what the script failed to provide."""
 _DONE = re.compile(
     rb"""(?ix)
     \b(?:training|finetuning|evaluation|testing|run|job)\b.{0,12}
@@ -40,12 +46,17 @@ _DONE = re.compile(
     """
 )
 """A line that a program prints when all its steps are done."""
+_BEGINNING = 3
+"""Lines at the beginning of a log by which the beginning of another run is recognized."""
+_FAILURE = re.compile(rb"(?i)error|warn|fail|exception|exit|unexpected|killed|\bfile \"")
+"""Lines that may come again without another run."""
 _STEPS = 2
 """Steps, or one and a sign that all are done, after which an error is overcome."""
 
 
 def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]) -> bool:
-    """Whether the log goes on after an error: for long, where the script made it; or in training.
+    """Whether the log goes on after an error: in another run, or in training, or else for long,
+    where the script made it.
 
     `last` is the last line of each log that speaks of a failure, and `paths` are the logs, by the
     names that evidence has.
@@ -53,11 +64,42 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
     name, line = cause.last
     if name not in paths:
         return False
+    if _begins_again(paths[name], line):
+        return True
     after = cause.rule.startup
     rest = enumerate(_after(paths[name], line)) if after else ()
-    if any(number >= after or _BAR.search(piece) for number, piece in rest):
+    if any(number >= after or _runs(piece) for number, piece in rest):
         return True
     return not cause.rule.lasting and trains_on(paths[name], last[name], cause.rule.until)
+
+
+def _begins_again(path: Path, line: int) -> bool:
+    """Whether a log begins once more after a line: another run was appended to it."""
+    beginning = _beginning(path)
+    seen = 0
+    for text in _texts(path, line) if beginning else ():
+        if not beginning[seen].fullmatch(text):
+            seen = 0
+        seen += bool(beginning[seen].fullmatch(text))
+        if seen == len(beginning):
+            return True
+    return False
+
+
+def _beginning(path: Path) -> list[re.Pattern[bytes]]:
+    """The first lines of a log with any numbers; none where they do not tell a run's beginning."""
+    lines = list(islice(_texts(path, 0), _BEGINNING))
+    if len(set(lines)) < _BEGINNING or any(map(_FAILURE.search, lines)):
+        return []
+    return [re.compile(re.sub(rb"\d+", rb"\\d+", re.escape(text))) for text in lines]
+
+
+def _texts(path: Path, line: int) -> Iterator[bytes]:
+    return filter(None, map(bytes.strip, _after(path, line)))
+
+
+def _runs(line: bytes) -> bool:
+    return bool(_BAR.search(line) or _RAISED.match(line))
 
 
 def trains_on(path: Path, line: int, until: re.Pattern[str] | None = None) -> bool:
