@@ -31,9 +31,13 @@ def every() -> list[Node]:
 def learn(rows: Iterable[Run]) -> None:
     """Take in what the nodes of runs that have ended recorded about each other."""
     known = node_lists.own()
-    nodes = _by_name([*known, *(node for row in rows for node in _recorded(row))])
-    if nodes != _by_name(known):
-        node_lists.write(nodes.values())
+    others: list[Node] = []
+    with contextlib.suppress(OSError):
+        others = [node for node in node_lists.others() if not node.runs]
+    found = (node for row in rows for node in _recorded(row))
+    nodes = [node for node in _by_name([*known, *others, *found]).values() if not node.user]
+    if nodes != known:
+        node_lists.write(nodes)
 
 
 def clear(nodes: Sequence[Node]) -> None:
