@@ -34,8 +34,8 @@ def learn(rows: Iterable[Run]) -> None:
     others: list[Node] = []
     with contextlib.suppress(OSError):
         others = [node for node in node_lists.others() if not node.runs]
-    found = (node for row in rows for node in _recorded(row))
-    nodes = [node for node in _by_name([*known, *others, *found]).values() if not node.user]
+    recorded = (node for row in rows for node in _recorded(row))
+    nodes = [node for node in _by_name([*known, *others, *recorded]).values() if not node.user]
     if nodes != known:
         node_lists.write(nodes)
 
