@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deploykit import backend, node_lists, paths
 from deploykit.decode import from_json
+from deploykit.errors import UsageError
 from deploykit.model import Plan, Problem
 from deploykit.node_lists import Node
 from deploykit.registry import Run
@@ -23,7 +24,7 @@ _LONGEST = 1 << 20
 def every() -> list[Node]:
     """All nodes that have failed lately, by target and name.
 
-    Raises OSError where those that other users found cannot be read.
+    Raises UsageError where those that other users found cannot be read.
     """
     return _combined([*node_lists.own(), *node_lists.others()])
 
@@ -32,7 +33,7 @@ def learn(rows: Iterable[Run]) -> None:
     """Take in what the nodes of runs that have ended recorded about each other."""
     known = node_lists.own()
     others: list[Node] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(UsageError):
         others = [node for node in node_lists.others() if not node.runs]
     recorded = (node for row in rows for node in _recorded(row))
     nodes = [node for node in _by_name([*known, *others, *recorded]).values() if not node.user]
@@ -70,10 +71,9 @@ def _known() -> tuple[list[Node], list[Problem]]:
     """All nodes, or this user's alone with a warning that says why."""
     try:
         return every(), []
-    except OSError as error:
-        message = f"{paths.shared_nodes()} cannot be read: {error.strerror}"
+    except UsageError as error:
         hint = "nodes that failed the jobs of others are not excluded"
-        warning = Problem("DEPLOYKIT_SHARED_NODES", message, hint, severity="warning")
+        warning = Problem("DEPLOYKIT_SHARED_NODES", error.message, hint, severity="warning")
         return _combined(node_lists.own()), [warning]
 
 

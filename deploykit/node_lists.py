@@ -1,8 +1,8 @@
 """The lists of nodes that failed: the user's own, and those that the users of a site share.
 
-A shared folder, ``$DEPLOYKIT_SHARED_NODES``, holds a file for each user. Nobody writes another's,
-and its owner, not its name, says whose it is. Where several entries are about a node the latest
-clear overrides those before it, whoever made them.
+A shared folder, ``$DEPLOYKIT_SHARED_NODES``, holds a file for each user, who alone writes it. The
+owner of a file, not its name, says whose it is. Clearing a node overrides all earlier entries about
+it, also those of other users.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 
 from deploykit import paths
 from deploykit.decode import from_json
+from deploykit.errors import UsageError
 
 DAYS = 7
 """Days after which a node may be used again."""
@@ -83,9 +84,19 @@ def own() -> list[Node]:
 
 
 def others() -> list[Node]:
-    """The same of all other users who share the folder. Raises OSError where it cannot be read."""
+    """The same of all other users who share the folder.
+
+    Raises UsageError where it cannot be read.
+    """
     folder = paths.shared_nodes()
-    return [] if folder is None else [node for file in _files(folder) for node in _of_other(file)]
+    if folder is None:
+        return []
+    try:
+        return [node for file in _files(folder) for node in _of_other(file)]
+    except OSError as error:
+        message = f"{folder} cannot be read: {error.strerror}"
+        hint = "DEPLOYKIT_SHARED_NODES names it: make it, or unset the variable"
+        raise UsageError(message, hint=hint) from error
 
 
 def write(nodes: Iterable[Node]) -> None:
@@ -96,25 +107,23 @@ def write(nodes: Iterable[Node]) -> None:
     text = json.dumps([asdict(node) for node in nodes], indent=1) + "\n"
     file = paths.left_out()
     paths.private_folder(file.parent)
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
-    paths.write(scratch, text)
-    scratch.replace(file)
+    _replace(file, text, 0o600)
     if (folder := paths.shared_nodes()) is not None:
         try:
-            _publish(folder, text)
+            _replace(folder / f"{os.getuid()}.json", text, 0o644)
         except OSError as error:
             what = f"{folder} cannot be written: {error.strerror}; others still use these nodes"
             logging.getLogger(__name__).warning("warning: DEPLOYKIT_SHARED_NODES: %s", what)
 
 
-def _publish(folder: Path, text: str) -> None:
-    """Write this user's file, for all to read, in one step."""
-    descriptor, scratch = tempfile.mkstemp(prefix=".", dir=folder)
+def _replace(file: Path, text: str, mode: int) -> None:
+    """Write a file in one step."""
+    descriptor, scratch = tempfile.mkstemp(prefix=".", dir=file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
             out.write(text)
-        Path(scratch).replace(folder / f"{os.getuid()}.json")
+        Path(scratch).replace(file)
     except OSError:
         Path(scratch).unlink(missing_ok=True)
         raise

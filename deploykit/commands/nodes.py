@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from deploykit import left_out, node_report, paths
+from deploykit import left_out, node_report
 from deploykit.commands import output
-from deploykit.errors import NotFound, UsageError
+from deploykit.errors import NotFound
 from deploykit.node_lists import Node
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node. Raises NotFound, and clears none, where one is not listed."""
-    nodes = _every()
+    nodes = left_out.every()
     named = {*args.clear, *filter(None, [args.report])}
     unknown = sorted(named - {node.node for node in nodes})
     if unknown:
@@ -59,15 +59,6 @@ def run(args: argparse.Namespace) -> int:
     elif not cleared:
         output.note("no nodes are excluded")
     return 0
-
-
-def _every() -> list[Node]:
-    try:
-        return left_out.every()
-    except OSError as error:
-        message = f"{paths.shared_nodes()} cannot be read: {error.strerror}"
-        hint = "DEPLOYKIT_SHARED_NODES names it: make it, or unset the variable"
-        raise UsageError(message, hint=hint) from error
 
 
 def _report(nodes: list[Node], *, as_json: bool) -> int:
