@@ -22,6 +22,12 @@ BARS = (
 )
 
 
+MOVING = "".join(f"\rbatch:  52%|##  | {n}/445 [04:18<04:01, 1.90it/s]" for n in range(230, 245))
+REDRAWN = "batch:  52%|##  | 230/445 [04:18<04:01, 1.90it/s]\n" * 15
+NAMES = [f"{first}{second}" for first in "ghijklmnopqrst" for second in "ghijklmnopqr"]
+OTHER = "".join(f"reads the table {name}\n" for name in NAMES)
+
+
 def diagnosed(capsys, *paths):
     """The label of the first cause."""
     cli.main(["diagnose", *map(str, paths), "--json"])
@@ -42,6 +48,11 @@ def diagnosed(capsys, *paths):
         ("\r 90%|## | 18/20 [22:41<0:00, 6.75s/it, loss=1.9]\nweights saved\n", "data_corrupt"),
         (STEPS.splitlines(keepends=True)[0] * 2, "data_corrupt"),
         (BARS, "data_corrupt"),
+        (MOVING, None),
+        (REDRAWN, "data_corrupt"),
+        (OTHER, None),
+        (OTHER.replace("reads the table m", "fails to read the table m"), "data_corrupt"),
+        ("".join(f"reads the table {n}\n" for n in range(200)), "data_corrupt"),
         (
             "wandb: epoch 3\nwandb: loss 2.0071\nwandb: step 4, 0.1\nwandb: step 5, 0.2\n",
             "data_corrupt",
@@ -64,6 +75,11 @@ def diagnosed(capsys, *paths):
         "part-of-a-bar-and-saved",
         "one-step-twice",
         "bars",
+        "a-bar-that-moves-on",
+        "a-bar-drawn-again",
+        "for-long",
+        "for-long-but-fails",
+        "one-line-for-long",
         "wandb",
         "wandb-quoted",
         "failed-later",
@@ -109,8 +125,18 @@ def test_a_loss_that_is_finite_again_was_nan_once(tmp_path, capsys):
 
 def test_steps_do_not_overcome_what_a_training_goes_on_with(tmp_path, capsys):
     log = tmp_path / "job.log"
-    log.write_text(f"NCCL INFO NET/OFI Selected Provider is tcp\n{STEPS}")
+    log.write_text(f"NCCL INFO NET/OFI Selected Provider is tcp\n{STEPS}{OTHER}")
     assert diagnosed(capsys, log) == "efa_not_used"
+
+
+@pytest.mark.parametrize(("steps", "label"), [(40, "slurm_cancelled"), (60, None)])
+def test_many_steps_are_of_another_run_than_the_one_that_was_cancelled(
+    steps, label, tmp_path, capsys
+):
+    log = tmp_path / "nohup.out"
+    cancelled = "slurmstepd: error: *** STEP 2179.0 ON n4 CANCELLED AT 2026-03-02T11:35:50 ***\n"
+    log.write_text(cancelled + "".join(f"epoch 1 | loss 2.1{n:02}\n" for n in range(steps)))
+    assert diagnosed(capsys, log) == label
 
 
 def test_a_bar_shows_that_the_script_has_overcome_its_start(tmp_path, capsys):

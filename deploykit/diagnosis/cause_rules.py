@@ -29,7 +29,7 @@ _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
         *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
-        *("lasting", "startup"),
+        *("steps", "startup"),
     },
     "messages": {"label", "means", "match", "literals"},
     "harmless": {"match", "literals", "spans"},
@@ -54,7 +54,7 @@ class CauseRule:
     confidence: float = 0.9
     also: tuple[str, ...] = ()
     firm: bool = False
-    lasting: bool = False
+    steps: int = 2
     yields: tuple[str, ...] = ()
     raised_in: re.Pattern[str] | None = None
     least: int = 1
@@ -260,7 +260,7 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         confidence=float(entry.get("confidence", 0.9)),
         also=tuple(entry.get("also", ())),
         firm=bool(entry.get("firm", False)),
-        lasting=bool(entry.get("lasting", False)),
+        steps=int(entry.get("steps", 2)),
         yields=tuple(entry.get("yields", ())),
         raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
         least=int(entry.get("least", 1)),

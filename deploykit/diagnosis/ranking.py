@@ -303,7 +303,7 @@ class Diagnosis:
         for kind in KINDS:
             chosen = [cause for cause in firm if cause.rule.kind == kind]
             if chosen:
-                chosen = _with_precursors(chosen, firm)
+                chosen = _with_precursors(chosen, kept.values())
                 rest = [cause for cause in kept.values() if cause not in chosen]
                 return [self._finish(cause, rest) for cause in _one_per_label(chosen)]
         return []
@@ -343,11 +343,13 @@ def _shown(rule: CauseRule, raw: str) -> str:
     return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
 
 
-def _with_precursors(chosen: list[Cause], firm: list[Cause]) -> list[Cause]:
-    """The chosen causes, preceded by those that they yield to and that were seen earlier."""
+def _with_precursors(chosen: list[Cause], kept: Iterable[Cause]) -> list[Cause]:
+    """The chosen causes, preceded by those that they yield to and that were seen earlier, a mere
+    warning of them included.
+    """
     ahead = [
         early
-        for early in firm
+        for early in kept
         if any(early.rule.label in c.rule.yields and early.order < c.order for c in chosen)
     ]
     return [*ahead, *(cause for cause in chosen if cause not in ahead)]

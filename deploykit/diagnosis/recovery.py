@@ -1,4 +1,4 @@
-"""Errors that a log overcomes: the script goes on for long, or a training prints steps."""
+"""Errors that a log overcomes: the log goes on for long, or a training prints steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from deploykit.diagnosis import log_forms
+from deploykit.diagnosis.cause_rules import CauseRule
 from deploykit.diagnosis.ranking import Cause
 from deploykit.errors import NotFound
 
@@ -18,8 +19,9 @@ _STEP = re.compile(
     \b(?:step|epoch|ep|iters?|iteration|update|batch|it|fold)\b(?:\(\w+\))?\W{0,6}\d.*\d\.\d
     |\bepoch\W{1,4}\d+\b.*\d
     |^\s*\d+(?:\s+\d+\.\d+){2,}\s*$
-    |(?:loss|accuracy|\bacc|auc|f1|precision|recall|dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid
-        |reward|r2|rmse|mae)(?:[-@_\ ]?\w{1,8})?(?:\ \(\w{1,12}\))?\W{1,6}\d+\.\d
+    |(?:loss|accuracy|(?:\b|_)acc|(?:success|win)[_\ ]rate|auc|f1|precision|recall
+        |dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid|reward|r2|rmse|mae
+        )(?:[-@_\ ]?\w{1,8})?(?:\ \(\w{1,12}\))?\W{1,6}\d+\.\d
     """
 )
 """A line that a training prints now and then, in lower case: its place in it, a measured value, or
@@ -28,8 +30,8 @@ _MAY_BE_STEP = re.compile(rb"\d\.\d|poch|POCH")
 """What every such line holds, and others seldom: it is found twenty times as fast."""
 _NO_STEP = re.compile(rb"(?i)^.{0,20}\bwandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
 """Summaries, which wandb and Slurm print after failures too; bars, drawn again at an early end."""
-_BAR = re.compile(rb"\d%\|.{0,400}\| +\d+/\d+ \[")
-"""A progress bar: the program that the script was to start runs."""
+_BAR = re.compile(rb"\d%\|[^|\r\n]{0,400}\| +(\d+)/(\d+) \[")
+"""A progress bar, and how much of what is done: the program that the script was to start runs."""
 _RAISED = re.compile(
     rb"(?!Conda|(?:Import|ModuleNotFound|FileNotFound|Syntax)Error)[A-Za-z][\w.]*"
     rb"(?:Error|Exception)(?:: |$)"
@@ -54,8 +56,11 @@ _BEGINNING = 3
 """Lines at the beginning of a log by which the beginning of another run is recognized."""
 _FAILURE = re.compile(rb"(?i)error|warn|fail|exception|exit|unexpected|killed|\bfile \"")
 """Lines that may come again without another run."""
-_STEPS = 2
-"""Steps, or one and a sign that all are done, after which an error is overcome."""
+_MOVES = 4
+"""Moves of a progress bar that are as good as a step: at an early end it is drawn again."""
+_KINDS = 150
+"""Lines that differ in more than numbers and speak of no failure, that overcome an error."""
+_HEX = b"0123456789abcdefABCDEF"
 
 
 def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]) -> bool:
@@ -74,7 +79,7 @@ def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]
     rest = enumerate(_after(paths[name], line)) if after else ()
     if any(number >= after or _runs(piece) for number, piece in rest):
         return True
-    return not cause.rule.lasting and trains_on(paths[name], last[name], cause.rule.until)
+    return cause.rule.steps > 0 and _goes_on(paths[name], last[name], cause.rule)
 
 
 def _begins_again(path: Path, line: int) -> bool:
@@ -106,19 +111,63 @@ def _runs(line: bytes) -> bool:
     return bool(_BAR.search(line) or _RAISED.match(line))
 
 
-def trains_on(path: Path, line: int, until: re.Pattern[str] | None = None) -> bool:
-    """Whether a training prints steps in a log after a line; `until` matches in each, if given."""
+def _goes_on(path: Path, line: int, rule: CauseRule) -> bool:
+    """Whether a training prints steps in a log after a line, or one and a sign that all are done.
+
+    As good are a progress bar that moves on and lines of many kinds, unless `until` must match.
+    """
     seen: set[bytes] = set()
+    kinds = _Kinds()
+    bars = _Bars(rule.steps * _MOVES)
     for text in _after(path, line):
-        is_step = _MAY_BE_STEP.search(text) and _STEP.search(text.lower()) and _shows(text, until)
-        if (is_step or (seen and _DONE.search(text))) and not _NO_STEP.search(text):
+        if rule.until is None and (bars.advance(text) or kinds.add(text) == _KINDS):
+            return True
+        says_so = _is_step(text, rule.until) or (seen and _DONE.search(text))
+        if says_so and not _NO_STEP.search(text):
             seen.add(text)
-            if len(seen) == _STEPS:
+            if len(seen) == rule.steps:
                 return True
     return False
 
 
-def _shows(text: bytes, until: re.Pattern[str] | None) -> bool:
+class _Kinds:
+    """Lines in a row that differ in more than numbers, and do not speak of a failure."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def add(self, text: bytes) -> int:
+        """Add a line; how many there are."""
+        kind = text.translate(None, _HEX)
+        if kind not in self._seen and _FAILURE.search(text):
+            self._seen.clear()
+        else:
+            self._seen.add(kind)
+        return len(self._seen)
+
+
+class _Bars:
+    """How far progress bars have come, by what is to do in all."""
+
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
+        self._done: dict[bytes, int] = {}
+        self._moves: dict[bytes, int] = {}
+
+    def advance(self, text: bytes) -> bool:
+        """Whether one has moved on often enough, with those of a line."""
+        if b"%|" not in text:  # found ten times as fast
+            return False
+        for done, total in _BAR.findall(text):
+            moves = total in self._done and int(done) > self._done[total]
+            self._moves[total] = self._moves.get(total, 0) + moves
+            self._done[total] = int(done)
+        return any(moves >= self._enough for moves in self._moves.values())
+
+
+def _is_step(text: bytes, until: re.Pattern[str] | None) -> bool:
+    if not (_MAY_BE_STEP.search(text) and _STEP.search(text.lower())):
+        return False
     return until is None or until.search(text.decode(errors="replace")) is not None
 
 
