@@ -29,7 +29,7 @@ _KEYS = {
     "cause": {
         *("label", "kind", "match", "literals", "after", "unless", "confidence"),
         *("also", "means", "not", "fix", "firm", "yields", "raised_in", "least", "until"),
-        *("steps", "startup"),
+        *("steps", "startup", "warned_by"),
     },
     "messages": {"label", "means", "match", "literals"},
     "harmless": {"match", "literals", "spans"},
@@ -56,6 +56,7 @@ class CauseRule:
     firm: bool = False
     steps: int = 2
     yields: tuple[str, ...] = ()
+    warned_by: tuple[str, ...] = ()
     raised_in: re.Pattern[str] | None = None
     least: int = 1
     until: re.Pattern[str] | None = None
@@ -262,6 +263,7 @@ def _cause(entry: dict[str, Any], path: Path) -> CauseRule:
         firm=bool(entry.get("firm", False)),
         steps=int(entry.get("steps", 2)),
         yields=tuple(entry.get("yields", ())),
+        warned_by=tuple(entry.get("warned_by", ())),
         raised_in=_regex(entry["raised_in"], path) if "raised_in" in entry else None,
         least=int(entry.get("least", 1)),
         until=_regex(entry["until"], path) if "until" in entry else None,

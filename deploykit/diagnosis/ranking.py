@@ -344,15 +344,19 @@ def _shown(rule: CauseRule, raw: str) -> str:
 
 
 def _with_precursors(chosen: list[Cause], kept: Iterable[Cause]) -> list[Cause]:
-    """The chosen causes, preceded by those that they yield to and that were seen earlier, a mere
-    warning of them included.
-    """
+    """The chosen causes, preceded by those that they yield to and that were seen earlier."""
     ahead = [
         early
         for early in kept
-        if any(early.rule.label in c.rule.yields and early.order < c.order for c in chosen)
+        if any(_yields(late.rule, early) and early.order < late.order for late in chosen)
     ]
     return [*ahead, *(cause for cause in chosen if cause not in ahead)]
+
+
+def _yields(rule: CauseRule, early: Cause) -> bool:
+    """Whether a cause comes before one of this rule; of some even a warning does."""
+    label = early.rule.label
+    return label in rule.warned_by or bool(early.firm and label in rule.yields)
 
 
 def _one_per_label(causes: list[Cause]) -> list[Cause]:

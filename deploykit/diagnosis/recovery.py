@@ -20,12 +20,13 @@ _STEP = re.compile(
     |\bepoch\W{1,4}\d+\b.*\d
     |^\s*\d+(?:\s+\d+\.\d+){2,}\s*$
     |(?:loss|accuracy|(?:\b|_)acc|(?:success|win)[_\ ]rate|auc|f1|precision|recall
-        |dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|psnr|fid|reward|r2|rmse|mae
+        |dice|\bm?iou|m?ap|top-?1|bleu|[wc]er|ppl|perplexity|psnr|fid|reward|r2|rmse|mae
         )(?:[-@_\ ]?\w{1,8})?(?:\ \(\w{1,12}\))?\W{1,6}\d+\.\d
     """
 )
 """A line that a training prints now and then, in lower case: its place in it, a measured value, or
 both. (Without regard to case the search takes twice as long.)"""
+_COLOR = re.compile(rb"\x1b\[[\d;]{0,20}m")
 _MAY_BE_STEP = re.compile(rb"\d\.\d|poch|POCH")
 """What every such line holds, and others seldom: it is found twenty times as fast."""
 _NO_STEP = re.compile(rb"(?i)^.{0,20}\bwandb: |(?<!100)%\||\bjob step\b|\bnan\b(?! iteration)")
@@ -172,14 +173,14 @@ def _is_step(text: bytes, until: re.Pattern[str] | None) -> bool:
 
 
 def _after(path: Path, line: int) -> Iterator[bytes]:
-    """The lines of a log in any form after one of them, long lines in pieces."""
+    """The lines of a log in any form after one of them, without colors, long lines in pieces."""
     number = 0
     try:
         with path.open("rb") as source:
             text = log_forms.opened(source, lambda _: None)
             for piece in iter(lambda: text.readline(_WIDEST), b""):
                 if number >= line:
-                    yield piece
+                    yield _COLOR.sub(b"", piece) if b"\x1b" in piece else piece
                 number += piece.endswith(b"\n")
     except (OSError, NotFound):
         return
