@@ -55,12 +55,14 @@ _DONE = re.compile(
 """A line that a program prints when all its steps are done."""
 _BEGINNING = 3
 """Lines at the beginning of a log by which the beginning of another run is recognized."""
-_FAILURE = re.compile(rb"(?i)error|warn|fail|exception|exit|unexpected|killed|\bfile \"")
+_FAILURE = re.compile(rb"(?i)error|warn|fail|exception|exit|unexpected|killed|conflict|\bfile \"")
 """Lines that may come again without another run."""
 _MOVES = 4
 """Moves of a progress bar that are as good as a step: at an early end it is drawn again."""
 _KINDS = 150
 """Lines that differ in more than numbers and speak of no failure, that overcome an error."""
+_INDENTED = re.compile(rb"(?:\S+ \[(?:rank|node) \d+\] )?\s")
+"""A line of a stack, a table or a list, also with the prefix of the launcher."""
 _HEX = b"0123456789abcdefABCDEF"
 
 
@@ -138,11 +140,11 @@ class _Kinds:
         self._seen: set[bytes] = set()
 
     def add(self, text: bytes) -> int:
-        """Add a line; how many there are."""
+        """Add a line, unless it belongs to the one before it; how many there are."""
         kind = text.translate(None, _HEX)
         if kind not in self._seen and _FAILURE.search(text):
             self._seen.clear()
-        else:
+        elif not _INDENTED.match(text):
             self._seen.add(kind)
         return len(self._seen)
 
