@@ -205,3 +205,18 @@ def test_a_script_that_lacks_its_environment_and_a_program_that_runs(
         f'  File "train.py", line 8, in <module>\n    main()\n{exception}\n'
     )
     assert diagnosed(capsys, path) == label
+
+
+def test_a_pool_that_was_interrupted_did_not_time_out(tmp_path, capsys):
+    path = tmp_path / "job.err"
+    path.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "/home/ada/job/data.py", line 31, in main\n'
+        "    rows = rows.map(tokenize, num_proc=8)\n"
+        "KeyboardInterrupt\n"
+        "Traceback (most recent call last):\n"
+        '  File "/opt/venv/lib/python3.12/site-packages/multiprocess/pool.py", line 770, in get\n'
+        "    raise TimeoutError\n"
+        "multiprocess.context.TimeoutError\n"
+    )
+    assert diagnosed(capsys, path) == "unknown"

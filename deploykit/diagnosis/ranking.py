@@ -355,8 +355,7 @@ def _with_precursors(chosen: list[Cause], kept: Iterable[Cause]) -> list[Cause]:
 
 def _yields(rule: CauseRule, early: Cause) -> bool:
     """Whether a cause comes before one of this rule; of some even a warning does."""
-    label = early.rule.label
-    return label in rule.warned_by or bool(early.firm and label in rule.yields)
+    return early.rule.label in (*rule.warned_by, *(rule.yields if early.firm else ()))
 
 
 def _one_per_label(causes: list[Cause]) -> list[Cause]:

@@ -61,6 +61,8 @@ _MOVES = 4
 """Moves of a progress bar that are as good as a step: at an early end it is drawn again."""
 _KINDS = 150
 """Lines that differ in more than numbers and speak of no failure, that overcome an error."""
+_SOON = 20_000
+"""Lines after the error within which they must be."""
 _INDENTED = re.compile(rb"(?:\S+ \[(?:rank|node) \d+\] )?\s")
 """A line of a stack, a table or a list, also with the prefix of the launcher."""
 _HEX = b"0123456789abcdefABCDEF"
@@ -122,8 +124,10 @@ def _goes_on(path: Path, line: int, rule: CauseRule) -> bool:
     seen: set[bytes] = set()
     kinds = _Kinds()
     bars = _Bars(rule.steps * _MOVES)
-    for text in _after(path, line):
-        if rule.until is None and (bars.advance(text) or kinds.add(text) == _KINDS):
+    for number, text in enumerate(_after(path, line)):
+        if rule.until is None and (
+            (b"%|" in text and bars.advance(text)) or (number < _SOON and kinds.add(text) == _KINDS)
+        ):
             return True
         says_so = _is_step(text, rule.until) or (seen and _DONE.search(text))
         if says_so and not _NO_STEP.search(text):
@@ -159,8 +163,6 @@ class _Bars:
 
     def advance(self, text: bytes) -> bool:
         """Whether one has moved on often enough, with those of a line."""
-        if b"%|" not in text:  # found ten times as fast
-            return False
         for done, total in _BAR.findall(text):
             moves = total in self._done and int(done) > self._done[total]
             self._moves[total] = self._moves.get(total, 0) + moves
