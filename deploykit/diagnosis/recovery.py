@@ -56,9 +56,11 @@ _DONE = re.compile(
 _BEGINNING = 3
 """Lines at the beginning of a log by which the beginning of another run is recognized."""
 _FAILURE = re.compile(rb"(?i)error|warn|fail|exception|exit|unexpected|killed|conflict|\bfile \"")
-"""Lines that may come again without another run."""
+"""Words of failures: lines with them may come again without another run, which they do not show."""
 _MOVES = 4
 """Moves of a progress bar that are as good as a step: at an early end it is drawn again."""
+_MANY = 1000
+"""Progress bars that are told apart; a log with more is no training."""
 _KINDS = 150
 """Lines that differ in more than numbers and speak of no failure, that overcome an error."""
 _SOON = 20_000
@@ -69,8 +71,7 @@ _HEX = b"0123456789abcdefABCDEF"
 
 
 def is_overcome(cause: Cause, last: Mapping[str, int], paths: Mapping[str, Path]) -> bool:
-    """Whether the log goes on after an error: in another run, or in training, or else for long,
-    where the script made it.
+    """Whether the log goes on after an error: in another run, in training, or for long.
 
     `last` is the last line of each log that speaks of a failure, and `paths` are the logs, by the
     names that evidence has.
@@ -158,16 +159,20 @@ class _Bars:
 
     def __init__(self, enough: int) -> None:
         self._enough = enough
-        self._done: dict[bytes, int] = {}
-        self._moves: dict[bytes, int] = {}
+        self._bars: dict[bytes, tuple[int, int]] = {}
+        """How much is done, and how often that was more than before."""
 
     def advance(self, text: bytes) -> bool:
         """Whether one has moved on often enough, with those of a line."""
-        for done, total in _BAR.findall(text):
-            moves = total in self._done and int(done) > self._done[total]
-            self._moves[total] = self._moves.get(total, 0) + moves
-            self._done[total] = int(done)
-        return any(moves >= self._enough for moves in self._moves.values())
+        for reached, total in _BAR.findall(text):
+            if len(self._bars) > _MANY:
+                self._bars.clear()
+            now = int(reached)
+            before, moves = self._bars.get(total, (now, 0))
+            self._bars[total] = now, moves + (now > before)
+            if self._bars[total][1] >= self._enough:
+                return True
+        return False
 
 
 def _is_step(text: bytes, until: re.Pattern[str] | None) -> bool:
