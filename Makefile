@@ -60,8 +60,8 @@ audit: $(VENV)/.dev .venv-audit/.ready
 	$(BIN)/python tests/audit/packages.py
 
 # Ten thousand hostile answers, files and lines for each reader; `make test-all` tries 200.
-FUZZ := tests/fuzz tests/test_hostile.py tests/test_jobfile_hostile.py tests/test_terminal.py \
-    tests/test_paste.py tests/node/test_node_preflight_messages.py tests/trainer/test_checkpoint_readers.py \
+FUZZ := tests/fuzz tests/test_hostile.py tests/job/test_jobfile_hostile.py tests/cli/test_terminal.py \
+    tests/lib/test_paste.py tests/node/test_node_preflight_messages.py tests/trainer/test_checkpoint_readers.py \
     tests/trainer/test_http_messages.py
 fuzz: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout=3600 $(FUZZ)
@@ -122,7 +122,7 @@ $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[dev,sagemaker,train]'
 	touch $@
 
-LAUNCHER := tests/sagemaker/launcher
+LAUNCHER := tests/backends/sagemaker/launcher
 .venv-sagemaker/.ready: $(VENV)/.dev $(LAUNCHER)/environment.sh $(LAUNCHER)/requirements.txt
 	sh $(LAUNCHER)/environment.sh .venv-sagemaker
 	touch $@
@@ -149,12 +149,12 @@ LAUNCHER := tests/sagemaker/launcher
 	touch $@
 
 # AWS ParallelCluster has its own wishes too.
-.venv-pcluster/.ready: tests/infra/requirements.txt
+.venv-pcluster/.ready: tests/doctor/infra/requirements.txt
 	$(PYTHON) -m venv .venv-pcluster
-	.venv-pcluster/bin/python -m pip --disable-pip-version-check install -q -r tests/infra/requirements.txt
+	.venv-pcluster/bin/python -m pip --disable-pip-version-check install -q -r tests/doctor/infra/requirements.txt
 	touch $@
 
-TRACKERS := tests/trackers
+TRACKERS := tests/observe/trackers
 .venv-trackers/.ready: $(VENV)/.dev $(TRACKERS)/environment.sh $(TRACKERS)/requirements.txt
 	sh $(TRACKERS)/environment.sh .venv-trackers
 	touch $@

@@ -201,7 +201,7 @@ def sagemaker() -> Iterator[Run]:
     import boto3
 
     from tests.aws_server import moto_server, recorder, sent_requests
-    from tests.sagemaker.launcher.sagemaker_hosts import (
+    from tests.backends.sagemaker.launcher.sagemaker_hosts import (
         Host,
         LauncherFailedError,
         run_on_hosts,

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit.diagnosis import cause_rules
+from deploykit.diagnose import cause_rules
 
 RANKS = 64
 TIMES = 4

@@ -1,9 +1,10 @@
 """How often the first finding of `deploykit diagnose` is right, on logs split by their source.
 
-The argument is a folder as tests/test_diagnosis_corpus.py reads it: logs that other people posted,
-each with its source (a repository or a thread), which stay outside the project. All logs of a
-source are in the same one of ten parts, so the spread over the parts is that over sources, not over
-logs that look alike. `right` counts a label that is acceptable, `exact` the first label only,
+The argument is a folder as tests/diagnose/test_diagnosis_corpus.py reads it: logs that other
+people posted, each with its source (a repository or a thread), which stay outside the project.
+All logs of a source are in the same one of ten parts, so the spread over the parts is that over
+sources, not over logs that look alike.
+`right` counts a label that is acceptable, `exact` the first label only,
 `alarms` healthy logs with a cause.
 
 Rules that were written with these logs at hand fit them. `held out` is the lower bound: a part is
@@ -27,10 +28,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from deploykit.diagnosis import cause_rules, log_prefixes, scan
-from deploykit.diagnosis.cause_rules import CauseRule, RuleSet
-from deploykit.diagnosis.ranking import Diagnosis
-from tests.test_diagnosis_corpus import ONCE
+from deploykit.diagnose import cause_rules, log_prefixes, scan
+from deploykit.diagnose.cause_rules import CauseRule, RuleSet
+from deploykit.diagnose.ranking import Diagnosis
+from tests.diagnose.test_diagnosis_corpus import ONCE
 
 PARTS = 10
 HEALTHY = "none"

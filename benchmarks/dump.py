@@ -25,7 +25,7 @@ from slurm import TOP, children_cpu, cluster
 
 sys.path.insert(0, str(TOP))
 
-from tests.slurm.login_node import LoginNode, login_node, program
+from tests.backends.slurm.login_node import LoginNode, login_node, program
 
 REPEATS = 6
 MOST = 2.0

@@ -31,13 +31,13 @@ from typing import NamedTuple
 _TOP = Path(__file__).resolve().parent.parent
 _COLUMNS = "run, name, backend, target, folder, plan, bundle, created, output, id, state"
 _FIRST = (
-    "from deploykit import registry\n"
+    "from deploykit.run import registry\n"
     "registry.add(registry.Run('seed', 'j', 'local', 'h', '/', '', '', None, 0.0, ''))\n"
     "registry.remove('seed')"
 )
 _SQLITE = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall())"
 _BUNDLE = (
-    "import sys; from pathlib import Path; from deploykit import bundle\n"
+    "import sys; from pathlib import Path; from deploykit.bundle import archive as bundle\n"
     "if sys.argv[1:]: bundle.store(bundle.scan(Path(sys.argv[1]), 10**9, pack=True))"
 )
 _LOST = "CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -127,8 +127,8 @@ def _logs(folder: Path, tree: Path, size: int, apart: int) -> tuple[Path, Path, 
         )
         (run / f"logs/node-{rank}.log").write_text("".join(lines))
     make = (
-        "import os, sys; from deploykit import registry\n"
-        "from deploykit.model import Status, State\n"
+        "import os, sys; from deploykit.run import registry\n"
+        "from deploykit.job.model import Status, State\n"
         "row = registry.Run('r-1', 'j', 'local', os.uname().nodename, sys.argv[1], '', '', None,"
         " 0.0, '')\n"
         "registry.add(row), registry.confirm('r-1', 'r-1', Status(State.SUCCEEDED))"

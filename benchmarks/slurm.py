@@ -101,7 +101,7 @@ def median_cpu(argv: list[str]) -> float:
 def queue(folder: Path) -> dict[str, object]:
     """One `status` of 1,000 queued jobs, compared with one `squeue`."""
     from deploykit.backends import slurm
-    from deploykit.model import Handle
+    from deploykit.job.model import Handle
 
     script = "#!/bin/sh\n#SBATCH --hold\n#SBATCH --output=/dev/null\ntrue\n"
     handles = []
@@ -129,7 +129,7 @@ def array(folder: Path) -> dict[str, object]:
     """An array of 1,000: a run, functions of deploykit's executor, and functions of submitit's."""
     import submitit
 
-    from deploykit import lifecycle
+    from deploykit.run import lifecycle
     from deploykit.slurm import executor
 
     numbers = itertools.count()
@@ -175,7 +175,7 @@ if attempt == 0:
 
 def logs(folder: Path) -> dict[str, object]:
     """50,000 lines of each of 8 ranks, followed live, with a requeue in the middle."""
-    from deploykit import paths
+    from deploykit.lib import paths
 
     (folder / "train.py").write_text(WRITER.format(half=LINES // 2))
     (folder / "job.yaml").write_text(
@@ -326,7 +326,7 @@ def start(folder: Path) -> dict[str, object]:
 
 
 def _start_ours(folder: Path, number: int) -> float:
-    from deploykit import paths
+    from deploykit.lib import paths
 
     ranks, run = folder / f"ours-{number}", f"start-{number}"
     ranks.mkdir()

@@ -148,7 +148,7 @@ def _await(port: int) -> None:
 
 def submit(backend: str) -> Trip:
     """The trip of one submit of the reference job. Raises RuntimeError where it fails."""
-    from deploykit import cli
+    from deploykit.cli import main as cli
 
     servers: dict[str, Any] = {"slurm": slurm, "sagemaker": sagemaker}
     with tempfile.TemporaryDirectory() as state, servers[backend]() as more:

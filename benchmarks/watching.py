@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit.model import State
+from deploykit.job.model import State
 
 TARGET = 0.01
 _AT_MOST = f"(target: {100 * TARGET:g} %)"
@@ -88,8 +88,8 @@ def _bare(folder: str) -> float:
 
 def _watched(folder: str, turn: int) -> float:
     """The same of a run, at which `watch` looks until it has ended."""
-    from deploykit import registry
-    from deploykit.run_watch import Watch
+    from deploykit.run import registry
+    from deploykit.run.watch import Watch
 
     _deploykit(*_SUBMIT, f"turn-{turn}", "--", str(_STEPS), cwd=folder)
     row = registry.known(f"turn-{turn}")
@@ -105,8 +105,8 @@ def _mean(log: str) -> float:
 
 def _measured(folder: Path, seconds: float) -> tuple[float, float, float]:
     """Seconds of CPU of the ranks, of the launcher, and of looks at the run."""
-    from deploykit import registry
-    from deploykit.run_watch import Watch
+    from deploykit.run import registry
+    from deploykit.run.watch import Watch
 
     watch = Watch([registry.known("one")])
     while watch.look()[0].progress.step is None:

@@ -8,17 +8,16 @@
 Importing this imports nothing else: each name is looked up when it is first used.
 """
 
-__version__ = "0.2.0"
-
 TYPE_CHECKING = False  # type checkers take it as true; importing `typing` takes a while
 if TYPE_CHECKING:
-    from deploykit import errors
-    from deploykit.api import attach, check, get, launch, plan, runs, submit
-    from deploykit.job import Job
-    from deploykit.metrics.progress import Progress
-    from deploykit.model import LogLine, Problem, State, Status
-    from deploykit.run import Plan, Run, Runs
-    from deploykit.run_diagnosis import RunDiagnosis
+    from deploykit.api.run import Plan, Run, Runs
+    from deploykit.api.submit import attach, check, get, launch, plan, runs, submit
+    from deploykit.job.job import Job
+    from deploykit.job.model import LogLine, Problem, State, Status
+    from deploykit.lib import errors
+    from deploykit.lib.version import __version__ as __version__
+    from deploykit.observe.metrics.progress import Progress
+    from deploykit.run.diagnosis import RunDiagnosis
 
 __all__ = [
     "Job",
@@ -41,26 +40,29 @@ __all__ = [
     "submit",
 ]
 _HOMES = {
-    **dict.fromkeys(("LogLine", "Problem", "State", "Status"), "model"),
-    **dict.fromkeys(("Plan", "Run", "Runs"), "run"),
-    "Job": "job",
-    "Progress": "metrics.progress",
-    "RunDiagnosis": "run_diagnosis",
+    **dict.fromkeys(("LogLine", "Problem", "State", "Status"), "job.model"),
+    **dict.fromkeys(("Plan", "Run", "Runs"), "api.run"),
+    "Job": "job.job",
+    "Progress": "observe.metrics.progress",
+    "RunDiagnosis": "run.diagnosis",
+    "__version__": "lib.version",
 }
-"""The modules of those names that are not in `api`."""
+"""The modules of those names that are not in `api.submit`."""
 
 
 if not TYPE_CHECKING:  # to them each other name is an error
 
     def __getattr__(name: str) -> object:
         """Import what is used (PEP 562)."""
-        if name not in __all__:
+        if name not in __all__ and name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
         if name == "errors":
             return importlib.import_module("deploykit.errors")
-        value = getattr(importlib.import_module(f"deploykit.{_HOMES.get(name, 'api')}"), name)
+        value = getattr(
+            importlib.import_module(f"deploykit.{_HOMES.get(name, 'api.submit')}"), name
+        )
         globals()[name] = value
         return value
 

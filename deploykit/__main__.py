@@ -2,6 +2,6 @@
 
 import sys
 
-from deploykit.cli import main
+from deploykit.cli.main import main
 
 sys.exit(main())

@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from deploykit import lifecycle
-from deploykit.errors import BackendUnavailable
-from deploykit.job import Job, source
-from deploykit.jobfile import Overrides
+from deploykit.job.file import Overrides
+from deploykit.job.job import Job, source
+from deploykit.lib.errors import BackendUnavailable
+from deploykit.run import lifecycle
 
 
 def estimator(

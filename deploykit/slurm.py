@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, lifecycle, paths
 from deploykit.backends.slurm.options import Options
-from deploykit.errors import JobFileError
-from deploykit.job import Job, source
-from deploykit.jobfile import Overrides, title
-from deploykit.model import JobSpec, Problem
+from deploykit.job import checks
+from deploykit.job.file import Overrides, title
+from deploykit.job.job import Job, source
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import paths
+from deploykit.lib.errors import JobFileError
+from deploykit.run import lifecycle
 
 
 def executor(
@@ -62,5 +64,5 @@ def _unsupported(job: JobSpec, options: Options) -> Iterator[Problem]:
     if job.outputs:
         yield Problem("outputs", "is not supported for functions", hint)
     for name, value in job.env.items():
-        if backend.is_secret(value):
+        if checks.is_secret(value):
             yield Problem(f"env.{name}", "secrets are not supported for functions", hint)

@@ -1,6 +1,6 @@
 """Write the reference in docs/reference/ from the code: `make docs`.
 
-`tests/test_docs.py` holds the files on disk to what this makes.
+`tests/docs/test_docs.py` holds the files on disk to what this makes.
 """
 
 # ruff: noqa: INP001
@@ -22,10 +22,14 @@ import python_api
 import sagemaker_oracle
 import words
 
-from deploykit import backend, cli, errors, schema, source_tree
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import oracle, request
-from deploykit.commands import diagnose, doctor
-from deploykit.decode import (
+from deploykit.bundle import node_plane, source_tree
+from deploykit.cli import diagnose, doctor
+from deploykit.cli import main as cli
+from deploykit.doctor.infra.answers import Answers
+from deploykit.job import schema
+from deploykit.job.decode import (
     DURATION,
     NOT_EMPTY,
     SIZE,
@@ -36,8 +40,8 @@ from deploykit.decode import (
     hints,
     split,
 )
-from deploykit.infra.answers import Answers
-from deploykit.model import JobSpec, State
+from deploykit.job.model import JobSpec, State
+from deploykit.lib import errors
 from deploykit.sweep.model import Sweep
 
 HERE = Path(__file__).resolve().parent
@@ -311,7 +315,7 @@ def exit_codes() -> str:
 
 def node() -> str:
     intro = words.NODE.format(
-        files=names(backend.NODE_PLANE),
+        files=names(node_plane.NODE_PLANE),
         launchers=", ".join(
             f"`{next(iter(variables.values()))}`"
             for variables in cluster.NODES.values()

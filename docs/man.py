@@ -8,7 +8,8 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from deploykit import __version__, cli
+from deploykit.cli import main as cli
+from deploykit.lib.version import __version__
 
 ENVIRONMENT = {
     "DEPLOYKIT_BACKEND": "The backend of a job that names none.",

@@ -14,7 +14,8 @@ from typing import Any
 import words
 
 import deploykit
-from deploykit import errors, sagemaker, slurm
+from deploykit import sagemaker, slurm
+from deploykit.lib import errors
 
 FUNCTIONS = ("submit", "plan", "check", "launch", "runs", "get", "attach")
 CLASSES = (

@@ -1,7 +1,7 @@
 """The examples of the SageMaker oracle, and the tables of its reference page.
 
 `sagemaker-oracle/*.yaml` maps the id of each rule to examples. An example is a change to `PLAIN`, a
-job that runs as asked. `tests/sagemaker/test_sagemaker_oracle.py` checks every one against
+job that runs as asked. `tests/backends/sagemaker/test_sagemaker_oracle.py` checks every one against
 deploykit and against the real SDK.
 """
 
@@ -19,8 +19,8 @@ import yaml
 
 from deploykit.backends.sagemaker import catalog, oracle
 from deploykit.backends.sagemaker.options import Options
-from deploykit.decode import decode
-from deploykit.model import JobSpec, Problem
+from deploykit.job.decode import decode
+from deploykit.job.model import JobSpec, Problem
 
 _FOLDER = Path(__file__).with_name("sagemaker-oracle")
 _LONGEST_VALUE = 90

@@ -65,7 +65,7 @@ def strings(path: Path) -> list[Line]:
     if path.suffix in LINEWISE:
         return list(_of_lines(text, rules=path.suffix == ".toml"))
     tree = ast.parse(text)
-    return sorted({*_of_code(tree), *_shown_docstrings(tree, whole="commands" in path.parts)})
+    return sorted({*_of_code(tree), *_shown_docstrings(tree, whole="cli" in path.parts)})
 
 
 def _of_lines(text: str, *, rules: bool) -> Iterator[Line]:

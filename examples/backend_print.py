@@ -1,7 +1,7 @@
 """The smallest backend: `submit` writes the command to a file. Nothing is started.
 
-Seven functions and four facts, as `deploykit/backend.py` describes them, and one capability beyond
-them. Another package offers such a module by an entry point in its pyproject.toml:
+Seven functions and four facts, as `deploykit/backends/base.py` describes them, and one capability
+beyond them. Another package offers such a module by an entry point in its pyproject.toml:
 
     [project.entry-points."deploykit.backends"]
     print = "backend_print"
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from deploykit import backend
-from deploykit.decode import Help
-from deploykit.errors import SubmitRefused
-from deploykit.finding import Finding, Fix
-from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.backends import base as backend
+from deploykit.job.decode import Help
+from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.lib.errors import SubmitRefused
+from deploykit.lib.finding import Finding, Fix
 
 SUMMARY = "writes the command to a file, and starts nothing"
 PROGRAMS: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Prints what `make coverage` measured, one row a package: lines and branches that the tests ran.
 
 python -m tests.coverage_table build/coverage/report.json
-python -m tests.coverage_table build/coverage/report.json --missing deploykit/commands
+python -m tests.coverage_table build/coverage/report.json --missing deploykit/cli
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOMS = (
-    *("deploykit/commands", "deploykit/backends/slurm", "deploykit/backends/sagemaker"),
-    *("deploykit/backends", "deploykit/doctor", "deploykit/diagnosis", "deploykit/advise"),
-    *("deploykit/infra", "deploykit", "entrypoints/deploykit_node", "entrypoints/trainer"),
+    *("deploykit/cli", "deploykit/api", "deploykit/sweep", "deploykit/run"),
+    *("deploykit/backends/slurm", "deploykit/backends/sagemaker", "deploykit/backends"),
+    *("deploykit/bundle", "deploykit/doctor", "deploykit/advise", "deploykit/diagnose"),
+    *("deploykit/cost", "deploykit/observe", "deploykit/job", "deploykit/lib", "deploykit"),
+    *("entrypoints/deploykit_node", "entrypoints/trainer"),
     "entrypoints",
 )
 """A file belongs to the first of these that holds it."""

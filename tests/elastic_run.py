@@ -12,8 +12,9 @@ import signal
 import time
 from pathlib import Path
 
-from deploykit import registry, run_state
-from deploykit.model import State
+from deploykit.job.model import State
+from deploykit.run import registry
+from deploykit.run import state as run_state
 
 STEPS = 30
 EVERY = 5

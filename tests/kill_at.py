@@ -23,7 +23,7 @@ def main() -> int:
     for step in outer:
         owner = getattr(owner, step)
     setattr(owner, name, _deadly(getattr(owner, name), when))
-    from deploykit import cli
+    from deploykit.cli import main as cli
 
     return cli.main(argv)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import registry
-from deploykit.registry import Run
+from deploykit.run import registry
+from deploykit.run.registry import Run
 
 ROOT = Path(__file__).parent.parent
 STAMP = "2026-11-21T01:46:08.123Z"

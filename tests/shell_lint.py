@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from deploykit import lifecycle
+from deploykit.run import lifecycle
 
 ROOT = Path(__file__).parent.parent
 VARIANTS = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.slurm_helpers import cluster_command, output, wait_for
+from tests.backends.slurm.slurm_helpers import cluster_command, output, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 

@@ -6,9 +6,10 @@ import textwrap
 
 import pytest
 
-from deploykit import cli, paths
+from deploykit.cli import main as cli
+from deploykit.lib import paths
 from tests import elastic_run
-from tests.slurm.slurm_helpers import wait_for
+from tests.backends.slurm.slurm_helpers import wait_for
 
 pytestmark = [pytest.mark.torch]
 

@@ -20,9 +20,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deploykit import backend, lifecycle, paths
-from deploykit.errors import JobFileError
-from tests.slurm.plans import rendered_by_submitit
+from deploykit.backends import base as backend
+from deploykit.job import checks
+from deploykit.lib import paths
+from deploykit.lib.errors import JobFileError
+from deploykit.run import lifecycle
+from tests.backends.slurm.plans import rendered_by_submitit
 
 NASTY = [
     *("$(touch pwned)", "`touch pwned`", "; touch pwned #", "| touch pwned", "&& touch pwned"),
@@ -183,7 +186,7 @@ def test_values_arrive_or_are_refused(bench, backend, job, sagemaker):
     path.write_text(yaml.safe_dump(job, allow_unicode=True), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DEPLOYKIT_HOME", str(bench / "state"))
-        patch.setattr("deploykit.backend.missing_data", lambda job: ())  # they do not exist
+        patch.setattr("deploykit.backends.base.missing_data", lambda job: ())  # they do not exist
         try:
             plan = lifecycle.prepare(path, [], backend, "one").plan
         except JobFileError as error:
@@ -228,7 +231,7 @@ def _run_script(bench, plan, shell):
 
 def _same_environment(plan, environ):
     for name, value in plan.job.env.items():
-        if backend.is_secret(value):
+        if checks.is_secret(value):
             assert json.loads(environ["DEPLOYKIT_SECRETS"])[name] == value
             assert name not in environ
         else:
@@ -283,7 +286,7 @@ def _sagemaker(bench, plan):
     assert json.loads(text) == backend.command(plan.job)
     environ = request["Environment"]
     for name, value in plan.job.env.items():
-        if not backend.is_secret(value):
+        if not checks.is_secret(value):
             assert environ[name] == value
 
 

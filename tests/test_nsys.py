@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, registry
 from deploykit.backends import sagemaker
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.cli import main as cli
+from deploykit.job.model import Entrypoint, JobSpec, Resources
+from deploykit.run import registry
 from tests import nsys_stand_in
-from tests.sagemaker.sagemaker_jobs import OPTIONS
+from tests.backends.sagemaker.sagemaker_jobs import OPTIONS
 
 STOPPING = """\
 import os, signal, sys, time

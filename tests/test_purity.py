@@ -34,7 +34,7 @@ def guard(event, args):
     if event == "open" and args[1] is None and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         raise AssertionError(f"a dry run wrote {args[0]}")
 
-from deploykit import cli
+from deploykit.cli import main as cli
 sys.addaudithook(guard)
 sys.exit(cli.main(sys.argv[1:]))
 """

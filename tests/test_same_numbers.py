@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.aws_server import sent_requests
-from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
-from tests.slurm.slurm_helpers import output
+from tests.backends.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
+from tests.backends.slurm.slurm_helpers import output
 from tests.trainer_losses import losses
 
 ROOT = Path(__file__).parent.parent

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
-from deploykit.inspect import places, stacks
-from tests.slurm.slurm_helpers import wait_for
+from deploykit.cli import main as cli
+from deploykit.observe.inspect import places, stacks
+from tests.backends.slurm.slurm_helpers import wait_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -7,8 +7,10 @@ import re
 
 import pytest
 
-from deploykit import bundle, cli, progress, shell
-from tests.test_terminal import on_terminal
+from deploykit.bundle import archive as bundle
+from deploykit.cli import main as cli
+from deploykit.lib import progress, shell
+from tests.cli.test_terminal import on_terminal
 
 LIMIT = 1 << 30
 RUN = ["submit", "--backend", "print", "--run", "one"]

@@ -33,7 +33,11 @@ def test_the_wheel_contains_what_ships(wheel):
     assert len(rules) > 20
     assert set(rules) <= inside
     assert any(name.endswith(".data/data/share/man/man1/deploykit.1") for name in inside)
-    assert {"deploykit/cli.py", "deploykit/py.typed", "deploykit/entrypoints/call.py"} <= inside
+    assert {
+        "deploykit/cli/main.py",
+        "deploykit/py.typed",
+        "deploykit/entrypoints/call.py",
+    } <= inside
     assert not any(name.startswith(("tests/", "infra/", "entrypoints/")) for name in inside)
 
 
@@ -43,7 +47,9 @@ def test_a_wheel_works_without_a_checkout(wheel, tmp_path):
     (tmp_path / "job.yaml").write_text(
         "name: x\nentrypoint: {script: train.py}\nresources: {time_limit: 1m}\n"
     )
-    main = "import deploykit.cli as c; assert 'site/' in c.__file__; raise SystemExit(c.main())"
+    main = (
+        "import deploykit.cli.main as c; assert 'site/' in c.__file__; raise SystemExit(c.main())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", main, "submit", "--backend", "slurm", "--dry-run"],
         cwd=tmp_path,

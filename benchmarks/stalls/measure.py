@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit.inspect import places, stacks
+from deploykit.observe.inspect import places, stacks
 
 HERE = Path(__file__).resolve().parent
 STALLS = (

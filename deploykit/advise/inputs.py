@@ -13,10 +13,10 @@ from deploykit.advise.architectures import gpt, gpt_of_size
 from deploykit.advise.gpus import Gpu
 from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, Training
-from deploykit.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
-from deploykit.errors import UsageError
-from deploykit.model import Problem
-from deploykit.spelling import did_you_mean
+from deploykit.job.decode import Bounds, Help, Pattern, Plain, Quantity, Size, decode
+from deploykit.job.model import Problem
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib.errors import UsageError
 
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(r"(\d+(?:[._]\d+)*)([KMBT]?)", re.IGNORECASE)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from deploykit.advise.architectures import gpt
 from deploykit.advise.model_shape import Model
 from deploykit.advise.workload import Cluster, ParallelConfig, Training
-from deploykit.errors import UsageError
-from deploykit.model import Problem
+from deploykit.job.model import Problem
+from deploykit.lib.errors import UsageError
 
 _PRECISIONS = {"fp32", "bf16", "fp16"}
 """Precisions that the trainer supports."""

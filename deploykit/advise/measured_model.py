@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, shell
 from deploykit.advise.model_shape import Layer, Model, Sample, Tensor
-from deploykit.decode import from_json
-from deploykit.errors import UsageError
+from deploykit.job.decode import from_json
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import UsageError
 
 _TIMEOUT = 300
 _ERROR_LINES = 3

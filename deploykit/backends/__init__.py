@@ -1,13 +1,13 @@
-"""Backends: each module here meets `deploykit.backend.Backend`, which mypy proves below."""
+"""Backends: each module here meets `deploykit.backends.base.Backend`, which mypy proves below."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deploykit.backend import Backend
     from deploykit.backends import local, sagemaker, slurm
-    from deploykit.capabilities import (
+    from deploykit.backends.base import Backend
+    from deploykit.backends.capabilities import (
         Attach,
         Doctor,
         Dump,

@@ -20,18 +20,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from deploykit import backend, environments, exit_records, logfiles, machine, paths
-from deploykit import bundle as bundles
+from deploykit.backends import base as backend
 from deploykit.backends import local_checks
-from deploykit.decode import NOT_EMPTY, Help
-from deploykit.errors import BackendUnavailable, NotPermitted
-from deploykit.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
-from deploykit.names import MONEY
+from deploykit.bundle import archive as bundles
+from deploykit.job import environments, machine
+from deploykit.job.decode import NOT_EMPTY, Help
+from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
+from deploykit.job.names import MONEY
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, NotPermitted
+from deploykit.observe import exit_records, logfiles
 
 if TYPE_CHECKING:
-    from deploykit.capabilities import Start
+    from deploykit.backends.capabilities import Start
     from deploykit.cost.estimate import Estimate
-    from deploykit.finding import Finding
+    from deploykit.lib.finding import Finding
 
 SUMMARY = "this machine, through torchrun; several nodes are emulated on loopback"
 PROGRAMS = ("sh",)
@@ -207,9 +210,9 @@ def cancel(handle: Handle) -> None:
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Write the stacks of all ranks; see `deploykit.capabilities.Dump`."""
-    from deploykit import shell
-    from deploykit.inspect import node_command
+    """Write the stacks of all ranks; see `deploykit.backends.capabilities.Dump`."""
+    from deploykit.backends import node_command
+    from deploykit.lib import shell
 
     _require_this_machine(handle)
     processes = exit_records.processes(Path(handle.folder))
@@ -220,8 +223,8 @@ def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:  # noqa: ARG001 - the contract
-    """Run a command beside a rank; see `deploykit.capabilities.Shell`."""
-    from deploykit.inspect import node_command
+    """Run a command beside a rank; see `deploykit.backends.capabilities.Shell`."""
+    from deploykit.backends import node_command
 
     _require_this_machine(handle)
     node_command.require_program(Path(handle.folder), handle.run)
@@ -233,7 +236,7 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about this machine; see `deploykit.capabilities.Doctor`."""
+    """Findings about this machine; see `deploykit.backends.capabilities.Doctor`."""
     from deploykit.doctor import local
 
     chosen = environments.python(job.environment) if job.environment else None
@@ -256,21 +259,21 @@ def cost(job: JobSpec, options: Options) -> Estimate:
 
 
 def when(plan: Plan) -> Iterator[Start]:
-    """At once: nothing queues on this machine; see `deploykit.capabilities.When`."""
-    from deploykit.capabilities import Start
+    """At once: nothing queues on this machine; see `deploykit.backends.capabilities.When`."""
+    from deploykit.backends.capabilities import Start
 
     yield Start("this machine", plan.options, datetime.now(UTC))
 
 
 def slots(job: JobSpec, options: Options) -> Sequence[Mapping[str, str]]:  # noqa: ARG001
-    """The GPUs of each job that can run at once; see `deploykit.capabilities.Slots`."""
+    """The GPUs of each job that can run at once; see `deploykit.backends.capabilities.Slots`."""
     each = job.resources.nodes * job.resources.gpus_per_node
     groups = machine.gpu_groups(each, machine.visible(job.env))
     return [{"CUDA_VISIBLE_DEVICES": names} for names in groups]
 
 
 def await_end(handles: Sequence[Handle], timeout: float) -> None:
-    """Wait for the end of a run's shell; see `deploykit.capabilities.Ends`."""
+    """Wait for the end of a run's shell; see `deploykit.backends.capabilities.Ends`."""
     machine.await_end([Path(handle.folder, "claim") for handle in handles], timeout)
 
 
@@ -309,7 +312,7 @@ def _stall(folder: Path) -> str:
     """Why a run that is alive makes no progress; empty while it does."""
     if not any(folder.glob("exit_records/stall-*.json")):
         return ""
-    from deploykit.inspect import stalls
+    from deploykit.observe.inspect import stalls
 
     return stalls.reason(folder)
 

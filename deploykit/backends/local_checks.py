@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit import machine
-from deploykit.model import JobSpec, Problem
+from deploykit.job import machine
+from deploykit.job.model import JobSpec, Problem
 
 _RANKS_PER_CORE = 4
 """Above which a job on this machine is probably meant for another one."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from deploykit.cost import money
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
-from deploykit.model import JobSpec, Problem
-from deploykit.names import BUDGET
+from deploykit.job.model import JobSpec, Problem
+from deploykit.job.names import BUDGET
 
 _OVERRUN = 60
 """Seconds for which a run may be billed after it was stopped at its own cap."""

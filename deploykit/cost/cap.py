@@ -13,7 +13,7 @@ from decimal import ROUND_FLOOR
 from deploykit.cost import budget, money
 from deploykit.cost.estimate import Estimate, span
 from deploykit.cost.money import Money
-from deploykit.model import JobSpec, Problem
+from deploykit.job.model import JobSpec, Problem
 
 VARIABLE = "DEPLOYKIT_CAP"
 _LEAST = 120

@@ -15,8 +15,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit import paths
-from deploykit.decode import Malformed, read_json
+from deploykit.job.decode import Malformed, read_json
+from deploykit.lib import paths
 
 STALE = 60
 """Days after which a price is called old."""

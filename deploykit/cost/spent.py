@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.cost import money, prices
-from deploykit.decode import Malformed, read_json
+from deploykit.job.decode import Malformed, read_json
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit import paths, shell
-from deploykit.decode import decode, from_json, read_json
-from deploykit.errors import BackendUnavailable, NotFound
-from deploykit.finding import Finding, Fix
-from deploykit.model import JobSpec
+from deploykit.job.decode import decode, from_json, read_json
+from deploykit.job.model import JobSpec
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import BackendUnavailable, NotFound
+from deploykit.lib.finding import Finding, Fix
 
 FILE = "machine.json"
 _SHM = "/dev/shm"  # noqa: S108 - where PyTorch shares tensors

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from deploykit import paths, quoting, render
-from deploykit.finding import Fix
+from deploykit.lib import paths, quoting, render
+from deploykit.lib.finding import Fix
 
 CLI, CLOUDFORMATION, TERRAFORM = "aws-cli", "cloudformation", "terraform"
 LANGUAGES = (CLI, CLOUDFORMATION, TERRAFORM)

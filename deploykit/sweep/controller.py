@@ -18,10 +18,14 @@ from decimal import Decimal
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from deploykit import backend, capabilities, lifecycle, run_array, run_state
-from deploykit.errors import DeploykitError, Uncertain
-from deploykit.model import Handle, State
-from deploykit.registry import Run
+from deploykit.backends import base as backend
+from deploykit.backends import capabilities
+from deploykit.job.model import Handle, State
+from deploykit.lib.errors import DeploykitError, Uncertain
+from deploykit.run import array as run_array
+from deploykit.run import lifecycle
+from deploykit.run import state as run_state
+from deploykit.run.registry import Run
 from deploykit.sweep import samplers, space, spending, trial_job, trials
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.promotion import Ladder

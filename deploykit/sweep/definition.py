@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit import backend, bundle, lifecycle, registry
-from deploykit.decode import as_data
-from deploykit.errors import JobFileError
-from deploykit.jobfile import JobFile
-from deploykit.model import Problem
+from deploykit.bundle import archive as bundle
+from deploykit.job import checks
+from deploykit.job.decode import as_data
+from deploykit.job.file import JobFile
+from deploykit.job.model import Problem
+from deploykit.lib.errors import JobFileError
+from deploykit.run import lifecycle, registry
 from deploykit.sweep import folder, space, spending, trial_job
 from deploykit.sweep.file import SweepFile
 from deploykit.sweep.folder import SweepRecord
@@ -87,6 +89,6 @@ def _problems_of_trials(sweep: Sweep, base: Base) -> Iterator[Problem]:
     job = replace(base.job, entrypoint=entry, env={**base.job.env, **passed.env})
     file = JobFile(base.job.__dict__, job, {base.backend: base.options}, {}, {})
     before = set(map(str, lifecycle.problems(file._replace(job=base.job), base.backend)))
-    for problem in (*backend.check_variables(job), *lifecycle.problems(file, base.backend)):
+    for problem in (*checks.check_variables(job), *lifecycle.problems(file, base.backend)):
         if str(problem) not in before:
             yield problem

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit import jobfile
-from deploykit.decode import Plain, decode
-from deploykit.errors import JobFileError, UsageError
-from deploykit.jobfile import Draft, Overrides
-from deploykit.problem import Problem
-from deploykit.spelling import did_you_mean
+from deploykit.job import file as jobfile
+from deploykit.job.decode import Plain, decode
+from deploykit.job.file import Draft, Overrides
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib.errors import JobFileError, UsageError
+from deploykit.lib.problem import Problem
 from deploykit.sweep import space
 from deploykit.sweep.model import Parameter, Sweep
 

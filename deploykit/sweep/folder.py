@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploykit import paths, registry, sweep_folders
-from deploykit.decode import Malformed, as_data, decode, read_json
-from deploykit.errors import NotFound, TryAgain, UsageError
+from deploykit.job.decode import Malformed, as_data, decode, read_json
+from deploykit.lib import paths
+from deploykit.lib.errors import NotFound, TryAgain, UsageError
+from deploykit.run import registry, storage, sweep_folders
 from deploykit.sweep.model import SWEEP, Sweep
 
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
@@ -184,6 +185,21 @@ def controlling(record: SweepRecord) -> Iterator[None]:
                 hint=f"`deploykit sweep status {record.id}` shows it",
             )
         yield
+
+
+def runs_of(sweep: SweepRecord) -> list[registry.Run]:
+    """The runs of all trials of a sweep, the newest first."""
+    rows = registry.select("run >= ? AND run < ?", (f"{sweep.id}-", f"{sweep.id}."))
+    return [row for row in rows if sweep_folders.of_run(row.run, {sweep.id: None})]
+
+
+def remove(sweep: SweepRecord) -> None:
+    """Remove a sweep's definition and journal, and no run. Raises TryAgain while it is controlled.
+
+    Raises CannotWrite where that fails.
+    """
+    with controlling(sweep):
+        storage.remove(sweep.folder)
 
 
 def _locked(file: TextIO, kind: int) -> bool:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploykit import paths
-from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, NotFound
 from deploykit.sweep.folder import SweepRecord
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from deploykit.decode import NOT_EMPTY, Bounds, Help, Pattern
-from deploykit.names import METRIC, MONEY
+from deploykit.job.decode import NOT_EMPTY, Bounds, Help, Pattern
+from deploykit.job.names import METRIC, MONEY
 
 NUMBER = Pattern(
     r"[+-]?([0-9]{1,30}([.][0-9]{0,30})?|[.][0-9]{1,30})([eE][+-]?[0-9]{1,3})?",

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from deploykit import run_diagnosis
-from deploykit.errors import DeploykitError
-from deploykit.metrics.points import Point
-from deploykit.model import State
-from deploykit.registry import Run
-from deploykit.run_metrics import RunMetrics
-from deploykit.spelling import did_you_mean
+from deploykit.job.model import State
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib.errors import DeploykitError
+from deploykit.observe.metrics.points import Point
+from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run.metrics import RunMetrics
+from deploykit.run.registry import Run
 from deploykit.sweep.model import Objective
 
 _LOST = {

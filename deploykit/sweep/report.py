@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deploykit.metrics.points import Point
-from deploykit.metrics.series import without_repeats
-from deploykit.report.chart import COLORS, Chart, Curve, short, thin, ticks
-from deploykit.report.coordinates import Axis, Path
-from deploykit.run_metrics import RunMetrics
+from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.series import without_repeats
+from deploykit.observe.report.chart import COLORS, Chart, Curve, short, thin, ticks
+from deploykit.observe.report.coordinates import Axis, Path
+from deploykit.run.metrics import RunMetrics
 from deploykit.sweep import journal, outcomes, space, summary
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.model import Parameter

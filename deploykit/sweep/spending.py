@@ -7,13 +7,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
-from deploykit import backend, lifecycle
+from deploykit.backends import base as backend
 from deploykit.cost import money, spent
 from deploykit.cost.budget import worst
 from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
-from deploykit.model import Problem, State
-from deploykit.registry import Run, may_still_come
+from deploykit.job.model import Problem, State
+from deploykit.run import lifecycle
+from deploykit.run.registry import Run, may_still_come
 from deploykit.sweep.model import Sweep
 from deploykit.sweep.trial_job import Base
 

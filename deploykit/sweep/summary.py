@@ -9,9 +9,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from deploykit import run_state
 from deploykit.cost.money import Money, cents
-from deploykit.registry import Run
+from deploykit.run import state as run_state
+from deploykit.run.registry import Run
 from deploykit.sweep import (
     controller,
     journal,

@@ -9,9 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit import backend, bundle, capabilities, lifecycle, paths
-from deploykit.errors import DeploykitError, JobFileError, NotFound
-from deploykit.model import Bundle, JobSpec, Plan
+from deploykit.backends import base as backend
+from deploykit.backends import capabilities
+from deploykit.bundle import archive as bundle
+from deploykit.job.model import Bundle, JobSpec, Plan
+from deploykit.lib import paths
+from deploykit.lib.errors import DeploykitError, JobFileError, NotFound
+from deploykit.run import lifecycle
 from deploykit.sweep.folder import SweepRecord
 from deploykit.sweep.space import Passed
 

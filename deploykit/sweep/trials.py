@@ -11,13 +11,13 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from deploykit import registry
 from deploykit.cost import prices
 from deploykit.cost.money import Money
-from deploykit.metrics.points import Point
-from deploykit.model import State
-from deploykit.registry import Run
-from deploykit.run_metrics import RunMetrics
+from deploykit.job.model import State
+from deploykit.observe.metrics.points import Point
+from deploykit.run import registry
+from deploykit.run.metrics import RunMetrics
+from deploykit.run.registry import Run
 from deploykit.sweep import outcomes, promotion, samplers, space
 from deploykit.sweep.folder import SweepRecord, run_id
 from deploykit.sweep.outcomes import Outcome

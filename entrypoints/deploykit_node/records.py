@@ -1,7 +1,7 @@
 """The JSON files that launchers leave in the run folder: their schema, and how to read and write.
 
 All are in ``exit_records/`` of the run folder, one object in one line each. The control plane reads
-them in `deploykit/exit_records.py`; docs/reference/node.md describes them for users.
+them in `deploykit/observe/exit_records.py`; docs/reference/node.md describes them for users.
 """
 
 from __future__ import annotations

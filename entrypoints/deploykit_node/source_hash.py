@@ -1,6 +1,6 @@
 """Check that the source on this machine is the planned one, by computing its hash again.
 
-``DEPLOYKIT_BUNDLE`` is the SHA-256 of the bundle's tar stream, which `deploykit/bundle.py` writes.
+``DEPLOYKIT_BUNDLE`` is the SHA-256 of the bundle's tar stream (`deploykit/bundle/archive.py`).
 ``files.json`` lists the bundle's files, so files added later (caches, build outputs) do not count.
 
 The check finds an archive that was mixed up, or changed by a program that does not know of the

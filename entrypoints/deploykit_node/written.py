@@ -21,7 +21,7 @@ from deploykit_node.cluster import Environ
 from deploykit_node.records import FilesRecord, WrittenRecord
 
 _LISTING = ".deploykit/files.json"
-"""The list of the bundle's files, with mode and size (`deploykit/bundle.py`)."""
+"""The list of the bundle's files, with mode and size (`deploykit/bundle/archive.py`)."""
 _CLUTTER = frozenset({".deploykit", "__pycache__"})
 """Folders of the launcher and of Python, which are no results."""
 _MOST = 100_000

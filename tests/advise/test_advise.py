@@ -10,9 +10,10 @@ from urllib.parse import urlparse
 
 import pytest
 
-from deploykit import cli, jobfile
 from deploykit.advise import Cluster, Training, advise, gpt, gpt_of_size, gpus
 from deploykit.advise.workload import Strategy
+from deploykit.cli import main as cli
+from deploykit.job import file as jobfile
 
 SEVEN = ("--parameters", "7B", "--gpu", "a100-40gb", "--batch-size", "128", "--sequence", "2048")
 MEDIUM = ("--layers", "12", "--width", "768", "--batch-size", "64", "--sequence", "1024")
@@ -265,7 +266,7 @@ def test_a_model_of_ones_own_is_counted_layer_by_layer(tmp_path, monkeypatch, ca
 
 
 def test_the_control_plane_does_without_torch():
-    code = "import sys; from deploykit import cli; cli.main(sys.argv[1:]); "
+    code = "import sys; from deploykit.cli import main as cli; cli.main(sys.argv[1:]); "
     code += "sys.exit('torch' in sys.modules)"
     argv = [sys.executable, "-c", code, "advise", *TINY, "--gpu", "h100"]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 0

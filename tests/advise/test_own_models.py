@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
 from deploykit.advise import Cluster, Training, activations, advise, gpus
 from deploykit.advise.measured_model import from_counts
 from deploykit.advise.workload import ParallelConfig
+from deploykit.cli import main as cli
 
 CHECKOUT = Path(__file__).parents[2]
 COUNTED = json.loads((Path(__file__).parent / "counted_models.json").read_text(encoding="utf-8"))

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
-from deploykit import cli, jobfile
 from deploykit.advise import Cluster, Training, activations, gpt, gpt_of_size, gpus
 from deploykit.advise.memory import memory
 from deploykit.advise.traffic import step
 from deploykit.advise.workload import ParallelConfig
+from deploykit.cli import main as cli
+from deploykit.job import file as jobfile
 from tests.advise.published import compared
 
 A100 = Cluster(gpus.find("a100-80gb"), 8)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import budgets, cli, paths, registry
+from deploykit.cli import main as cli
 from deploykit.cost import budget
+from deploykit.lib import paths
+from deploykit.run import budgets, registry
 from tests.sweep.conftest import site, sweep, toy, write
 from tests.sweep.test_sweep import wait_for
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import api, cli, paths, registry
-from deploykit.job import Job
-from deploykit.model import State, Status
+from deploykit.api import submit as api
+from deploykit.cli import main as cli
+from deploykit.job.job import Job
+from deploykit.job.model import State, Status
+from deploykit.lib import paths
+from deploykit.run import registry
 from tests.aws_server import SECTION
 
 PRICE = ["--set", "slurm.price=2.10 USD/gpu-hour", "--set", "resources.gpus_per_node=4"]

@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from deploykit import paths
 from deploykit.cost import prices
 from deploykit.cost.prices import Price, PriceList
+from deploykit.lib import paths
 
 DAY = dt.date(2026, 11, 23)
 

@@ -11,7 +11,7 @@ import pytest
 from deploykit.backends import local, sagemaker, slurm
 from deploykit.backends.slurm.options import Restarts
 from deploykit.cost import cap, money
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.job.model import Entrypoint, JobSpec, Resources
 
 JOBS = 200
 AWS = {  # USD an hour, copied by hand from the list that ships

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.doctor.aws_vpcs import job_text
 
 

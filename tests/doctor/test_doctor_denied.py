@@ -75,7 +75,7 @@ def test_a_folder_without_some_answers_says_so(doctor, moto, tmp_path):
 
 def test_a_saved_answer_that_is_no_json_is_named(doctor, moto, tmp_path, capsys):
     (tmp_path / "describe-subnets.json").write_text("subnet-1\n")
-    from deploykit import cli
+    from deploykit.cli import main as cli
 
     doctor({}, as_json=False)
     assert cli.main(["doctor", "--backend", "sagemaker", "--from", str(tmp_path)]) == 66

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
 from deploykit.backends.slurm import doctor
+from deploykit.cli import main as cli
 from deploykit.doctor import local
 from deploykit.doctor.local import LocalMachine
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.job.model import Entrypoint, JobSpec, Resources
 
 GOOD = LocalMachine(
     python="python3",

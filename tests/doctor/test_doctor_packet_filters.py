@@ -13,7 +13,7 @@ from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.doctor.aws import inventory, packet_filters, policies
 from deploykit.doctor.aws.inventory import AclEntry, SecurityGroupRule
 from deploykit.doctor.aws.requirements import Flow
-from tests.sagemaker.sagemaker_jobs import vary
+from tests.backends.sagemaker.sagemaker_jobs import vary
 
 PEER = ipaddress.IPv4Network("10.0.0.0/29")
 BLOCKS = [ipaddress.IPv4Network(text) for text in ("10.0.0.0/30", "10.0.0.4/31", "10.0.0.0/8")]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.doctor.aws_faults import FAULTS
 from tests.doctor.aws_snippets import needs_programs
 from tests.doctor.test_doctor_aws import apply

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.trainer.ranks import PATIENCE, outputs, start, start_ranks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploykit import cli, paths
+from deploykit.cli import main as cli
+from deploykit.lib import paths
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.diagnosis import cause_rules, packages, placeholders
+from deploykit.diagnose import cause_rules, packages, placeholders
 from tests.fixes.printed import code_of
 
 TABLES = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))

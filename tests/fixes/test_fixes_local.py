@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, lifecycle, paths
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from deploykit.run import lifecycle
 from tests.fixes.printed import commands, ended, log_of, shell, starting
 from tests.ports import free_port
 

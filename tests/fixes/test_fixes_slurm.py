@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, paths, registry
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from deploykit.run import registry
+from tests.backends.slurm.slurm_helpers import output, wait_for
+from tests.backends.slurm.survival_runs import cluster_of, configure
 from tests.fixes.printed import commands, log_of, shell, starting
-from tests.slurm.slurm_helpers import output, wait_for
-from tests.slurm.survival_runs import cluster_of, configure
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 

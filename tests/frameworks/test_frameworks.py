@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.aws_server import sent_requests
-from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
+from tests.backends.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "examples/frameworks"

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.aws_server import sent_requests
+from tests.backends.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 from tests.frameworks.people import CONFIG, IMAGE, PYTHON, WITHOUT_GPU, people, record
-from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 
 pytestmark = [
     pytest.mark.frameworks,

@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from deploykit import cli, paths
+from deploykit.cli import main as cli
+from deploykit.lib import paths
 from tests.aws_server import SECTION, as_json
+from tests.backends.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 from tests.frameworks.people import PYTHON, people
-from tests.sagemaker.launcher.sagemaker_hosts import on_loopback, run_on_hosts
 
 pytestmark = [
     pytest.mark.frameworks,

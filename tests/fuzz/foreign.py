@@ -9,7 +9,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploykit.errors import DeploykitError
+from deploykit.lib.errors import DeploykitError
 
 ODD = [
     *("", " ", "-", "0", "-1", "+1", "1.5", "1e999", "NaN", "Infinity", "true", "null"),

@@ -11,14 +11,14 @@ from deploykit.backends.sagemaker import doctor, monitor
 from deploykit.backends.slurm import doctor as slurm_doctor
 from deploykit.backends.slurm import options as slurm_options
 from deploykit.backends.slurm import site, site_checks
-from deploykit.decode import decode
 from deploykit.doctor import aws, local
 from deploykit.doctor.aws import collect, inventory
 from deploykit.doctor.aws.requirements import HTTPS, Flow, Requirements
-from deploykit.errors import NotFound
-from deploykit.infra import validation
-from deploykit.infra.answers import Answers
-from deploykit.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
+from deploykit.doctor.infra import validation
+from deploykit.doctor.infra.answers import Answers
+from deploykit.job.decode import decode
+from deploykit.job.model import Entrypoint, JobSpec, LogLine, Resources, State, Status
+from deploykit.lib.errors import NotFound
 from tests.fuzz.foreign import anything, files, given, made, outcome, spoiled, unlike
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from deploykit import log_merge
 from deploykit.backends.slurm import site, states
-from deploykit.diagnosis import cause_rules, log_prefixes, scan
-from deploykit.diagnosis.ranking import Diagnosis
-from deploykit.model import LogLine
+from deploykit.diagnose import cause_rules, log_prefixes, scan
+from deploykit.diagnose.ranking import Diagnosis
+from deploykit.job.model import LogLine
+from deploykit.observe import log_merge
 from tests.fuzz.foreign import given, made, odd, soup, spoiled
 from tests.regex_samples import parsed, sample
 

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import commands, exit_records, paths, registry
-from deploykit.diagnosis import dumps, flight, plain_pickle
-from deploykit.diagnosis.dumps import NotADump
-from deploykit.errors import BackendUnavailable, NotFound
-from deploykit.model import Status
+from deploykit import cli as commands
+from deploykit.diagnose import dumps, flight, plain_pickle
+from deploykit.diagnose.dumps import NotADump
+from deploykit.job.model import Status
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, NotFound
+from deploykit.observe import exit_records
+from deploykit.run import registry
 from deploykit_node import exit_records as node_records
 from deploykit_node import log
 from deploykit_node.requeue import restarts
@@ -151,8 +154,8 @@ def test_list_and_status_go_on_with_a_row_of_another_version(capsys):
     with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database, database:
         database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
         database.execute("UPDATE runs SET state = 'dreaming', created = 'yesterday'")
-    importlib.import_module("deploykit.commands.list")
-    cli = importlib.import_module("deploykit.cli")
+    importlib.import_module("deploykit.cli.list")
+    cli = importlib.import_module("deploykit.cli.main")
     assert commands
     assert cli.main(["list", "--json"]) == 0
     assert "one-1" in capsys.readouterr().out

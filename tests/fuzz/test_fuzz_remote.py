@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from deploykit import shell
 from deploykit.backends.slurm import lookup, remote, ssh
 from deploykit.backends.slurm.remote import RemoteFolder
-from deploykit.errors import BackendUnavailable
-from deploykit.model import Handle
+from deploykit.job.model import Handle
+from deploykit.lib import shell
+from deploykit.lib.errors import BackendUnavailable
 from tests.fuzz.foreign import files, given, made, odd, outcome, soup, spoiled
 
 REMOTE = RemoteFolder("login", "/remote/runs/one-1")

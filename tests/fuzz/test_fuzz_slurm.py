@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from deploykit.backends.slurm import arrays, complaints, queue_position, site, states
-from deploykit.model import Status
+from deploykit.job.model import Status
 from deploykit_node import cluster
 from deploykit_node.requeue import slurm_job
 from tests.fuzz.foreign import TEXT, given, outcome, soup, spoiled

@@ -37,18 +37,22 @@ class Module(NamedTuple):
 
 
 MODULES = {
-    "decode": Module("deploykit/decode.py", "tests/test_decode.py", "tests/test_jobfile.py"),
-    "states": Module("deploykit/backends/slurm/states.py", "tests/slurm/test_slurm_states.py"),
+    "decode": Module(
+        "deploykit/job/decode.py", "tests/job/test_decode.py", "tests/job/test_jobfile.py"
+    ),
+    "states": Module(
+        "deploykit/backends/slurm/states.py", "tests/backends/slurm/test_slurm_states.py"
+    ),
     "request": Module(
         "deploykit/backends/sagemaker/request.py",
-        "tests/sagemaker/test_sagemaker_request_settings.py"
-        " tests/sagemaker/test_sagemaker_request.py",
-        "tests/sagemaker/test_sagemaker_sdk.py",
+        "tests/backends/sagemaker/test_sagemaker_request_settings.py"
+        " tests/backends/sagemaker/test_sagemaker_request.py",
+        "tests/backends/sagemaker/test_sagemaker_sdk.py",
     ),
     "ranking": Module(
-        "deploykit/diagnosis/ranking.py",
-        "tests/test_diagnosis_ranking.py",
-        "tests/test_diagnosis.py tests/test_diagnosis_corpus.py",
+        "deploykit/diagnose/ranking.py",
+        "tests/diagnose/test_diagnosis_ranking.py",
+        "tests/diagnose/test_diagnosis.py tests/diagnose/test_diagnosis_corpus.py",
     ),
     "checkpoint": Module(
         "entrypoints/trainer/checkpoint.py",

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import backend, paths
+from deploykit.bundle import node_plane
+from deploykit.lib import paths
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
@@ -74,7 +75,7 @@ class Bundle:
         self.source = root / 'a "bundle" it\'s'
         self.run_dir = root / "run folder"
         self.run_dir.mkdir()
-        for name, content in backend.node_plane().items():
+        for name, content in node_plane.node_plane().items():
             path = self.source / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.backends.slurm.slurm_helpers import CLUSTER, wait_for
 from tests.node import netns
-from tests.slurm.slurm_helpers import CLUSTER, wait_for
 
 CONTROL = "ctl0"
 """The interface of Slurm's own network."""

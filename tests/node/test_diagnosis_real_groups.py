@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.node import netns
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("failing groups")]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.node import netns
 
 RANK_1 = {

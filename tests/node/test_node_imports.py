@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from deploykit import backend
+from deploykit.bundle import node_plane
 
 FILES = {
-    name: ast.parse(text, feature_version=(3, 10)) for name, text in backend.node_plane().items()
+    name: ast.parse(text, feature_version=(3, 10)) for name, text in node_plane.node_plane().items()
 }
-PACKAGE = f"{backend.FOLDER}/deploykit_node"
+PACKAGE = f"{node_plane.FOLDER}/deploykit_node"
 ALLOWED = {
     f"{PACKAGE}/secret_refs.py": {"boto3", "botocore"},
     f"{PACKAGE}/preflight/group_member.py": {"torch"},
@@ -38,7 +38,7 @@ def imported(tree):
 def file_of(module):
     """The node plane's file that holds a module, or a name in it; None for other packages."""
     while module.startswith("deploykit_node"):
-        path = f"{backend.FOLDER}/{module.replace('.', '/')}"
+        path = f"{node_plane.FOLDER}/{module.replace('.', '/')}"
         for name in (f"{path}.py", f"{path}/__init__.py"):
             if name in FILES:
                 return name

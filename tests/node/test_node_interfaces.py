@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from deploykit import paths
+from deploykit.lib import paths
 from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Choice, Route
 

@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from deploykit import cli
-from deploykit.commands.diagnose import CAUSE_FOUND
+from deploykit.cli import main as cli
+from deploykit.cli.diagnose import CAUSE_FOUND
 from deploykit_node.cluster import BadEnvironment, Cluster
 from deploykit_node.network import rendezvous
 from deploykit_node.preflight import coordinator, findings, peers, report

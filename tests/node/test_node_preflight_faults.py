@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploykit import backend, paths
+from deploykit.backends import base as backend
+from deploykit.lib import paths
 from tests.node import netns
 
 pytestmark = pytest.mark.slow

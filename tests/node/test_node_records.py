@@ -12,7 +12,8 @@ from typing import get_origin, get_type_hints, is_typeddict
 
 import pytest
 
-from deploykit import backend, exit_records
+from deploykit.backends import base as backend
+from deploykit.observe import exit_records
 from deploykit_node import cap, node, records
 from deploykit_node import exit_records as node_records
 from deploykit_node import written as what_was_written

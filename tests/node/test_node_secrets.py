@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from deploykit import paths
+from deploykit.lib import paths
 from deploykit_node import secret_refs
 from deploykit_node.cluster import BadEnvironment
 

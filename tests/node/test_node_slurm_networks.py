@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
+from tests.backends.slurm import survival_runs as runs
 from tests.node import netns, topologies
 from tests.node.slurm_machines import Field
-from tests.slurm import survival_runs as runs
 from tests.trainer_losses import losses
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("topologies")]

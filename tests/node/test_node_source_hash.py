@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-from deploykit import backend, paths
-from deploykit import bundle as bundles
+from deploykit.bundle import archive as bundles
+from deploykit.bundle import node_plane
+from deploykit.lib import paths
 
 LIMIT = 10**7
 SAYS = "import os; print('ran', 'DEPLOYKIT_BUNDLE' in os.environ)\n"
@@ -56,7 +57,7 @@ def rewrite(path, text):
 
 
 def relist(source, change):
-    listing = source / backend.FILES
+    listing = source / node_plane.FILES
     listed = json.loads(listing.read_text())
     change(listed)
     listing.write_text(json.dumps(listed, sort_keys=True))
@@ -86,10 +87,10 @@ TAMPERED = {
     "off the list": (hide_train, "SHA-256 is"),
     "list of devices": (lambda s: relist(s, lambda it: it.update({"/dev/zero": 1})), "/dev/zero"),
     "a name that forges a line": (forge_a_line, r"'a\n[rank 3] ran'"),
-    "no list": (lambda s: (s / backend.FILES).unlink(), "files.json cannot be used"),
-    "list of numbers": (lambda s: (s / backend.FILES).write_text("[1]"), "cannot be used"),
-    "bytes as a list": (lambda s: (s / backend.FILES).write_bytes(b"\xff\0"), "cannot be used"),
-    "deep list": (lambda s: (s / backend.FILES).write_text("[" * 10**5), "cannot be used"),
+    "no list": (lambda s: (s / node_plane.FILES).unlink(), "files.json cannot be used"),
+    "list of numbers": (lambda s: (s / node_plane.FILES).write_text("[1]"), "cannot be used"),
+    "bytes as a list": (lambda s: (s / node_plane.FILES).write_bytes(b"\xff\0"), "cannot be used"),
+    "deep list": (lambda s: (s / node_plane.FILES).write_text("[" * 10**5), "cannot be used"),
 }
 
 

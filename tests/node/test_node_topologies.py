@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import paths
+from deploykit.lib import paths
 from tests.node import netns, topologies
 
 HERE = Path(__file__).parent

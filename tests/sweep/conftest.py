@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli
+from deploykit.cli import main as cli
 from tests.sweep.halving import RATES, TRAIN
 
 SCRIPT = """\

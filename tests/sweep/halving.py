@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploykit import paths
+from deploykit.lib import paths
 
 STEPS = 27
 TRAIN = f"""\

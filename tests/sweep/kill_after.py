@@ -30,7 +30,7 @@ def main() -> int:
             if left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    from deploykit import cli
+    from deploykit.cli import main as cli
 
     ours = str(Path(cli.__file__).parent) + os.sep  # a checkout may itself be called deploykit
     sys.setprofile(look)

@@ -15,10 +15,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import backend, bundle, logfiles
+from deploykit.backends import base as backend
+from deploykit.bundle import archive as bundle
 from deploykit.cost.estimate import for_machine
-from deploykit.errors import SubmitRefused
-from deploykit.model import Handle, Plan, State, Status
+from deploykit.job.model import Handle, Plan, State, Status
+from deploykit.lib.errors import SubmitRefused
+from deploykit.observe import logfiles
 
 SUMMARY = "a process on this machine"
 PROGRAMS = ("sh",)

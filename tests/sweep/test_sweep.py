@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, machine, paths
 from deploykit.backends import local
-from deploykit.model import Entrypoint, JobSpec, Resources
+from deploykit.cli import main as cli
+from deploykit.job import machine
+from deploykit.job.model import Entrypoint, JobSpec, Resources
+from deploykit.lib import paths
 from tests.sweep import plain
 
 SAMPLERS = {

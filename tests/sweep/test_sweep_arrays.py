@@ -6,9 +6,13 @@ import subprocess
 
 import pytest
 
-from deploykit import cli, paths, registry, run_array, run_state
 from deploykit.backends.slurm import client, run_arrays
-from deploykit.errors import SubmitRefused
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from deploykit.lib.errors import SubmitRefused
+from deploykit.run import array as run_array
+from deploykit.run import registry
+from deploykit.run import state as run_state
 from tests.sweep import plain
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

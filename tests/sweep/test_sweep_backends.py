@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from deploykit import cli, paths
+from deploykit.cli import main as cli
+from deploykit.lib import paths
 from tests.aws_server import SECTION, sent_requests
 from tests.sweep import plain
 

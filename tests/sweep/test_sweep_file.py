@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deploykit.decode import Plain
-from deploykit.errors import DeploykitError, JobFileError, UsageError
+from deploykit.job.decode import Plain
+from deploykit.lib.errors import DeploykitError, JobFileError, UsageError
 from deploykit.sweep import file, space
 from deploykit.sweep.model import Parameter
 from tests.docs_runner import blocks

@@ -7,7 +7,9 @@ import os
 
 import pytest
 
-from deploykit import cli, paths, registry
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from deploykit.run import registry
 from tests.sweep import plain
 from tests.sweep.test_sweep import SLEEP, deploykit, priced, wait_for
 

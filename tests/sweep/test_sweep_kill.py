@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import paths
+from deploykit.lib import paths
 from tests.aws_server import SECTION, as_json
 from tests.sweep import plain
 from tests.sweep.halving import LENGTHS, counts

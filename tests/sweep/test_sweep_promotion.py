@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from deploykit import paths
+from deploykit.lib import paths
 from deploykit.sweep import promotion, samplers
 from deploykit.sweep.file import from_data
 from deploykit.sweep.promotion import Ladder

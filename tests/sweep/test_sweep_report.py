@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from deploykit import cli, paths
-from deploykit.report import coordinates
-from deploykit.report.coordinates import Axis
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from deploykit.observe.report import coordinates
+from deploykit.observe.report.coordinates import Axis
 from tests.browser import BROWSER
 from tests.live_run import OnTerminal
+from tests.observe.test_report import EVIL, checked
 from tests.sweep.test_sweep import SLEEP, deploykit, priced, wait_for
-from tests.test_report import EVIL, checked
 
 PARAMETERS = """{
   lr: {range: [0.001, 0.1], log: true},

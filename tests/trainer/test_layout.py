@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deploykit import cli, jobfile
+from deploykit.cli import main as cli
+from deploykit.job import file as jobfile
 from tests.trainer.ranks import train
 from trainer.errors import ConfigError
 from trainer.layout import Layout

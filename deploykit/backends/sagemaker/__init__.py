@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker.job_cost import alternatives
 from deploykit.backends.sagemaker.job_cost import estimate as cost
 from deploykit.backends.sagemaker.monitor import cancel, find, logs, metrics, status
 from deploykit.backends.sagemaker.options import Options, bills, environment_region
 from deploykit.backends.sagemaker.oracle import check
 from deploykit.backends.sagemaker.submission import plan, submit
-from deploykit.errors import DeploykitError, NotFound, UsageError
-from deploykit.model import Handle, JobSpec, Plan
+from deploykit.job.model import Handle, JobSpec, Plan
+from deploykit.lib.errors import DeploykitError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from deploykit.capabilities import Start
-    from deploykit.finding import Finding
+    from deploykit.backends.capabilities import Start
+    from deploykit.lib.finding import Finding
 
 SUMMARY = "Amazon SageMaker training jobs, through its SDK or plain boto3"
 PROGRAMS: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ def attach(run: str, folder: Path, target: str | None) -> Handle:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.capabilities.Ready`."""
+    """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
     if absent:
         yield from ((each, "pip install 'deploykit[sagemaker]', or boto3 alone") for each in absent)
         return
@@ -61,7 +61,7 @@ def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
     """The results in S3; the source archive there is shared with other runs."""
-    from deploykit import shell
+    from deploykit.lib import shell
 
     above, of_run, _ = output.partition(f"/{handle.run}/")
     if of_run and above.startswith("s3://"):
@@ -70,14 +70,14 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:
 
 
 def dump_by_hand(handle: Handle) -> tuple[str, str]:
-    """Why no stacks can be taken from here; see `deploykit.capabilities.DumpByHand`."""
+    """Why no stacks can be taken from here; see `deploykit.backends.capabilities.DumpByHand`."""
     from deploykit.backends.sagemaker import remote_debug
 
     return remote_debug.dump_by_hand(handle)
 
 
 def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """A shell in the container of a rank's node; see `deploykit.capabilities.Shell`."""
+    """A shell in the container of a rank's node; see `deploykit.backends.capabilities.Shell`."""
     from deploykit.backends.sagemaker import remote_debug
 
     return remote_debug.enter(handle, rank, command, terminal=terminal)
@@ -86,7 +86,7 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the AWS account and network; see `deploykit.capabilities.Doctor`."""
+    """Findings about the AWS account and network; see `deploykit.backends.capabilities.Doctor`."""
     from deploykit.backends.sagemaker import doctor
 
     yield from doctor.examine(job, options, saved, save)
@@ -101,7 +101,7 @@ def when(plan: Plan) -> Iterator[Start]:
 
 
 def refresh_prices(job: JobSpec, options: Options) -> str:  # noqa: ARG001 - the contract
-    """Ask AWS's price list for the prices of the region; see `deploykit.capabilities.Prices`."""
+    """Ask AWS's price list for the prices of the region; see `capabilities.Prices`."""
     from deploykit.backends.sagemaker import price_list
     from deploykit.backends.sagemaker.options import region
 

@@ -19,15 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.errors import (
+from deploykit.job.model import Problem
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
     NotPermitted,
     SubmitRefused,
     TryAgain,
 )
-from deploykit.model import Problem
-from deploykit.spelling import did_you_mean
 
 _ATTEMPTS = 5
 _TIMEOUT = 60.0

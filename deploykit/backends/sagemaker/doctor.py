@@ -12,9 +12,9 @@ from deploykit.backends.sagemaker import requirements
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.doctor import aws
 from deploykit.doctor.aws import collect, inventory
-from deploykit.errors import NotFound, NotPermitted
-from deploykit.finding import Finding, Fix
-from deploykit.model import JobSpec
+from deploykit.job.model import JobSpec
+from deploykit.lib.errors import NotFound, NotPermitted
+from deploykit.lib.finding import Finding, Fix
 
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading saved responses raises if they do not have the shape of AWS's."""

@@ -16,7 +16,7 @@ from deploykit.backends.sagemaker.options import Options, region
 from deploykit.cost import prices
 from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
 from deploykit.cost.prices import Price
-from deploykit.model import JobSpec
+from deploykit.job.model import JobSpec
 
 PROVIDER = "sagemaker"
 _GRACE = 120

@@ -11,13 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deploykit import log_merge
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.request import results
-from deploykit.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted, TryAgain
-from deploykit.metrics import final_metrics
-from deploykit.metrics.points import Point
-from deploykit.model import Handle, LogLine, State, Status
+from deploykit.job.model import Handle, LogLine, State, Status
+from deploykit.lib.errors import (
+    BackendUnavailable,
+    DeploykitError,
+    NotFound,
+    NotPermitted,
+    TryAgain,
+)
+from deploykit.observe import log_merge
+from deploykit.observe.metrics import final_metrics
+from deploykit.observe.metrics.points import Point
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _LATEST_TIME = 253402300799000

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from deploykit.backends.sagemaker import catalog, sections
 from deploykit.backends.sagemaker.sections import Channel, InstanceGroup, ModelParallel
-from deploykit.decode import Bounds, Duration, Help
-from deploykit.model import JobSpec
-from deploykit.names import CHANNEL
+from deploykit.doctor import aws_names
+from deploykit.job.decode import Bounds, Duration, Help
+from deploykit.job.model import JobSpec
+from deploykit.job.names import CHANNEL
 
 Distribution = Literal[
     "torch_distributed",
@@ -60,7 +61,7 @@ class Options:
             "S3 bucket, in the job's region, for the source and, without `output`, the results.",
             example="my-bucket",
         ),
-        sections.BUCKET,
+        aws_names.BUCKET,
     ]
     instance_type: Annotated[
         str | None,
@@ -95,7 +96,7 @@ class Options:
     region: Annotated[
         str | None,
         Help("Region of the job. Default: AWS_REGION, then AWS_DEFAULT_REGION.", "us-east-1"),
-        sections.REGION,
+        aws_names.REGION,
     ] = None
     framework_version: Annotated[
         str | None,

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from deploykit.backends.capabilities import Start
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.options import Options
-from deploykit.capabilities import Start
-from deploykit.errors import DeploykitError
-from deploykit.model import Plan
+from deploykit.job.model import Plan
+from deploykit.lib.errors import DeploykitError
 
 _HOUR = 3600
 _SEARCH = "SearchTrainingPlanOfferings"

@@ -15,8 +15,8 @@ from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.job_cost import PROVIDER
 from deploykit.cost import prices
 from deploykit.cost.prices import PriceList
-from deploykit.decode import Malformed, from_json
-from deploykit.errors import BackendUnavailable, UsageError
+from deploykit.job.decode import Malformed, from_json
+from deploykit.lib.errors import BackendUnavailable, UsageError
 
 _SERVICE = "AmazonSageMaker"
 _ENDPOINTS = {"ap": "ap-south-1", "eu": "eu-central-1"}

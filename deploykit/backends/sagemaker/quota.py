@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from deploykit.backends.capabilities import Start
 from deploykit.backends.sagemaker import aws, requirements, spot_history
 from deploykit.backends.sagemaker.options import Options
-from deploykit.capabilities import Start
-from deploykit.model import Plan
+from deploykit.job.model import Plan
 
 _UNKNOWN = "AWS does not say when instances will be free"
 

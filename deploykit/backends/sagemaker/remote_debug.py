@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, shell
-from deploykit.decode import read_json
-from deploykit.errors import UsageError
-from deploykit.model import Handle
+from deploykit.backends import base as backend
+from deploykit.job.decode import read_json
+from deploykit.job.model import Handle
+from deploykit.lib import shell
+from deploykit.lib.errors import UsageError
 
 _CLOSED = "runs on SageMaker, which does not allow access to its containers"
 _NEXT_RUN = """\

@@ -15,7 +15,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import (
     METRICS,
@@ -25,7 +25,8 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.options import region as region_of
 from deploykit.backends.sagemaker.sections import Channel
-from deploykit.model import JobSpec
+from deploykit.job import checks
+from deploykit.job.model import JobSpec
 
 OUTPUT = "/opt/ml/output/data"
 """Folder in the container that SageMaker uploads as output.tar.gz when the job ends."""
@@ -117,7 +118,7 @@ def environment(job: JobSpec, options: Options, run: str, bundle: str) -> dict[s
     restored = {
         name: value
         for name, value in job.env.items()
-        if _OVERWRITTEN.fullmatch(name) and not backend.is_secret(value)
+        if _OVERWRITTEN.fullmatch(name) and not checks.is_secret(value)
     }
     if restored:
         variables["DEPLOYKIT_ENV"] = json.dumps(dict(sorted(restored.items())))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker.options import Options
 from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
-from deploykit.model import JobSpec
+from deploykit.job import checks
+from deploykit.job.model import JobSpec
 
 _TORCHRUN: Ports = (7777, 7777)
 """MASTER_PORT of SageMaker's launcher:
@@ -43,7 +44,7 @@ def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str
 
 
 def _secret_services(job: JobSpec) -> tuple[str, ...]:
-    services = (value.split(":")[1] for value in job.env.values() if backend.is_secret(value))
+    services = (value.split(":")[1] for value in job.env.values() if checks.is_secret(value))
     return tuple(sorted(set(services)))
 
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from deploykit import decode
-from deploykit.backend import LAUNCH
+from deploykit.backends.base import LAUNCH
 from deploykit.backends.sagemaker import catalog, request
 from deploykit.backends.sagemaker.options import (
     Options,
@@ -28,7 +27,8 @@ from deploykit.backends.sagemaker.options import (
     channel_names,
     region,
 )
-from deploykit.model import JobSpec
+from deploykit.job import decode
+from deploykit.job.model import JobSpec
 
 REFUSALS = (ValueError, RuntimeError)
 """What the SDK raises for arguments that it refuses."""

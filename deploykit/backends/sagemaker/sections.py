@@ -9,22 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from deploykit.decode import Bounds, Help, Pattern
+from deploykit.job.decode import Bounds, Help, Pattern
 
 ROLE = Pattern(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+",
     "the full ARN of an execution role (aws iam get-role --role-name NAME --query Role.Arn)",
 )
 INSTANCE_TYPE = Pattern(r"ml\.[a-z0-9-]+\.[a-z0-9]+", "a type such as ml.g5.12xlarge")
-BUCKET = Pattern(
-    r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
-    "a bucket name of 3 to 63 lower-case letters, digits, dots and hyphens",
-)
 ACCOUNT = Pattern(r"[0-9]{12}", "an account ID of 12 digits")
 PREFIX = Pattern(
     r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*", "folders, without a leading or trailing slash"
 )
-REGION = Pattern(r"[a-z]{2,4}(-[a-z]+)+-[0-9]{1,2}", "a region such as us-east-1")
 ID = Pattern(r"[0-9a-zA-Z-]{1,32}", "an ID such as subnet-0a1b2c3d")
 IMAGE = Pattern(r"[!-~]{1,255}", "an image such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG")
 VERSION = Pattern(r"[0-9]+\.[0-9]+\.[0-9]+", "a full version such as 2.8.0")

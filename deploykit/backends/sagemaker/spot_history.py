@@ -15,7 +15,7 @@ from typing import Any
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.job_cost import PROVIDER
 from deploykit.cost import money, prices
-from deploykit.errors import DeploykitError
+from deploykit.lib.errors import DeploykitError
 
 _DAYS = 7
 _SYSTEM = "Linux/UNIX"

@@ -15,12 +15,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import deploykit
-from deploykit import bundle as bundles
-from deploykit import paths, shell
 from deploykit.backends.sagemaker import aws, monitor, request
 from deploykit.backends.sagemaker.options import Options, region
-from deploykit.errors import (
+from deploykit.bundle import archive as bundles
+from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
     JobFileError,
@@ -28,7 +28,6 @@ from deploykit.errors import (
     SubmitRefused,
     Uncertain,
 )
-from deploykit.model import Bundle, Handle, JobSpec, Plan, Problem
 
 _CHILD = """\
 import sys
@@ -164,7 +163,7 @@ def _sdk_request(plan: Plan, folder: Path) -> Any:
     question, answer = home / "job.json", home / "request.json"
     paths.write(question, _question(plan))
     answer.unlink(missing_ok=True)
-    root = Path(deploykit.__file__).parent.parent
+    root = Path(__file__).parents[3]
     argv = [sys.executable, "-P", "-c", _CHILD, str(root), str(question), str(answer)]
     ran = shell.run(argv, cwd=home, env=child_environment(home), timeout=_IMPORT_TIMEOUT)
     if ran.code != 0 or not answer.exists():
@@ -266,7 +265,7 @@ class _Watched(io.FileIO):
 
     def read(self, size: int | None = -1) -> bytes:
         """The next bytes, as any file's."""
-        from deploykit import progress  # not needed for a dry run
+        from deploykit.lib import progress  # not needed for a dry run
 
         piece = super().read(-1 if size is None else size)
         if progress.show is not None:
@@ -277,7 +276,7 @@ class _Watched(io.FileIO):
 def _put(client: Any, target: dict[str, str], archive: Path, checksum: str) -> None:
     from botocore.exceptions import ClientError
 
-    from deploykit import progress
+    from deploykit.lib import progress
 
     try:
         with archive.open("rb") if progress.show is None else _Watched(archive) as file:

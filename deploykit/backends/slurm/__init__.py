@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.slurm.client import submit as submit
 from deploykit.backends.slurm.client import tasks as tasks
 from deploykit.backends.slurm.lookup import find as find
@@ -18,12 +18,12 @@ from deploykit.backends.slurm.options import Options as Options
 from deploykit.backends.slurm.options import bills as bills
 from deploykit.backends.slurm.options import check as check
 from deploykit.backends.slurm.script import plan as plan
-from deploykit.model import Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.job.model import Handle, JobSpec, LogLine, Plan, Problem, Status
 
 if TYPE_CHECKING:
-    from deploykit.capabilities import Profile, Start
+    from deploykit.backends.capabilities import Profile, Start
     from deploykit.cost.estimate import Estimate
-    from deploykit.finding import Finding
+    from deploykit.lib.finding import Finding
 
 SUMMARY = "a Slurm cluster, through sbatch; one launcher on each node"
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -46,7 +46,7 @@ def logs(handle: Handle, *, follow: bool) -> Iterator[LogLine]:
 
 
 def logs_elsewhere(handle: Handle) -> bool:
-    """Whether the run's logs are on a login node; see `deploykit.capabilities.LogsElsewhere`."""
+    """Whether the run's logs are on a login node; see `capabilities.LogsElsewhere`."""
     from deploykit.backends.slurm import remote
 
     return remote.recorded_folder(Path(handle.folder)) is not None
@@ -96,8 +96,8 @@ def enter(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) 
 
 def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001 - the contract
     """The run's folder on its login node."""
-    from deploykit import shell
     from deploykit.backends.slurm import remote
+    from deploykit.lib import shell
 
     remote_folder = remote.recorded_folder(Path(handle.folder))
     if remote_folder is not None:
@@ -111,7 +111,7 @@ def remains(handle: Handle, output: str) -> Iterator[tuple[str, str]]:  # noqa: 
 def examine(
     job: JobSpec, options: Options, *, saved: Path | None, save: Path | None
 ) -> Iterator[Finding]:
-    """Findings about the cluster; see `deploykit.capabilities.Doctor`."""
+    """Findings about the cluster; see `deploykit.backends.capabilities.Doctor`."""
     from deploykit.backends.slurm import doctor
 
     yield from doctor.examine(job, options, saved, save)
@@ -126,7 +126,7 @@ def check_function(options: Options) -> Iterator[Problem]:
 
 
 def cost(job: JobSpec, options: Options) -> Estimate:
-    """What the job may cost; see `deploykit.capabilities.Cost`."""
+    """What the job may cost; see `deploykit.backends.capabilities.Cost`."""
     from deploykit.backends.slurm import job_cost
 
     return job_cost.estimate(job, options)
@@ -140,7 +140,7 @@ def when(plan: Plan) -> Iterator[Start]:
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What is missing to submit from this machine; see `deploykit.capabilities.Ready`."""
+    """What is missing to submit from this machine; see `deploykit.backends.capabilities.Ready`."""
     from deploykit.backends.slurm import client
 
     over_ssh = "or submit over ssh from here: slurm.host and slurm.folder in the job file"

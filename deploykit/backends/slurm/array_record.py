@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploykit import paths
 from deploykit.backends.slurm import client
+from deploykit.lib import paths
 
 _TASK = "array_task"
 """In a run folder: the array's folder and the number of the task, a line each."""

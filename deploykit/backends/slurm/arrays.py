@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit.model import Handle, State, Status
+from deploykit.job.model import Handle, State, Status
 
 _LABELS = {
     State.RUNNING: "running",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-from deploykit.model import Resources
+from deploykit.job.model import Resources
 
 _WEIGHT = re.compile(r"([A-Za-z]+(?:/[\w:.-]+)?)=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)")
 _POWERS = "KMGTP"

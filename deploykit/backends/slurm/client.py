@@ -24,15 +24,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from deploykit import backend, paths
-from deploykit import bundle as bundles
+from deploykit.backends import base as backend
 from deploykit.backends.slurm import complaints
-from deploykit.errors import BackendUnavailable, SubmitRefused, TryAgain
-from deploykit.model import Handle, Plan, State, Status
+from deploykit.bundle import archive as bundles
+from deploykit.job.model import Handle, Plan, State, Status
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, SubmitRefused, TryAgain
 
 if TYPE_CHECKING:
     from deploykit.backends.slurm.remote import RemoteFolder
-    from deploykit.shell import Result
+    from deploykit.lib.shell import Result
 
 LOCALHOST = "localhost"
 """The target of a run that is submitted from this machine."""
@@ -288,7 +289,7 @@ def run(argv: Sequence[str], host: str | None = None) -> Result:
 
     Raises BackendUnavailable when the command is missing or the connection fails.
     """
-    from deploykit import shell  # not needed for a dry run
+    from deploykit.lib import shell  # not needed for a dry run
 
     if host is not None:
         from deploykit.backends.slurm import ssh  # only runs with a host need it
@@ -328,7 +329,7 @@ def unreachable() -> str | None:
 
     `scontrol ping` answers at once where `sinfo` waits for 9 s; only `sinfo` proves who asks.
     """
-    from deploykit import shell
+    from deploykit.lib import shell
 
     for argv in (["scontrol", "ping"], ["sinfo", "--noheader", "--format=%P"]):
         try:

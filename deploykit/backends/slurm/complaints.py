@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from deploykit.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
+from deploykit.lib.errors import BackendUnavailable, DeploykitError, SubmitRefused, TryAgain
 
 UNREACHABLE_HINT = "check that this is a login node of the cluster, and that the cluster is up"
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit import paths
 from deploykit.backends.slurm import login_node, site_checks
 from deploykit.backends.slurm import site as sites
 from deploykit.backends.slurm.login_node import LoginNode
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Partition, Site
-from deploykit.finding import Finding, Fix
-from deploykit.model import JobSpec, Problem
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import paths
+from deploykit.lib.finding import Finding, Fix
 
 _FACTS = "site.json"
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "glusterfs", "wekafs", "panfs", "9p")

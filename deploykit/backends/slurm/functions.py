@@ -14,10 +14,10 @@ from typing import Any
 from submitit.core import core, utils
 from submitit.slurm import slurm
 
-from deploykit import paths
 from deploykit.backends.slurm import client, script, states
 from deploykit.backends.slurm.options import Options
-from deploykit.model import JobSpec
+from deploykit.job.model import JobSpec
+from deploykit.lib import paths
 
 
 class SqueueWatcher(slurm.SlurmInfoWatcher):

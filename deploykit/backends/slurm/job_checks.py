@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit import environments
 from deploykit.backends.slurm.options import Options
-from deploykit.model import JobSpec, Problem
+from deploykit.job import environments
+from deploykit.job.model import JobSpec, Problem
 
 
 def problems(job: JobSpec, options: Options) -> Iterator[Problem]:

@@ -14,8 +14,8 @@ from deploykit.backends.slurm import billing, site
 from deploykit.backends.slurm.options import Options, Restarts
 from deploykit.cost import money
 from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
-from deploykit.errors import NotFound
-from deploykit.model import JobSpec
+from deploykit.job.model import JobSpec
+from deploykit.lib.errors import NotFound
 
 _LATE = 60
 """Seconds that a job may run on: Slurm looks at time limits every 30 s, then KillWait passes.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from deploykit.backends.slurm import ssh
 from deploykit.backends.slurm.options import Options
-from deploykit.errors import BackendUnavailable
-from deploykit.finding import Finding, Fix
-from deploykit.model import JobSpec
+from deploykit.job.model import JobSpec
+from deploykit.lib.errors import BackendUnavailable
+from deploykit.lib.finding import Finding, Fix
 
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "flock", "gzip", "tar", "sha256sum")
 """Those that a submit and the queries after it run there."""

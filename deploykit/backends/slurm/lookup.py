@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from deploykit import paths
 from deploykit.backends.slurm import array_record, client, states
-from deploykit.decode import whole
-from deploykit.errors import BackendUnavailable
-from deploykit.model import Handle
+from deploykit.job.decode import whole
+from deploykit.job.model import Handle
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable
 
 
 def find(run: str, folder: Path, target: str) -> Handle | None:

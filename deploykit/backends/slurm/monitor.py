@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from deploykit import exit_records, logfiles
 from deploykit.backends.slurm import (
     arrays,
     client,
@@ -23,9 +22,10 @@ from deploykit.backends.slurm import (
 from deploykit.backends.slurm.queue_position import Queue
 from deploykit.backends.slurm.remote import RemoteFolder
 from deploykit.backends.slurm.states import Row
-from deploykit.errors import BackendUnavailable, NotPermitted, TryAgain
-from deploykit.inspect import stalls
-from deploykit.model import Handle, LogLine, State, Status
+from deploykit.job.model import Handle, LogLine, State, Status
+from deploykit.lib.errors import BackendUnavailable, NotPermitted, TryAgain
+from deploykit.observe import exit_records, logfiles
+from deploykit.observe.inspect import stalls
 
 _POLL = (1.0, 15.0)
 """Seconds between two queries while a log is followed: the first and the longest pause."""

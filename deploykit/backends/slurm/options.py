@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from deploykit import backend, paths, shell
+from deploykit.backends import base as backend
 from deploykit.backends.slurm import client
 from deploykit.backends.slurm.sbatch_options import (
     BASH_VARIABLES,
@@ -19,10 +19,11 @@ from deploykit.backends.slurm.sbatch_options import (
     RESERVED,
     SAME_KEY,
 )
-from deploykit.decode import NOT_EMPTY, Bounds, Help, Pattern
-from deploykit.errors import NotFound
-from deploykit.model import JobSpec, Problem
-from deploykit.paths import is_address
+from deploykit.job.decode import NOT_EMPTY, Bounds, Help, Pattern
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import NotFound
+from deploykit.lib.paths import is_address
 
 OPTION = Pattern(r"[A-Za-z][A-Za-z0-9-]+", "the long name of an sbatch option, without dashes")
 PRICE = Pattern(
@@ -282,7 +283,7 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield Problem("slurm.python", message, severity="warning")
     python = None if options.python or options.setup or options.modules else sys.executable
     if job.environment is not None:
-        from deploykit import environments  # few jobs name one
+        from deploykit.job import environments  # few jobs name one
 
         python = environments.python(job.environment)
     yield from backend.check_module(job, Path(python) if here and python else None)

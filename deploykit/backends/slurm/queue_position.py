@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from deploykit.backends.slurm.states import Row
-from deploykit.decode import whole
+from deploykit.job.decode import whole
 
 _REASONS = {"Resources", "Priority"}
 _FORMAT = "%i|%P|%Q"

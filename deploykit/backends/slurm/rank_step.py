@@ -7,15 +7,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import exit_records
+from deploykit.backends import node_command
 from deploykit.backends.slurm import client, remote, run_arrays, ssh
-from deploykit.errors import UsageError
-from deploykit.inspect import node_command
-from deploykit.model import Handle
+from deploykit.job.model import Handle
+from deploykit.lib.errors import UsageError
+from deploykit.observe import exit_records
 
 
 def argv(handle: Handle, rank: int, command: Sequence[str], *, terminal: bool) -> Sequence[str]:
-    """The command line of this machine; see `deploykit.capabilities.Shell`."""
+    """The command line of this machine; see `deploykit.backends.capabilities.Shell`."""
     if client.tasks(handle) is not None:
         raise UsageError(
             f"{handle.run} is a job array, whose tasks `exec` and `shell` cannot tell apart yet",

@@ -17,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploykit import backend, logfiles, paths
-from deploykit import bundle as bundles
+from deploykit.backends import base as backend
 from deploykit.backends.slurm import ssh
-from deploykit.decode import whole
-from deploykit.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
-from deploykit.model import Handle, Plan
+from deploykit.bundle import archive as bundles
+from deploykit.job.decode import whole
+from deploykit.job.model import Handle, Plan
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted, TryAgain
+from deploykit.observe import logfiles
 
 _GROWING = (*logfiles.ALL, "exit_records/history-*.jsonl")
 """Patterns of files in a run's folder that only grow: logs, also of a job array, and usage."""

@@ -11,11 +11,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import backend, paths
-from deploykit import bundle as bundles
 from deploykit.backends.slurm import array_record, client, lookup, script
 from deploykit.backends.slurm.options import Options
-from deploykit.model import Handle, Plan
+from deploykit.bundle import archive as bundles
+from deploykit.bundle import node_plane as bundle_node_plane
+from deploykit.job.model import Handle, Plan
+from deploykit.lib import paths
 
 
 def largest(options: Options) -> int:
@@ -30,7 +31,7 @@ def largest(options: Options) -> int:
 
 
 def submit(plans: Sequence[Plan], folder: Path, name: str, at_once: int) -> list[Handle]:
-    """Queue the plans as one array; see `deploykit.capabilities.Arrays`."""
+    """Queue the plans as one array; see `deploykit.backends.capabilities.Arrays`."""
     first = plans[0]
     client.check_prerequisites(first)
     _unpack(first, folder)
@@ -57,9 +58,9 @@ def _unpack(plan: Plan, folder: Path) -> None:
     source = folder / "source"
     bundles.unpack(bundles.store(plan.bundle), source)
     if plan.options.container is None:
-        node_plane = folder / backend.FOLDER
-        (source / backend.FOLDER).rename(node_plane)
-        (source / backend.FOLDER).symlink_to(node_plane)
+        node_plane = folder / bundle_node_plane.FOLDER
+        (source / bundle_node_plane.FOLDER).rename(node_plane)
+        (source / bundle_node_plane.FOLDER).symlink_to(node_plane)
 
 
 def _text(plan: Plan, folder: Path, name: str, tasks: str) -> str:

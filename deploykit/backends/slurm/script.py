@@ -2,8 +2,8 @@
 
 The shell text ``templates/slurm.sh`` is the same in each; this module writes what differs, with
 every value quoted. It writes all lines itself, because importing submitit takes as long as the rest
-of a dry run. ``tests/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives the same
-text, for the golden files and for random jobs.
+of a dry run. ``tests/backends/slurm/test_slurm_submitit.py`` proves that submitit's renderer gives
+the same text, for the golden files and for random jobs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploykit import backend, paths
+from deploykit.backends import base as backend
 from deploykit.backends.slurm import client
 from deploykit.backends.slurm.options import Container, Options
-from deploykit.model import Bundle, JobSpec, Plan, Resources
+from deploykit.job.model import Bundle, JobSpec, Plan, Resources
+from deploykit.lib import paths
 
 _NOTICE = 90
 """Seconds between SIGUSR2 and the time limit, unless the job file says otherwise."""
@@ -265,7 +266,7 @@ def _setup_lines(job: JobSpec, options: Options) -> list[str]:
     lines = [*_FAIL.split("\n"), *options.setup, "trap - ERR", ""] if options.setup else []
     if job.environment is None and not options.modules:
         return lines
-    from deploykit import environments  # few jobs need it
+    from deploykit.job import environments  # few jobs need it
 
     modules = [*environments.module_lines(options.modules, "slurm.modules")]
     if job.environment is not None:

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from deploykit import paths
+from deploykit.backends.capabilities import Profile
 from deploykit.backends.slurm import client
-from deploykit.capabilities import Profile
-from deploykit.decode import decode, read_json, whole
-from deploykit.errors import BackendUnavailable, NotFound
+from deploykit.job.decode import decode, read_json, whole
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, NotFound
 
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "INVAL", "NOT_RESPONDING", "FUTURE", "UNKNOWN", "POWER")
 _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NONE", "(null)", "N/A", "ALL", ""})

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from deploykit.backends.slurm.site import NodeGroup, Partition, Site
-from deploykit.model import JobSpec, Problem
-from deploykit.spelling import did_you_mean, nearest
+from deploykit.job.model import JobSpec, Problem
+from deploykit.job.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from deploykit.backends.slurm.options import Options  # whose `check` calls `problems`

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploykit import paths, shell
-from deploykit.errors import BackendUnavailable, CannotWrite
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import BackendUnavailable, CannotWrite
 
 _MARK = b"deploykit begins\n"
 """Separates the output of the user's start-up files from that of the script."""

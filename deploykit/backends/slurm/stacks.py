@@ -7,19 +7,20 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploykit import exit_records, paths, shell
+from deploykit.backends import node_command
 from deploykit.backends.slurm import client, complaints, remote, run_arrays, ssh
-from deploykit.errors import UsageError
-from deploykit.inspect import node_command
-from deploykit.inspect.stacks import FOLDER
-from deploykit.model import Handle
+from deploykit.job.model import Handle
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import UsageError
+from deploykit.observe import exit_records
+from deploykit.observe.inspect.stacks import FOLDER
 
 _PATIENCE = 120.0
 """Seconds for all nodes."""
 
 
 def dump(handle: Handle, folder: Path, *, native: bool) -> Sequence[str]:
-    """Have each node write the stacks of its ranks; see `deploykit.capabilities.Dump`."""
+    """Have each node write the stacks of its ranks; see `deploykit.backends.capabilities.Dump`."""
     if client.tasks(handle) is not None:
         raise UsageError(
             f"{handle.run} is a job array, whose tasks `dump` cannot tell apart yet",

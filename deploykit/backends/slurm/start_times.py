@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from deploykit import shell
+from deploykit.backends.capabilities import Start
 from deploykit.backends.slurm import client, complaints, script, site, site_checks
 from deploykit.backends.slurm.options import Options
 from deploykit.backends.slurm.site import Site
-from deploykit.capabilities import Start
-from deploykit.errors import BackendUnavailable, TryAgain
-from deploykit.model import Plan, Problem
+from deploykit.job.model import Plan, Problem
+from deploykit.lib import shell
+from deploykit.lib.errors import BackendUnavailable, TryAgain
 
 _STARTS = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b(?: using (.*))?")
 _UTC = ("TZ=UTC", "SLURM_TIME_FORMAT=standard")

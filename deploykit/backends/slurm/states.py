@@ -14,8 +14,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from deploykit.backends.slurm import arrays
-from deploykit.decode import whole
-from deploykit.model import State, Status
+from deploykit.job.decode import whole
+from deploykit.job.model import State, Status
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ from deploykit.doctor.aws import (
 )
 from deploykit.doctor.aws.inventory import Inventory
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding
+from deploykit.lib.finding import Finding
 
 
 def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from deploykit.doctor.aws import inventory as inventories
 from deploykit.doctor.aws import policies
 from deploykit.doctor.aws.inventory import Inventory, Role
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _SERVICE = "sagemaker.amazonaws.com"
 _NOT_FOUND = "NoSuchEntity"

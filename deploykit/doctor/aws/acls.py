@@ -23,7 +23,7 @@ from deploykit.doctor.aws.inventory import (
 )
 from deploykit.doctor.aws.packet_filters import Blocked
 from deploykit.doctor.aws.requirements import EPHEMERAL, HTTPS, Flow, Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _STEP = 10
 _NAT_PORTS = (1024, 65535)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deploykit.decode import read_json
 from deploykit.doctor.aws.inventory import Answers
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.errors import NotFound
+from deploykit.job.decode import read_json
+from deploykit.lib.errors import NotFound
 
 Client = Callable[[str], Any]
 """Creates the boto3 client of a service."""

@@ -9,7 +9,7 @@ from deploykit.doctor import snippets
 from deploykit.doctor.aws import policies, routes, security_groups
 from deploykit.doctor.aws.inventory import Endpoint, Inventory, SecurityGroup, Subnet, Vpc
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _COMMON_SERVICES = ("ecr.api", "ecr.dkr", "logs", "sagemaker.api", "sts")
 """Services that a training script may call. SageMaker itself pulls the image and writes the logs

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploykit.decode import from_json
+from deploykit.job.decode import from_json
 
 Answers = Mapping[str, Any]
 Network = ipaddress.IPv4Network

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deploykit import shell
 from deploykit.doctor import snippets
 from deploykit.doctor.aws import collect
 from deploykit.doctor.aws.inventory import Inventory, error_code
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib import shell
+from deploykit.lib.finding import Finding, Fix
 
 _ACCOUNT = ("get-caller-identity", "get-role", "role-policies", "list-service-quotas")
 _NETWORK = (*collect.OF_VPC, "describe-prefix-lists")

@@ -14,7 +14,7 @@ from deploykit.doctor.aws.inventory import (
     Subnet,
 )
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _ANYWHERE = "0.0.0.0/0"
 

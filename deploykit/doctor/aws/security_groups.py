@@ -11,7 +11,7 @@ from deploykit.doctor import snippets
 from deploykit.doctor.aws import packet_filters, routes
 from deploykit.doctor.aws.inventory import Inventory, Network, SecurityGroup, Subnet, ports
 from deploykit.doctor.aws.requirements import ANY, HTTPS, Flow, Ports, Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _DIRECTIONS = {False: ("inbound", "from"), True: ("outbound", "to")}
 _ALL = Flow("-1")

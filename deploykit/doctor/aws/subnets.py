@@ -9,7 +9,7 @@ from deploykit.doctor import snippets
 from deploykit.doctor.aws import routes
 from deploykit.doctor.aws.inventory import Inventory, Network, Subnet
 from deploykit.doctor.aws.requirements import Requirements
-from deploykit.finding import Finding, Fix
+from deploykit.lib.finding import Finding, Fix
 
 _ADDRESSES, _ADDRESSES_EFA = 2, 5
 """Private addresses that SageMaker uses for one instance:

@@ -18,12 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import aws, request
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.backends.sagemaker.oracle.case import Case
-from deploykit.errors import BackendUnavailable
-from deploykit.model import JobSpec, Problem
+from deploykit.job import checks
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib.errors import BackendUnavailable
 
 _SOURCES = {
     "sdk": "https://github.com/aws/sagemaker-python-sdk/blob/v2.257.7/src/sagemaker",
@@ -127,9 +128,9 @@ def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:
 
 
 def _check_debugger(job: JobSpec) -> Iterator[Problem]:
-    if backend.DEBUGGER in job.env:
+    if checks.DEBUGGER in job.env:
         message = "no editor can connect to a container of SageMaker"
-        yield Problem(f"env.{backend.DEBUGGER}", message, "remove --debugger, or run it locally")
+        yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
 
 
 def _completed(options: Options) -> Options:

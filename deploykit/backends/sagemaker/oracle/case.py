@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from deploykit import backend
+from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import (
     DATA_PARALLEL,
@@ -22,9 +22,11 @@ from deploykit.backends.sagemaker.options import (
     region,
 )
 from deploykit.backends.sagemaker.request import argument_vector
-from deploykit.backends.sagemaker.sections import REGION, S3, Channel, InstanceGroup
-from deploykit.model import JobSpec
-from deploykit.spelling import did_you_mean
+from deploykit.backends.sagemaker.sections import S3, Channel, InstanceGroup
+from deploykit.doctor.aws_names import REGION
+from deploykit.job import checks
+from deploykit.job.model import JobSpec
+from deploykit.job.spelling import did_you_mean
 
 _P5 = "ml.p5.48xlarge"
 _USUAL_REGION, _USUAL_TYPE = "us-east-1", "ml.g5.12xlarge"
@@ -372,7 +374,7 @@ class Case:
     @property
     def secrets(self) -> list[str]:
         """Variables whose values are references to secrets."""
-        return [name for name, value in self.job.env.items() if backend.is_secret(value)]
+        return [name for name, value in self.job.env.items() if checks.is_secret(value)]
 
     @property
     def unreachable_secrets(self) -> list[str]:

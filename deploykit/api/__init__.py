@@ -1,0 +1,1 @@
+"""What `import deploykit` offers: submit and its like, and what they return."""

@@ -1,0 +1,318 @@
+"""What `deploykit.submit` and its like return: a run, several runs, a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deploykit.api import functions
+from deploykit.job import job
+from deploykit.job.job import Argument
+from deploykit.job.model import LogLine, Problem, State, Status
+from deploykit.lib import display
+from deploykit.lib.errors import NeverStarts, TimedOut, UsageError
+from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.progress import Progress
+from deploykit.run import (
+    diagnosis as run_diagnosis,
+)
+from deploykit.run import (
+    lifecycle,
+    log_selection,
+    reproduce,
+    rerun,
+)
+from deploykit.run import (
+    state as run_state,
+)
+from deploykit.run.diagnosis import RunDiagnosis
+from deploykit.run.log_selection import Selection
+from deploykit.run.metrics import RunMetrics
+from deploykit.run.registry import Run as Row
+
+
+class Run:
+    """A run that was submitted. Two are equal if they have the same id.
+
+    Made by `submit`, `get`, `runs` and `attach`. It keeps the last status that was asked for;
+    `status()` asks again.
+    """
+
+    def __init__(self, row: Row, warnings: Sequence[Problem] = ()) -> None:
+        self._row = row
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
+        """Those about its job, of a run that was submitted here and now."""
+
+    @property
+    def id(self) -> str:
+        """The run id."""
+        return self._row.run
+
+    @property
+    def name(self) -> str:
+        """The name of its job."""
+        return self._row.name
+
+    @property
+    def backend(self) -> str:
+        """The backend that runs it."""
+        return self._row.backend
+
+    @property
+    def handle(self) -> str | None:
+        """The address of its job, such as ``slurm://prod/4242``; None where none was sent."""
+        return str(self._row.handle) if self._row.handle else None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: plan, source, logs, output, checkpoints."""
+        return Path(self._row.folder)
+
+    @property
+    def output(self) -> str:
+        """The location of the results: a folder or an ``s3://`` prefix."""
+        return self._row.output
+
+    @property
+    def created(self) -> datetime:
+        """The time of submission, in UTC."""
+        return datetime.fromtimestamp(self._row.created, UTC)
+
+    @property
+    def commit(self) -> str | None:
+        """The git commit of its source, where that is in a repository."""
+        return self._row.revision
+
+    @property
+    def state(self) -> State:
+        """The state that was last known, without asking the backend."""
+        return State(self._row.state)
+
+    def status(self) -> Status:
+        """Ask the backend: the state, the reason, the exit code.
+
+        Where it cannot be reached, the last known state, and a reason that says so.
+        """
+        (self._row,) = run_state.refresh([self._row])
+        return self._row.status
+
+    def wait(self, timeout: float | None = None, *, check: bool = False) -> Status:
+        """Wait until the run has ended, at most `timeout` seconds.
+
+        Raises TimedOut after that; the run continues. Raises NeverStarts for a run that is queued
+        and cannot start. With `check`, raises RunFailed where it ended in another way than with
+        success.
+        """
+        for (row,) in run_state.wait_all([self.id], timeout):
+            self._row = row
+        if self.state is State.BLOCKED:
+            raise NeverStarts(f"{self.id} is queued, but {self._row.reason}")
+        if not self.state.final:
+            raise TimedOut(f"{self.id} is {self.state.value} after {timeout:g} s")
+        if check and self.state is not State.SUCCEEDED:
+            raise functions.failure(self._row)
+        return self._row.status
+
+    def results(self, timeout: float | None = None) -> dict[int, Any]:
+        """What the function of `launch` returned, by rank; waits as `wait` does.
+
+        Raises FunctionFailed where it raised an exception, RunFailed where the run ended otherwise,
+        NotFound where the run is not of `launch`.
+        """
+        self.wait(timeout)
+        return functions.results(self._row)
+
+    def logs(  # noqa: PLR0913 - what can be selected
+        self,
+        *,
+        follow: bool = False,
+        rank: int | None = None,
+        node: int | None = None,
+        task: int | None = None,
+        attempt: int | None = None,
+        since: datetime | None = None,
+        first_error: bool = False,
+    ) -> Iterator[LogLine]:
+        """The lines of all ranks, oldest first; with `follow` until the run has ended.
+
+        `rank`, `node`, `task` (of a job array) and `attempt` (0 is the first) select; so does
+        `since`, a time with its zone. `first_error`: only the first traceback or error of any rank.
+        A line has `text`, `rank`, `node`, `task` and `time`; as text it is safe to print.
+
+        Raises NotFound where the run has no logs, UsageError where it has no such task.
+        """
+        if since is not None and since.tzinfo is None:
+            raise UsageError("since: expected a time with its zone", hint="datetime.now(UTC)")
+        wanted = Selection(rank, node, task, attempt, since, first_error)
+        (self._row,) = run_state.refresh([self._row])
+        return log_selection.of_run(self._row, wanted, follow=follow)
+
+    def metrics(self, *names: str, task: int | None = None) -> list[Point]:
+        """Each number that its script has written or printed, and every step once.
+
+        `names` are names of metrics, in which ``*`` matches any text; `task` is one of a job array,
+        by default the first. A point has `name`, `value`, `step`, `epoch`, `time` (seconds since
+        1970), `attempt` and `source`; what is not known of it is None.
+        """
+        (self._row,) = run_state.refresh([self._row])
+        return RunMetrics(self._row, task=task).whole(names)
+
+    def progress(self) -> Progress:
+        """How far the run is, from all that its script has written and printed."""
+        (self._row,) = run_state.refresh([self._row])
+        read = RunMetrics(self._row)
+        read.refresh()
+        return read.progress()
+
+    def sync(self) -> int:
+        """Send what the trackers of its job lack; the number of values that were sent.
+
+        Raises NotFound where its job names no tracker, and the error of one that failed, after the
+        others got theirs.
+        """
+        from deploykit.run import tracking as run_tracking  # few jobs have one
+
+        sent, _ = run_tracking.sync(self._row)
+        for one in sent:
+            if one.error is not None:
+                raise one.error
+        return sum(one.values for one in sent)
+
+    def cancel(self) -> Status:
+        """Stop the run, unless it has ended. Raises NotFound where no job was sent."""
+        self._row = run_state.cancel(self._row)
+        return self._row.status
+
+    def diagnose(self) -> RunDiagnosis:
+        """Why the run failed, from the logs of all its ranks. Raises NotFound where it has none."""
+        (self._row,) = run_state.refresh([self._row])
+        return run_diagnosis.of_run(self._row)
+
+    def rerun(
+        self,
+        *,
+        args: Iterable[Argument] = (),
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - as --set
+        backend: str | None = None,
+        run: str | None = None,
+    ) -> Run:
+        """Submit again exactly what this run was: its job and its source, as a new run.
+
+        `args` follow its own, `set` overrides keys of its job, `backend` is another one to send it
+        to, and `run` the id of the new run.
+        Raises NotFound where its job or source was not kept, and otherwise as `submit`.
+        """
+        chosen, words = job.overrides(set), job.words(args)
+        with rerun.prepare(self._row, chosen, run, words, backend) as prepared:
+            return Run(lifecycle.submit(prepared.plan), prepared.warnings)
+
+    def reproduce(
+        self, *, backend: str | None = None, run: str | None = None, new_launcher: bool = False
+    ) -> Run:
+        """Submit exactly the same bytes as a new run: its bundle, its job, its arguments.
+
+        `backend` is another one to send it to, `run` the id of the new run; `new_launcher` accepts
+        the launcher of this deploykit where the run had another.
+        Raises NotFound where its bundle was not kept, UsageError where anything would differ.
+        """
+        with reproduce.prepare(self._row, run, backend, new_launcher=new_launcher) as same:
+            return Run(same.submit(), same.prepared.warnings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} on {self.backend}: {self.state.value}>"
+
+    def _repr_html_(self) -> str:
+        status = self.status()
+        code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+        facts = {
+            "reason": status.reason,
+            "job": self.handle or "",
+            "sent": f"{self.created:%F %T} UTC",
+        }
+        facts |= {"folder": str(self.folder), "output": self.output}
+        facts["cause"] = run_diagnosis.brief(self._row) or ""
+        card = display.card(f"{self.id}: {status.state.value}{code}", facts.items())
+        return card + display.notes(map(str, self.warnings))
+
+
+class Runs(list[Run]):
+    """Runs, the newest first; a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (run.id, run.backend, run.state.value, f"{run.created:%F %H:%M}", run._row.reason)  # noqa: SLF001
+            for run in self
+        )
+        return display.table(["run", "backend", "state", "submitted (UTC)", "reason"], rows)
+
+
+class Plan:
+    """Exactly what `submit` will send, and the warnings; as text the plan itself."""
+
+    def __init__(self, prepared: lifecycle.Prepared) -> None:
+        self._plan = prepared.plan
+        self.warnings: tuple[Problem, ...] = tuple(prepared.warnings)
+
+    @property
+    def text(self) -> str:
+        """The script (``sh``) or the request (``json``); `language` says which."""
+        return self._plan.text
+
+    @property
+    def language(self) -> str:
+        """``sh`` or ``json``."""
+        return self._plan.language
+
+    @property
+    def run(self) -> str:
+        """The id that the run will have."""
+        return self._plan.run
+
+    @property
+    def backend(self) -> str:
+        """The backend."""
+        return self._plan.backend
+
+    @property
+    def target(self) -> str:
+        """Where the job will run: a host, a cluster, a region."""
+        return self._plan.target
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that travel, relative to the source folder."""
+        return tuple(entry.path for entry in self._plan.bundle.entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of these files."""
+        return self._plan.bundle.size
+
+    def submit(self) -> Run:
+        """Send it, once: a second time the same run is returned. Raises as `submit`."""
+        return Run(lifecycle.submit(self._plan), self.warnings)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.run} for {self.backend}: {len(self.warnings)} warnings>"
+
+    def _repr_html_(self) -> str:
+        facts = {"backend": self.backend, "target": self.target}
+        facts["source"] = f"{len(self.files)} files, {self.size} bytes"
+        return "".join(
+            [
+                display.card(self.run, facts.items()),
+                display.notes(map(str, self.warnings)),
+                display.block(self.text),
+            ]
+        )

@@ -1,0 +1,264 @@
+"""The contract of a backend: what it offers to commands, and what its plans tell the nodes.
+
+A backend is a module that meets `Backend`, and may offer capabilities beyond it (capabilities.py).
+Commands ask for a backend by name; no command knows which backends there are.
+
+What a plan tells the nodes is the same on every backend: a file to start, its arguments, and
+variables. The other side is ``entrypoints/deploykit_node``; the reference is
+``docs/reference/node.md``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from deploykit.bundle.node_plane import FOLDER
+from deploykit.job.checks import is_secret
+from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, Status
+from deploykit.lib import paths
+from deploykit.lib.errors import UsageError
+
+DEFAULT = "local"
+"""The backend of a job file that has a section for none."""
+
+
+LAUNCH = f"{FOLDER}/launch.py"
+
+
+FOLDERS = ("logs", "output", "checkpoints", "exit_records")
+"""Subfolders of a run folder."""
+
+PRICE = "price.json"
+"""In a run folder: what an hour of the job costs, where something is billed."""
+
+JOB = "job.json"
+"""In a run folder: the job with all overrides and arguments, as a job file for `rerun`."""
+
+
+PREFLIGHT = 30
+"""Seconds that the network test before the trainer may take."""
+
+
+_BUILT_IN = ("local", "slurm", "sagemaker")
+"""Modules of `deploykit.backends`."""
+_GROUP = "deploykit.backends"
+
+
+class Backend(Protocol):
+    """Seven functions and four facts. `deploykit/backends/local.py` is the one to read first."""
+
+    @property
+    def SUMMARY(self) -> str:
+        """One line for ``deploykit backends``."""
+
+    @property
+    def PROGRAMS(self) -> tuple[str, ...]:
+        """Programs that must be on PATH to submit (never to plan)."""
+
+    @property
+    def MODULES(self) -> tuple[str, ...]:
+        """Python modules that must be importable to submit (never to plan)."""
+
+    @property
+    def Options(self) -> type[Any]:
+        """Frozen dataclass of the backend's section in the job file."""
+
+    def check(self, job: JobSpec, options: Any) -> Iterator[Problem]:
+        """Yield every problem that can be found offline. Pure."""
+
+    def plan(self, job: JobSpec, options: Any, *, run: str, bundle: Bundle) -> Plan:
+        """Render the text of the plan of a job without errors. Pure: no network, no writes.
+
+        Raises JobFileError for what shows only in the rendered text.
+        """
+
+    def submit(self, plan: Plan, folder: Path) -> Handle:
+        """Send exactly `plan.text`, with its bundle.
+
+        `folder` is the run's; it exists and holds the text as ``plan.sh`` or ``plan.json``.
+
+        Raises SubmitRefused, BackendUnavailable or TryAgain when nothing was started, and
+        Uncertain when the job may exist.
+        """
+
+    def find(self, run: str, folder: Path, target: str) -> Handle | None:
+        """The job of that run id at the target; None where there is certainly none.
+
+        `target` is the plan's. Raises BackendUnavailable when it cannot tell.
+        """
+
+    def status(self, handles: Sequence[Handle]) -> Mapping[Handle, Status]:
+        """The status of many runs, with one query to each target if the target allows it."""
+
+    def logs(self, handle: Handle, *, follow: bool) -> Iterator[LogLine]:
+        """Lines of all ranks, oldest first; with `follow`, until the job has ended."""
+
+    def cancel(self, handle: Handle) -> None:
+        """Request that the job stop; return once the target has accepted the request."""
+
+
+def names() -> Iterator[str]:
+    """Names of all backends: built in, then installed ones, which take 25 ms to look for."""
+    yield from _BUILT_IN
+    yield from (point.name for point in _installed() if point.name not in _BUILT_IN)
+
+
+def find(name: str) -> Backend:
+    """Import the backend `name`. Raises UsageError, with the nearest name, when there is none."""
+    if name in _BUILT_IN:
+        return cast(Backend, importlib.import_module(f"deploykit.backends.{name}"))
+    for point in _installed():
+        if point.name == name:
+            return cast(Backend, point.load())
+    from deploykit.job.spelling import did_you_mean
+
+    known = list(names())
+    raise UsageError(
+        f"unknown backend {name!r}",
+        hint=did_you_mean(name, known) or f"backends: {', '.join(known)}",
+    )
+
+
+def environment(  # noqa: PLR0913 - one keyword for each location of the contract
+    job: JobSpec,
+    *,
+    backend: str,
+    run: str,
+    output: str,
+    checkpoints: str,
+    data: Mapping[str, str],
+    folder: str | None = None,
+) -> dict[str, str]:
+    """The variables that a plan sets on each node, sorted by name.
+
+    `output`, `checkpoints` and `data` are folders as the node sees them. `folder` is the run's,
+    where the nodes can see it: there the launcher writes its exit record. Secrets are not resolved:
+    ``DEPLOYKIT_SECRETS`` carries the references, and the node looks them up.
+    """
+    plain = {name: value for name, value in job.env.items() if not is_secret(value)}
+    secret = {name: value for name, value in sorted(job.env.items()) if is_secret(value)}
+    variables = {
+        "DEPLOYKIT_BACKEND": backend,
+        "DEPLOYKIT_CHECKPOINT_DIR": checkpoints,
+        "DEPLOYKIT_OUTPUT_DIR": output,
+        "DEPLOYKIT_RUN": run,
+        **{f"DEPLOYKIT_DATA_{name.upper()}": location for name, location in data.items()},
+    }
+    if secret:
+        variables["DEPLOYKIT_SECRETS"] = json.dumps(secret)
+    if folder is not None:
+        variables["DEPLOYKIT_RUN_DIR"] = folder
+    if job.outputs:
+        variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
+    if job.on_stall != "dump":
+        variables["DEPLOYKIT_ON_STALL"] = job.on_stall
+    if job.profile:
+        variables["DEPLOYKIT_PROFILE"] = job.profile
+    if job.debug:
+        variables["DEPLOYKIT_DEBUG"] = "1"
+    if job.preflight:
+        variables["DEPLOYKIT_PREFLIGHT"] = str(PREFLIGHT)
+    return dict(sorted({**plain, **variables}.items()))
+
+
+def in_folder(job: JobSpec, backend: str, run: str, folder: Path) -> dict[str, str]:
+    """`environment` for a backend whose nodes see the run's folder."""
+    return environment(
+        job,
+        backend=backend,
+        run=run,
+        output=job.output or str(folder / "output"),
+        checkpoints=job.checkpoints or str(folder / "checkpoints"),
+        data=job.data,
+        folder=str(folder),
+    )
+
+
+def locations(job: JobSpec) -> dict[str, str]:
+    """The locations that a job file names, by their path in it."""
+    data = {f"data.{name}": location for name, location in job.data.items()}
+    others = {"output": job.output, "checkpoints": job.checkpoints}
+    return data | {path: location for path, location in others.items() if location is not None}
+
+
+def addresses(job: JobSpec) -> dict[str, str]:
+    """The `locations` that are addresses."""
+    return {
+        path: location for path, location in locations(job).items() if paths.is_address(location)
+    }
+
+
+def command(job: JobSpec) -> list[str]:
+    """The arguments of ``launch.py``: torchrun's options, ``--``, the program and its arguments.
+
+    The launcher adds what only the node knows: address, port, node rank.
+    """
+    return [
+        "torchrun",
+        f"--nnodes={job.resources.node_range}",
+        f"--nproc-per-node={job.resources.processes}",
+        f"--max-restarts={job.retries}",
+        "--",
+        *program(job),
+    ]
+
+
+def program(job: JobSpec) -> list[str]:
+    """The user's program and its exact arguments: ``train.py a b`` or ``-m package a b``."""
+    entry = job.entrypoint
+    if entry.module is not None:
+        return ["-m", entry.module, *entry.args]
+    return [entry.script or "", *entry.args]
+
+
+def check_ranks(job: JobSpec) -> Iterator[Problem]:
+    """Warnings about several ranks on one GPU, which NCCL refuses, and a profile that needs one.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+    """
+    ranks, gpus = job.resources.processes, job.resources.gpus_per_node
+    if 0 < gpus < ranks:
+        message = f"{ranks} ranks on each node would share its {gpus} GPU(s); NCCL refuses that"
+        path = "resources.processes_per_node"
+        yield Problem(path, message, f"processes_per_node: {gpus}", severity="warning")
+    if (job.profile or "").startswith("nsys:") and not gpus:
+        message = "nsys sees steps through CUDA only, and the job requests no GPU"
+        yield Problem("profile", message, "nsys, to profile the whole run", severity="warning")
+
+
+def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """The folders of `data` that this machine does not have: path, message, hint."""
+    for name, location in job.data.items():
+        if not paths.is_address(location) and not os.path.exists(location):  # noqa: PTH110 - too long
+            from deploykit.job import presence  # only where something is wrong
+
+            message = f"{location} was not found on this machine"
+            yield f"data.{name}", message, presence.near_folder(location)
+
+
+def check_module(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
+    """Whether the job's module can be found; `python` runs the job, where it is on this machine."""
+    if job.entrypoint.module is not None:
+        from deploykit.job import presence  # few jobs run a module
+
+        yield from presence.check_module(job, python)
+
+
+def check_nsys(job: JobSpec) -> Iterator[Problem]:
+    """Whether Nsight Systems, if the job asks for it, is on the PATH of a job on this machine."""
+    wanted = (job.profile or "").startswith("nsys") and job.environment is None
+    if wanted and shutil.which("nsys", path=job.env.get("PATH")) is None:
+        hint = "install Nsight Systems, or torch:20:25, which PyTorch's own profiler records"
+        yield Problem("profile", "nsys is not on PATH", hint)
+
+
+def _installed() -> Iterator[Any]:
+    from importlib.metadata import entry_points
+
+    return iter(entry_points(group=_GROUP))

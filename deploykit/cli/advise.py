@@ -1,0 +1,176 @@
+"""Recommend a parallel strategy: the memory and time that each would need per GPU, and why.
+
+Computed, not measured: needs no GPU here.
+
+deploykit advise --gpu h100 --gpus-per-node 8 --parameters 7B --batch-size 64 --sequence 4096
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from deploykit.advise import Advice, Candidate, advise, gpus, inputs, job_file, report
+from deploykit.advise.inputs import AdviseOptions
+from deploykit.cli import output
+from deploykit.job.decode import Help, Quantity, hints, split
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import UsageError
+
+_GIB = 1024**3
+_COLUMNS = (
+    *("strategy", "fits", "GiB/GPU", "param", "grad", "optim", "activ", "logits", "buffers"),
+    *("reserve", "sends", "s/step", "with"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare an option for each field of AdviseOptions, and --write and --list."""
+    for field in dataclasses.fields(AdviseOptions):
+        kind, metadata, _ = split(hints(AdviseOptions)[field.name])
+        text = next(note.text for note in metadata if isinstance(note, Help))
+        usual = f" Default: {field.default}." if field.default is not None else ""
+        name = field.name.replace("_", "-")
+        parser.add_argument(f"--{name}", metavar=_metavar(kind, metadata), help=f"{text}{usual}")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the recommended job file here"
+    )
+    parser.add_argument("--list", action="store_true", help="list the known GPUs")
+
+
+def _metavar(kind: Any, metadata: tuple[Any, ...]) -> str:
+    """What the value of an option is, in a word."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if quantity is not None:
+        return {"bytes": "SIZE"}.get(quantity.unit, "NUMBER")
+    return "N" if kind is int else "NAME"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the strategies with their memory and time, or the known GPUs."""
+    if args.list:
+        _list(as_json=args.json)
+        return 0
+    names = [field.name for field in dataclasses.fields(AdviseOptions)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    advice = advise(*inputs.workload_of(inputs.read(given)))
+    runs = _for_the_trainer(advice)
+    if args.write:
+        _write(args.write, runs)
+    if args.json:
+        output.emit(_data(advice, runs))
+    else:
+        _print(advice, runs, args.write)
+    return 0
+
+
+def _for_the_trainer(advice: Advice) -> Advice:
+    """The same question, answered with what the reference trainer can do."""
+    if advice.best is None or job_file.can_run(advice.best.config):
+        return advice
+    return advise(advice.model, advice.training, advice.cluster, job_file.can_run)
+
+
+def _list(*, as_json: bool) -> None:
+    rows = [dataclasses.asdict(gpu) for gpu in gpus.known().values()]
+    if as_json:
+        output.emit(rows)
+        return
+    output.table(
+        ["gpu", "memory", "prices", "source"],
+        [[row["name"], report.gib(row["memory"]), row["prices"], row["source"]] for row in rows],
+    )
+
+
+def _write(path: Path, advice: Advice) -> None:
+    """Write the recommended job file; an existing file is kept."""
+    if advice.best is None:
+        raise UsageError(
+            "no strategy of the reference trainer fits, so there is no job file to write",
+            hint="run without --write",
+        )
+    text = job_file.text(advice.model, advice.training, advice.cluster, advice.best.config)
+    paths.create(path, text)
+
+
+def _print(advice: Advice, runs: Advice, written: Path | None) -> None:
+    for line in (*report.subject(advice), "", report.case(advice), *report.recommendation(advice)):
+        output.say(line)
+    if runs is not advice and advice.best:
+        output.say(report.not_yet(job_file.lacking(advice.best.config), runs))
+    output.say("")
+    rows = [_row(each, advice) for each in advice.candidates]
+    output.table(_COLUMNS, rows, headings_in_pipe=True)
+    output.say("")
+    for line in report.notes(advice):
+        output.say(line)
+    if written:
+        if other := job_file.difference(advice.model, advice.training):
+            output.say(other)
+        check = shell.command("deploykit", "check", written)
+        output.say(f"wrote {written}; next: `{check}`")
+
+
+def _row(each: Candidate, advice: Advice) -> tuple[str, ...]:
+    memory, mark = each.memory, "*" if each is advice.best else ""
+    sizes = (
+        *(memory.total, memory.parameters, memory.gradients, memory.optimizer),
+        *(memory.activations, memory.logits, memory.working, memory.reserve, each.step.sent),
+    )
+    cells = [f"{size / _GIB:.1f}" for size in sizes]
+    seconds = f"{each.step.seconds:.3g}"
+    fits = "yes" if each.fits else "no"
+    return (f"{each.strategy}{mark}", fits, *cells, seconds, _degrees(each))
+
+
+def _degrees(each: Candidate) -> str:
+    config = each.config
+    named = {"tensor": config.tensor, "stages": config.pipeline, "shards": config.shards}
+    named["micro-batches"] = config.micro_batches
+    parts = [f"{name} {value}" for name, value in named.items() if value > 1]
+    parts += ["checkpointing"] if config.checkpointing else []
+    parts += ["selective checkpointing"] if config.selective else []
+    parts += [f"compress {config.compress}"] if config.compress else []
+    parts += ["LoRA"] if config.lora else []
+    parts += ["offload"] if config.offload else []
+    return ", ".join(parts)
+
+
+def _data(advice: Advice, runs: Advice) -> dict[str, Any]:
+    return {
+        "case": advice.case,
+        "best": advice.best.strategy if advice.best else None,
+        "second": advice.second.strategy if advice.second else None,
+        "enough_nodes": advice.enough,
+        "trainer": {
+            "best": runs.best.strategy if runs.best else None,
+            "lacks": job_file.lacking(advice.best.config) if advice.best else [],
+        },
+        "why": list(report.recommendation(advice)),
+        "notes": list(report.notes(advice)),
+        "parameters": advice.model.parameters,
+        "candidates": [_candidate(each, advice) for each in advice.candidates],
+    }
+
+
+def _candidate(each: Candidate, advice: Advice) -> dict[str, Any]:
+    return {
+        "strategy": each.strategy,
+        "fits": each.fits,
+        "config": dataclasses.asdict(each.config),
+        "bytes": {**dict(report.parts(each.memory)), "total": each.memory.total},
+        "host_bytes": each.memory.host,
+        "seconds": {
+            "total": each.step.seconds,
+            "compute": each.step.compute,
+            "bubble": each.step.bubble,
+            "communication": each.step.communication,
+            "exposed": each.step.exposed,
+        },
+        "mfu": round(report.mfu(advice, each), 4),
+        "sends": {transfer.name: transfer.sent for transfer in each.step.transfers},
+    }

@@ -1,0 +1,36 @@
+"""Track a run that was submitted on another machine, by its run id alone.
+
+From then on `status`, `logs`, `wait` and `cancel` work with it here too.
+
+deploykit attach exp-20261122-120000-abcd -b sagemaker --target eu-west-1
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit.cli import output
+from deploykit.run import lifecycle
+from deploykit.run import state as run_state
+
+SHARED = ("backend",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare RUN and --target."""
+    parser.add_argument("run", metavar="RUN", help="the full run id: the job's name there")
+    parser.add_argument(
+        "--target",
+        metavar="TARGET",
+        help="where the job runs, such as a region (default: from the environment, as AWS_REGION)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Add the run to the registry, and print it."""
+    row = run_state.attach(args.run, lifecycle.chosen(args.backend), args.target)
+    if args.json:
+        output.emit(output.run_data(row))
+    else:
+        output.run_text(row)
+    return 0

@@ -1,0 +1,93 @@
+"""List the backends, what each offers, and what is missing here to use it.
+
+Asks Slurm's controller and AWS, for a few seconds at most, whether they would accept a job from
+here; says how to get what is missing. Changes nothing.
+
+With `slurm --probe`: query this Slurm cluster's partitions, nodes and limits, and save them as a
+site profile, which `check` uses on machines without Slurm (`slurm.site` in the job file).
+
+deploykit backends
+deploykit backends slurm --probe --target login.example.org
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+from typing import Any
+
+from deploykit.backends import base as backend
+from deploykit.backends import capabilities
+from deploykit.cli import output
+from deploykit.lib.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the backend, --probe and --target."""
+    parser.add_argument("backend", nargs="?", metavar="BACKEND", help="only this one")
+    parser.add_argument("--probe", action="store_true", help="query its target, save the profile")
+    parser.add_argument(
+        "--target", metavar="TARGET", help="the target to probe, such as a login node (over ssh)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each backend, or the profile of a target."""
+    if args.probe:
+        return _probe(args.backend, args.target, as_json=args.json)
+    if args.target is not None:
+        raise UsageError("--target requires --probe", hint="deploykit backends B --probe")
+    rows = [_describe(name) for name in ([args.backend] if args.backend else backend.names())]
+    if args.json:
+        output.emit(rows)
+        return 0
+    output.table(
+        ["backend", "usable here", "offers", "what it is"],
+        [[row["name"], row["here"], ", ".join(row["offers"]), row["summary"]] for row in rows],
+    )
+    output.note(*(f"{row['name']}: {how}" for row in rows for how in row["how"]))
+    return 0
+
+
+def _probe(name: str | None, target: str | None, *, as_json: bool) -> int:
+    """Query the target of a backend and keep its profile."""
+    if name is None:
+        raise UsageError("--probe requires a backend", hint="deploykit backends B --probe")
+    profile = capabilities.require(name, capabilities.Probe).probe(target)
+    if as_json:
+        output.emit({"profile": str(profile.path), **profile.facts})
+        return 0
+    first, *others = profile.summary
+    output.say(f"{profile.path}: {first}", *(f"  {line}" for line in others))
+    return 0
+
+
+def _describe(name: str) -> dict[str, Any]:
+    engine = backend.find(name)
+    absent = [program for program in engine.PROGRAMS if shutil.which(program) is None]
+    absent += [
+        f"Python's {module}"
+        for module in engine.MODULES
+        if importlib.util.find_spec(module) is None
+    ]
+    missing = [(each, f"install {each}") for each in absent]
+    if isinstance(engine, capabilities.Ready):
+        missing = list(engine.missing(absent))
+    return {
+        "name": name,
+        "summary": engine.SUMMARY,
+        "usable": not missing,
+        "here": _usable(absent, [what for what, _ in missing]),
+        "missing": [what for what, _ in missing],
+        "how": list(dict.fromkeys(how for _, how in missing)),
+        "offers": [
+            capabilities.verb(one) for one in capabilities.REQUESTED if isinstance(engine, one)
+        ],
+    }
+
+
+def _usable(absent: list[str], missing: list[str]) -> str:
+    if absent:
+        return f"no: missing {', '.join(absent)}"
+    return f"no: {'; '.join(missing)}" if missing else "yes"

@@ -1,0 +1,42 @@
+"""Find every problem of a job file, without network, credentials or a cluster.
+
+Without --backend: for every backend that has a section in the file, or else for this machine.
+
+deploykit check -b slurm -b sagemaker
+deploykit check exp.yaml --set resources.nodes=2 --strict
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit.cli import output
+from deploykit.run import lifecycle
+
+SHARED = ("job", "strict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --backend."""
+    parser.add_argument(
+        "-b",
+        "--backend",
+        action="append",
+        metavar="BACKEND",
+        help="check for this backend (repeatable)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the warnings; raise JobFileError with every error of every backend."""
+    file = lifecycle.load(args.job, args.set, args.backend or (), args.arguments)
+    names = list(file.sections)
+    warnings = lifecycle.check_all(file)
+    if args.strict:
+        lifecycle.refuse(args.job, warnings)
+    if args.json:
+        output.emit({"backends": names, "warnings": [problem._asdict() for problem in warnings]})
+        return 0
+    output.warnings(warnings)
+    output.say(f"{args.job}: no errors for {', '.join(names)}")
+    return 0

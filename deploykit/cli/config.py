@@ -1,0 +1,82 @@
+"""Show your defaults, and where each value comes from for the job in this folder.
+
+A value is taken from the command line first, then from the job file, the environment, and the
+config file: $XDG_CONFIG_HOME/deploykit/config.toml, by default ~/.config/deploykit/config.toml.
+Edit that file yourself; --init writes one in which every setting is commented out.
+
+deploykit config --init                    write it, to fill in
+deploykit config --backend slurm           what a submit with this option would use
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from deploykit.cli import output
+from deploykit.job import file as jobfile
+from deploykit.lib import paths
+from deploykit.lib.errors import CannotWrite
+from deploykit.run import config, lifecycle
+
+SHARED = ("backend",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the job file, --set and --init."""
+    parser.add_argument(
+        "job", nargs="?", type=Path, metavar="FILE", help="job file (default: job.yaml, if any)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the job"
+    )
+    parser.add_argument("--init", action="store_true", help="write a config file to fill in")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each setting and its source, or write a config file."""
+    path = paths.config()
+    if args.init:
+        return _init(path, as_json=args.json)
+    overrides = [*args.set, *([f"backend={args.backend}"] if args.backend else [])]
+    exists = os.path.lexists(path)
+    settings = config.settings(*_jobs(args.job, overrides), overrides)
+    if args.json:
+        rows = [vars(one) for one in settings]
+        output.emit({"file": str(path), "exists": exists, "settings": rows})
+        return 0
+    output.table(
+        ["setting", "value", "from"],
+        [[one.key, one.value or "-", _from(one)] for one in settings],
+    )
+    if not exists:
+        output.note(f"there is no {path}; `deploykit config --init` writes one to fill in")
+    return 0
+
+
+def _jobs(path: Path | None, overrides: list[str]) -> tuple[jobfile.Draft | None, jobfile.Draft]:
+    """The job file alone, if there is one, and with the overrides and defaults."""
+    path = path or Path(jobfile.DEFAULT) if path or Path(jobfile.DEFAULT).exists() else None
+    if path is None:
+        empty = jobfile.override(jobfile.Draft(Path(), {}, {}), overrides)
+        return None, lifecycle.with_defaults(empty)
+    return lifecycle.read(path, ()), lifecycle.with_defaults(lifecycle.read(path, overrides))
+
+
+def _from(one: config.Setting) -> str:
+    return ": ".join(filter(None, (one.source, one.where)))
+
+
+def _init(path: Path, *, as_json: bool) -> int:
+    """Write a config file that only the user can change. Raises UsageError where one exists."""
+    try:
+        paths.make_folder(path.parent)
+    except OSError as error:
+        raise CannotWrite(f"cannot make {path.parent}: {error.strerror}") from error
+    paths.create(path, config.example(), "edit it", private=True)
+    if as_json:
+        output.emit({"path": str(path)})
+    else:
+        output.say(f"wrote {path}")
+    return 0

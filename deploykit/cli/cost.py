@@ -1,0 +1,100 @@
+"""Estimate what a job costs on its backend, in the low, the likely and the worst case.
+
+deploykit cost exp.yaml --explain               with each sum explained
+deploykit cost --set resources.nodes=4 --json   for programs
+deploykit cost --refresh                        fetch current prices first
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from deploykit.backends import capabilities
+from deploykit.cli import output
+from deploykit.cost import cap, money
+from deploykit.cost.estimate import CASES, Estimate
+from deploykit.job.file import JobFile
+from deploykit.run import budgets, lifecycle
+
+SHARED = ("job", "backend")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --explain, --refresh and --max-cost."""
+    parser.add_argument("--explain", action="store_true", help="show how each sum is calculated")
+    parser.add_argument(
+        "--refresh", action="store_true", help="fetch current prices from the provider first"
+    )
+    parser.add_argument(
+        "--max-cost", metavar="MONEY", help="compare the worst case with this cap, such as '50 USD'"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate of the job."""
+    name, file = _job(args)
+    options = file.sections[name]
+    engine = capabilities.require(name, capabilities.Cost)
+    if args.refresh:
+        prices = capabilities.require(name, capabilities.Prices)
+        output.note(prices.refresh_prices(file.job, options))
+    estimate = engine.cost(file.job, options)
+    others: Mapping[str, Estimate] = {}
+    if isinstance(engine, capabilities.Prices):
+        others = engine.alternatives(file.job, options)
+    use = budgets.of(file.job.budget) if file.job.budget is not None else None
+    if args.json:
+        more: dict[str, Any] = {"others": {way: other.cases() for way, other in others.items()}}
+        more |= {"max_cost": file.job.max_cost, "budget": use and use.data()}
+        output.emit({"backend": name, **estimate.data(), **more})
+        return 0
+    _show(name, estimate, others, explain=args.explain)
+    if use is not None:
+        output.say(str(use))
+    if file.job.max_cost is not None and estimate.charges:
+        _show_cap(money.parse(file.job.max_cost), estimate)
+    return 0
+
+
+def _job(args: argparse.Namespace) -> tuple[str, JobFile]:
+    """The job for one backend; its cap is shown and not enforced. Raises JobFileError."""
+    own = [f"max_cost={args.max_cost}"] if args.max_cost else []
+    name = lifecycle.chosen(args.backend, lifecycle.read(args.job, args.set).data)
+    file = lifecycle.load(args.job, [*args.set, *own], [name], args.arguments)
+    others = ("max_cost", "stop_at_cap", "budget")
+    problems = [one for one in lifecycle.problems(file, name) if one.path not in others]
+    output.warnings(file.raise_on(problems))
+    return name, file
+
+
+def _show(name: str, estimate: Estimate, others: Mapping[str, Estimate], *, explain: bool) -> None:
+    """Print the cases, those of the same job bought in another way, and where prices come from."""
+    if estimate.free:
+        output.say(f"{name}: nothing is billed: {estimate.free}")
+        return
+    for text in estimate.unknown:
+        output.say(f"unknown: {text}")
+    for case in CASES:
+        output.say(f"{case:<7} {estimate.text(case)}")
+        if explain:
+            output.say(*(f"  {line}" for line in estimate.explained(case)))
+    for other, its in others.items():
+        low, worst = its.text("low"), its.text("worst")
+        output.say(f"{other}: {low} to {worst}")
+    if estimate.source:
+        output.say(f"prices: {estimate.source}")
+    output.note(*(f"warning: {text}" for text in estimate.warnings))
+    if explain:
+        output.say(*estimate.notes)
+
+
+def _show_cap(limit: money.Money, estimate: Estimate) -> None:
+    """Print whether the job may cost more than its cap."""
+    if limit.currency != estimate.currency:
+        output.say(f"max_cost is in {limit.currency}, but the prices are in {estimate.currency}")
+    elif cap.exceeds(limit, estimate):
+        output.say(f"max_cost: the job may cost more than {limit}: `submit` refuses it")
+    else:
+        output.say(f"max_cost: the job cannot cost more than {limit}")

@@ -1,0 +1,95 @@
+"""Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
+
+Without RUN or FILE: the newest run. Exits with 0 where the logs show no failure, with 79 for a
+cause, with 82 for a failure without a known cause, and with 66 where logs could not be read.
+
+deploykit diagnose exp-1
+deploykit diagnose slurm-4242.out
+deploykit diagnose torchrun-logs/
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploykit.cli import output
+from deploykit.diagnose import cause_rules, guides
+from deploykit.diagnose.cause_rules import RuleSet
+from deploykit.diagnose.endings import Ending
+from deploykit.diagnose.ranking import Cause
+from deploykit.lib import shell
+from deploykit.lib.errors import NotFound
+from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import registry
+from deploykit.run import state as run_state
+from deploykit.run.diagnosis import RunDiagnosis
+
+CAUSE_FOUND = 79
+"""Above the codes of `sysexits.h`: the command worked, and found that the run did not."""
+CAUSE_UNKNOWN = 82
+_CODES = {
+    Ending.HEALTHY: 0,
+    Ending.CAUSE: CAUSE_FOUND,
+    Ending.UNKNOWN: CAUSE_UNKNOWN,
+    Ending.UNREAD: NotFound.exit_code,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run or files, and --rules."""
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="RUN|FILE",
+        help="a run, or logs and dumps of PyTorch's flight recorder, or folders of them: plain, "
+        "gzip, UTF-16, or JSON records; - for standard input "
+        "(default: the newest run)",
+    )
+    parser.add_argument(
+        "--rules",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="additional rules, in TOML, applied before the built-in ones (repeatable)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the causes, or what else is known; return the code of the ending."""
+    known = cause_rules.load(args.rules)
+    files = _are_files(args.what)
+    diagnosis = run_diagnosis.of_files(args.what, known) if files else _of_run(args.what, known)
+    for text in diagnosis.warnings:
+        output.note(*f"warning: {text}".split("\n"))
+    if args.json:
+        output.emit(run_diagnosis.summary(diagnosis))
+    else:
+        output.say(*run_diagnosis.report(diagnosis))
+        _point_to_guide(diagnosis.causes, args.what)
+    return _CODES[Ending(diagnosis.ending)]
+
+
+def _point_to_guide(causes: Sequence[Cause], what: Sequence[str]) -> None:
+    """Name the page about the most probable cause."""
+    guide = guides.BY_CAUSE.get(causes[0].rule.label) if causes else None
+    if guide is not None:
+        words = [] if not what or _are_files(what) else what
+        command = shell.command("deploykit", "guide", guide, *words)
+        output.say("", f"more about this, step by step: {command}")
+
+
+def _are_files(words: Sequence[str]) -> bool:
+    if len(words) == 1 and Path(words[0]).is_dir() and registry.lookup(words[0]):
+        return False  # a run, and a folder of the same name
+    return bool(words) and all(word == "-" or Path(word).exists() for word in words)
+
+
+def _of_run(what: Sequence[str], known: RuleSet) -> RunDiagnosis:
+    if len(what) > 1:
+        missing = next(name for name in what if name != "-" and not Path(name).exists())
+        raise NotFound(f"no such file: {missing}", hint="name one run, or existing files")
+    row = run_state.refresh([registry.get(next(iter(what), None))])[0]
+    return run_diagnosis.of_run(row, known)

@@ -1,0 +1,45 @@
+"""Print the Python stack of every rank of a running run, with identical stacks merged.
+
+The odd one out comes first. The run is not disturbed. The stacks are saved in the run folder;
+for a run that has ended, the last saved ones are shown.
+
+deploykit dump                  the newest run
+deploykit dump exp-1 --native   with C and C++ frames
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from deploykit.cli import output
+from deploykit.observe.inspect import report
+from deploykit.run import registry
+from deploykit.run import stacks as run_stacks
+
+SHARED = ("run",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what to show of each rank."""
+    parser.add_argument(
+        "--native", action="store_true", help="also show C and C++ frames (needs py-spy)"
+    )
+    parser.add_argument("--threads", action="store_true", help="show all threads of each rank")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the stacks, the smallest group of ranks first."""
+    row = registry.get(args.run)
+    taken = run_stacks.take(row, native=args.native)
+    if args.json:
+        data = {"run": row.run, "kept": taken.kept, **report.data(taken.dump)}
+        output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
+        return 0
+    time = output.when(taken.dump.time.timestamp()) if taken.dump.time else "an unknown time"
+    count = len(taken.dump.ranks)
+    ended = " (it has ended; these were kept)" if taken.kept else ""
+    output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
+    output.say(*run_stacks.lines(taken, threads=args.threads))
+    output.note(*(f"warning: {text}" for text in taken.warnings))
+    output.note(f"kept in {taken.dump.folder}")
+    return 0

@@ -1,0 +1,93 @@
+"""Generate the AWS resources that jobs require, from a few answers; or check the answers.
+
+`render` writes a CloudFormation stack, a container recipe and, where the answers have a section
+`cluster`, a configuration for AWS ParallelCluster. `check` writes nothing: it validates the
+answers, and runs cfn-lint on the stack where it is installed. Neither connects to AWS.
+
+deploykit infra render infra.yaml --out infra
+deploykit infra check infra.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from deploykit.cli import output
+from deploykit.doctor.infra import rendering, validation
+from deploykit.job.model import Problem
+from deploykit.lib import shell
+from deploykit.lib.errors import JobFileError, UsageError
+
+_LINTER = "cfn-lint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action, the answers and the output folder."""
+    parser.add_argument("action", choices=("render", "check"), help="what to do")
+    parser.add_argument(
+        "answers",
+        nargs="?",
+        type=Path,
+        default=Path("infra.yaml"),
+        metavar="FILE",
+        help="answers, YAML or TOML (default: infra.yaml)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("infra"), metavar="FOLDER", help="default: infra"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render the files, or check the answers."""
+    chosen = validation.load(args.answers)
+    files = dict(rendering.files(chosen))
+    if args.action == "check":
+        linted = _lint(files["stack.yaml"])
+        _print(args, [f"{args.answers}: no errors"], {"files": list(files), "linted": linted})
+        if not linted:
+            output.note(f"note: {_LINTER} is not installed; install it to check the stack further")
+        return 0
+    _write(args.out, files, force=args.force)
+    steps = rendering.commands(chosen)
+    wrote = f"wrote {', '.join(files)} in {args.out}; next, there:"
+    _print(args, [wrote, *steps], {"folder": str(args.out), "files": list(files), "next": steps})
+    return 0
+
+
+def _print(args: argparse.Namespace, texts: list[str], data: dict[str, object]) -> None:
+    if args.json:
+        output.emit(data)
+    else:
+        output.say(*texts)
+
+
+def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
+    existing = [name for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise UsageError(
+            f"{folder} already contains {', '.join(existing)}", hint="--force overwrites"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from error
+
+
+def _lint(stack: str) -> bool:
+    """Run cfn-lint, and return whether it is installed. Raises JobFileError with what it finds."""
+    if shutil.which(_LINTER) is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stack.yaml")
+        path.write_text(stack, encoding="utf-8")
+        done = shell.run([_LINTER, "--format", "parseable", str(path)])
+    if done.code:
+        lines = (line.partition(":")[2] for line in done.out.splitlines() if line)
+        raise JobFileError("the stack", [Problem("", f"{_LINTER}: {line}") for line in lines])
+    return True

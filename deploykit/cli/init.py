@@ -1,0 +1,201 @@
+"""Write a job file for the script in this folder; for an empty folder, write a small trainer too.
+
+Never overwrites a file. On a terminal it may ask which script, and where to run it.
+
+deploykit init                       # job.yaml, for the script that looks like the trainer
+deploykit init evaluate.py           # job.yaml, for this script
+deploykit init --trainer             # your model with any strategy: the reference trainer, a task
+deploykit init --full all.yaml       # every key, with a comment for each
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploykit.backends import base as backend
+from deploykit.cli import output
+from deploykit.job import schema, starter
+from deploykit.job.starter import Script
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import CannotWrite, UsageError
+
+_SCHEMA = "job.schema.json"
+_OFFERED = 8
+"""Scripts that are listed."""
+_KEPT = "no file is overwritten: edit it, or name another file"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the file and the kinds of files to write."""
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE|SCRIPT",
+        help="the job file to write, or the Python script to run (default: job.yaml)",
+    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--full", action="store_true", help="write every key, with a comment")
+    kinds.add_argument(
+        "--trainer",
+        action="store_true",
+        help=f"write the reference trainer and {starter.TASK}, where your model and data go",
+    )
+    kinds.add_argument("--schema", action="store_true", help=f"write {_SCHEMA} instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the job file, or its schema."""
+    sections = {name: backend.find(name).Options for name in backend.names()}
+    if args.schema:
+        return _write(args, args.file or Path(_SCHEMA), _schema_text(sections))
+    if args.full:
+        path = args.file or Path("job.yaml")
+        return _write(
+            args, path, schema.commented(sections), shell.command("deploykit", "check", path)
+        )
+    return _with_trainer(args, sections) if args.trainer else _start(args, sections)
+
+
+def _write(args: argparse.Namespace, path: Path, text: str, following: str | None = None) -> int:
+    paths.create(path, text, _KEPT)
+    if args.json:
+        output.emit({"path": str(path)})
+        return 0
+    output.say(f"wrote {path}")
+    if following:
+        output.say(f"next: set entrypoint.script, then `{following}`")
+    return 0
+
+
+def _start(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
+    """Write the short job file, and the trainer where there is no script."""
+    given = args.file if args.file and args.file.suffix == ".py" else None
+    path = Path("job.yaml") if given else args.file or Path("job.yaml")
+    if path.exists():
+        raise UsageError(f"{path} already exists", hint=_KEPT)
+    folder = path.absolute().parent
+    scripts = _found(folder, given)
+    script, name = _choice(scripts, list(sections), args)
+    if script is None:
+        paths.create(path.parent / starter.TRAINER, starter.trainer(), _KEPT)
+        script = starter.scripts(folder)[0]
+    address = _schema_address(folder, sections)
+    examples = [line for one, options in sections.items() if (line := schema.brief(one, options))]
+    text = starter.job_file(folder.name, script, schema=address, backend=name, sections=examples)
+    paths.create(path, text, _KEPT)
+    _tell(args, path, script, scripts)
+    return 0
+
+
+def _with_trainer(args: argparse.Namespace, sections: Mapping[str, type[Any]]) -> int:
+    """Write the reference trainer, a first task, and the job file that trains it."""
+    path = args.file or Path("job.yaml")
+    texts = starter.reference_trainer()
+    taken = [str(path.parent / name) for name in texts if (path.parent / name).exists()]
+    if taken or path.exists():
+        names = ", ".join([*([str(path)] if path.exists() else []), *taken[:_OFFERED]])
+        raise UsageError(f"already there: {names}", hint=_KEPT)
+    for name, text in texts.items():
+        (path.parent / name).parent.mkdir(exist_ok=True)
+        paths.create(path.parent / name, text, _KEPT)
+    folder = path.absolute().parent
+    script = Script(starter.TRAINER, 0, distributed=True)
+    text = starter.job_file(
+        folder.name,
+        script,
+        schema=_schema_address(folder, sections),
+        backend=None,
+        sections=[],
+        args=starter.TASK_ARGS,
+    )
+    paths.create(path, text, _KEPT)
+    if args.json:
+        output.emit({"path": str(path), "script": script.path, "new": list(texts)})
+        return 0
+    output.say(f"wrote {starter.TASK}: your model and your data go there")
+    output.say(f"wrote {starter.TRAINER} and trainer/: the reference trainer, yours to change")
+    output.say(f"wrote {path}: trains {starter.TASK}")
+    _say_next(path)
+    return 0
+
+
+def _found(folder: Path, given: Path | None) -> list[Script]:
+    """The scripts to choose from. Raises UsageError where there is none to read."""
+    try:
+        scripts = starter.scripts(folder)
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from error
+    if given is None:
+        return scripts
+    if not (folder / given).is_file():
+        raise UsageError(f"no script {given}", hint=f"scripts here: {_names(scripts) or 'none'}")
+    if given.is_absolute() or ".." in given.parts:
+        raise UsageError(f"{given} is not in this folder", hint="go to its folder first")
+    path = given.as_posix()
+    return [one for one in scripts if one.path == path] or [Script(path, 0, distributed=False)]
+
+
+def _choice(
+    scripts: list[Script], backends: list[str], args: argparse.Namespace
+) -> tuple[Script | None, str | None]:
+    """The script, if there is one, and the backend: on a terminal, as the user chooses."""
+    if args.json or not output.can_ask():
+        return next(iter(scripts), None), None
+    script = next(iter(scripts), None)
+    if len(scripts) > 1:
+        by_path = {one.path: one for one in scripts[:_OFFERED]}
+        script = by_path[output.ask("which script?", list(by_path))]
+    name = output.ask("where will it run?", backends)
+    return script, name if name != backend.DEFAULT else None
+
+
+def _schema_text(sections: Mapping[str, type[Any]]) -> str:
+    return json.dumps(schema.json_schema(sections), indent=2) + "\n"
+
+
+def _schema_address(folder: Path, sections: Mapping[str, type[Any]]) -> str | None:
+    """Where editors find the schema: beside the job file, else in the state folder.
+
+    There each `init` brings it up to date, and no project has a copy that grows old. None where it
+    cannot be written.
+    """
+    if (folder / _SCHEMA).is_file():
+        return _SCHEMA
+    path = paths.state() / _SCHEMA
+    try:
+        paths.private_folder(path.parent)
+        paths.write(path, _schema_text(sections))
+    except (OSError, CannotWrite):
+        return None
+    return path.as_uri()  # no blanks, at which editors would stop reading
+
+
+def _tell(args: argparse.Namespace, path: Path, script: Script, scripts: list[Script]) -> None:
+    key, count = starter.ranks(script)
+    new = [] if scripts else [str(path.parent / starter.TRAINER)]
+    if args.json:
+        output.emit({"path": str(path), "script": script.path, "new": new, key: count})
+        return
+    for one in new:
+        output.say(f"wrote {one}: a small trainer to start from")
+    one, many = ("GPU", "GPUs") if key == "gpus_per_node" else ("process", "processes")
+    output.say(f"wrote {path}: runs {script.path} on {count} {one if count == 1 else many}")
+    if others := _names([other for other in scripts if other != script]):
+        output.say(f"other scripts here: {others}")
+    _say_next(path)
+
+
+def _say_next(path: Path) -> None:
+    file = [] if path == Path("job.yaml") else [path]
+    output.say(f"next: `{shell.command('deploykit', 'submit', *file, '--wait')}`")
+
+
+def _names(scripts: list[Script]) -> str:
+    names = [script.path for script in scripts]
+    more = [f"{len(names) - _OFFERED} more"] if len(names) > _OFFERED else []
+    return ", ".join([*names[:_OFFERED], *more])

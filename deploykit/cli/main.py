@@ -1,0 +1,390 @@
+"""The command line: run a verb, and turn what it raises into a message and an exit code.
+
+A verb is a module beside this one. Its `add_arguments` declares its own arguments; those that
+several verbs have are declared here, and a verb names them in `SHARED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import errno
+import functools
+import gc
+import importlib
+import os
+import sys
+import time
+from typing import Any, NoReturn
+
+from deploykit.lib.errors import CannotWrite, DeploykitError, OutputLost, UsageError
+from deploykit.lib.version import __version__
+
+VERBS = {
+    "init": "write a job file, and a trainer in an empty folder",
+    "config": "show your defaults, and where each value comes from",
+    "infra": "generate the AWS resources that jobs require",
+    "advise": "recommend a parallel strategy, with the memory and time of each",
+    "cost": "estimate what a job costs: low, likely and worst case",
+    "when": "estimate when a job would start, and where soonest",
+    "check": "find every problem in a job file, offline",
+    "doctor": "check the target for anything that would block the job",
+    "submit": "run a job on a backend, or show exactly what would be sent",
+    "sweep": "search for the best hyperparameters of a job, one run per trial",
+    "rerun": "submit the job and source of a run again, with changes if you like",
+    "reproduce": "submit exactly what a run sent, byte for byte",
+    "status": "show the state of runs, and the reason",
+    "attach": "track a job submitted elsewhere",
+    "list": "list all runs",
+    "logs": "print the logs of all ranks, merged",
+    "wait": "wait for a run, and exit with its exit code",
+    "watch": "watch runs live: state, step, time left, loss, first error",
+    "metrics": "print the metrics of a run, from its files and its log",
+    "sync": "send metrics that the trackers of a run do not have yet",
+    "compare": "compare runs: differences in source, job and arguments, and the metrics",
+    "report": "write a report of one or more runs as an HTML file",
+    "diagnose": "find why a run failed, from its logs",
+    "dump": "print the stack of every rank of a running run",
+    "profile": "show the profile of a run: costliest operators, and which ranks wait",
+    "exec": "run a command next to a rank, on its node and in its environment",
+    "shell": "open a shell next to a rank, on its node and in its environment",
+    "guide": "print a troubleshooting guide with the values of a run or a job",
+    "cancel": "stop a run",
+    "rm": "remove runs that have ended, with their files on this machine",
+    "prune": "remove old runs, and files that no run needs",
+    "disk": "show disk usage, by run",
+    "nodes": "list the nodes that are excluded from new jobs",
+    "backends": "list the backends, and what each needs",
+    "completion": "print a completion script for your shell",
+}
+_RESOURCES = (
+    ("nodes", "N", "number of nodes; 2:4 for at least 2 and at most 4"),
+    ("processes-per-node", "N", "ranks on each node"),
+    ("gpus-per-node", "N", "GPUs on each node"),
+    ("time-limit", "TIME", "time limit, such as 30m or 1h30m"),
+)
+"""Options for keys of `resources`."""
+_COLLECT = 50_000
+"""New objects between two garbage collections: imports make many, none of them garbage."""
+_WRITE_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS}
+_PACKAGES = ("torch", "submitit", "boto3", "sagemaker")
+"""Packages that `--version` looks for, without importing them."""
+_COLUMNS = 80
+"""Columns of help that is not printed on a terminal."""
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+_USAGE = UsageError.exit_code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code (docs/reference/exit-codes.md)."""
+    gc.set_threshold(_COLLECT)
+    atexit.register(gc.freeze)  # no final collection either
+    _open_closed_streams()
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return _PIPE_CLOSED
+    except (OSError, OutputLost) as error:
+        _drop_output()
+        return _report_lost(error)
+
+
+def _run(argv: list[str]) -> int:
+    as_json = "--json" in argv
+    try:
+        _require_known(argv[:1])
+        own, arguments = _split(argv)
+        args, unknown = parser(argv[:1]).parse_known_args(list(map(_with_hyphens, own)))
+        _refuse_unknown(args.own, unknown)
+        args.arguments = arguments
+        return int(_module(args.verb).run(args))
+    except (BrokenPipeError, OutputLost):
+        raise
+    except DeploykitError as error:
+        _report(error, as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
+        known = _write_error(error) or _unexpected(error, argv)
+        _report(known, as_json=as_json)
+        return known.exit_code
+
+
+def parser(chosen: list[str]) -> argparse.ArgumentParser:
+    """The parser of the verbs in `chosen`; where none is a verb, of all, without arguments."""
+    top = _Parser(
+        prog="deploykit",
+        description="Run one PyTorch trainer, unchanged, on this machine, Slurm or SageMaker.",
+        epilog="Start with `deploykit init`, then `deploykit submit --wait`.",
+    )
+    text = "print the versions of deploykit, Python and packages that it uses, and exit"
+    top.add_argument("--version", action=_Version, nargs=0, help=text)
+    top.set_defaults(whole=lambda: parser(list(VERBS)))  # for `completion`
+    verbs = top.add_subparsers(
+        dest="verb",
+        metavar="VERB [OPTIONS]",
+        required=True,
+        title="verbs",
+        prog=top.prog,  # otherwise argparse makes it with a formatter, and imports shutil
+    )
+    known = [name for name in VERBS if name in chosen]
+    if not known:
+        for name, text in VERBS.items():
+            verbs.add_parser(name, help=text, add_help=False)
+    for name in known:
+        module = _module(name)
+        sub = verbs.add_parser(
+            name,
+            help=VERBS[name],
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for argument in _shared(module):
+            _ADD[argument](sub)
+        module.add_arguments(sub)
+        sub.set_defaults(own=sub)
+        if name != "completion":
+            sub.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return top
+
+
+def _require_known(chosen: list[str]) -> None:
+    """Raise UsageError for an unknown verb, with the one that was probably meant, or for none."""
+    if not chosen:
+        hint = "start with `deploykit init`; `deploykit --help` lists all commands"
+        raise UsageError("no command is given", hint=hint)
+    for verb in chosen:
+        if verb not in VERBS and not verb.startswith("-"):
+            from deploykit.job.spelling import did_you_mean
+
+            hint = did_you_mean(verb, VERBS) or "see `deploykit --help`"
+            if verb == "help":
+                hint = "`deploykit --help` lists the commands, `deploykit VERB --help` explains one"
+            raise UsageError(f"unknown command {verb!r}", hint=hint)
+
+
+def _with_hyphens(word: str) -> str:
+    """An option as it is declared: ``--dry_run`` and ``--dryrun`` are ``--dry-run``."""
+    name, equals, value = word.partition("=")
+    if not word.startswith("--"):
+        return word
+    name = name.replace("_", "-")
+    return f"{'--dry-run' if name == '--dryrun' else name}{equals}{value}"
+
+
+def _refuse_unknown(verb: argparse.ArgumentParser, words: list[str]) -> None:
+    """Raise UsageError for what a verb does not take, with the option that was probably meant."""
+    if words:
+        from deploykit.job.spelling import did_you_mean
+
+        options = verb._option_string_actions  # noqa: SLF001
+        hint = did_you_mean(words[0].partition("=")[0], options) or f"see `{verb.prog} --help`"
+        if "--set" in options:
+            hint += "\narguments of the script follow `--`, as in `-- --lr 0.1`"
+        raise UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The command line, and what stands after ``--``: arguments of the trainer, for any job."""
+    if "--" not in argv or argv[0] not in VERBS:
+        return argv, []
+    if argv[0] not in {"exec", "rerun"} and "job" not in _shared(_module(argv[0])):
+        return argv, []
+    end = argv.index("--")
+    return argv[:end], argv[end + 1 :]
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    from pathlib import Path  # not needed for --help
+
+    parser.add_argument(
+        "job",
+        nargs="?",
+        type=Path,
+        default=Path("job.yaml"),
+        metavar="FILE|SCRIPT",
+        help="job file, YAML or TOML, or a Python script (default: job.yaml)",
+    )
+    parser.add_argument(
+        *("-m", "--module"),
+        action="append",
+        dest="set",
+        default=[],
+        type=_entrypoint,
+        metavar="MODULE",
+        help="run this module, as `python -m` does, in place of the job file's script",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key, e.g. resources.nodes=2 or entrypoint.args='[--lr, 0.1]'",
+    )
+    for name, metavar, text in _RESOURCES:
+        key = name.replace("-", "_")
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            dest="set",
+            default=[],
+            type=f"resources.{key}={{}}".format,
+            metavar=metavar,
+            help=text,
+        )
+
+
+def _entrypoint(module: str) -> str:
+    """The override that a module is."""
+    import json
+
+    return f"entrypoint={json.dumps({'module': module})}"
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    names = "local, slurm, sagemaker, or another of `deploykit backends`"
+    default = (
+        "`backend` of the job file, else DEPLOYKIT_BACKEND, else the config file's, else local"
+    )
+    parser.add_argument("-b", "--backend", metavar="BACKEND", help=f"{names} (default: {default})")
+
+
+def _add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    text = "run id, or its unique beginning or end (default: the newest run)"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=text)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    text = "run id, or its unique beginning (4 characters or more)"
+    parser.add_argument("run", nargs="+", metavar="RUN", help=text)
+
+
+_ADD = {
+    "job": _add_job,
+    "backend": _add_backend,
+    "strict": _add_strict,
+    "run": _add_run,
+    "runs": _add_runs,
+}
+"""What declares each shared argument, by its name in `SHARED`."""
+
+
+class _Version(argparse.Action):
+    """Print versions, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        import platform
+        from importlib import metadata
+
+        from deploykit.cli import output
+
+        output.say(f"deploykit {__version__}")
+        output.say(f"Python {platform.python_version()} ({sys.executable})")
+        for name in _PACKAGES:
+            try:
+                output.say(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                output.say(f"{name}: not installed here")
+        parser.exit()
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors reported like all others, and the width of the terminal asked once."""
+
+    def __init__(self, *, formatter_class: type = argparse.HelpFormatter, **settings: Any) -> None:
+        help_format = functools.partial(formatter_class, width=_columns() - 2)
+        super().__init__(formatter_class=help_format, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of printing and exiting."""
+        raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def _columns() -> int:
+    """Columns of the terminal, as in `shutil.get_terminal_size`, whose import takes 2 ms."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(os.environ["COLUMNS"]) or _COLUMNS
+    with contextlib.suppress(OSError):  # closed, or no terminal
+        return os.get_terminal_size().columns or _COLUMNS
+    return _COLUMNS
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for closed streams, before another file takes their descriptors."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
+
+
+def _drop_output() -> None:
+    """Discard buffered output, which the interpreter could not flush at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+
+
+def _report_lost(error: Exception) -> int:
+    reason = error.strerror if isinstance(error, OSError) else error
+    with contextlib.suppress(OSError, OutputLost):  # standard error may be lost too
+        _report(OutputLost(f"cannot write the output: {reason}"), as_json=False)
+    return OutputLost.exit_code
+
+
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"deploykit.cli.{verb}")
+
+
+def _shared(module: Any) -> tuple[str, ...]:
+    return getattr(module, "SHARED", ())
+
+
+def _report(error: DeploykitError, *, as_json: bool) -> None:
+    from deploykit.cli import output
+
+    output.error(error, as_json=as_json)
+
+
+def _write_error(error: Exception) -> DeploykitError | None:
+    """The error for a full or read-only disk; None for any other exception."""
+    if not isinstance(error, OSError) or error.errno not in _WRITE_ERRORS:
+        return None
+    from deploykit.lib import paths
+
+    return CannotWrite(
+        f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
+        hint=f"free some space (`deploykit disk` shows what takes it), or {paths.HINT}",
+    )
+
+
+def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
+    """An unexpected exception as an error that names a log file with the traceback."""
+    import platform
+    import traceback
+
+    from deploykit.lib import paths
+
+    log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
+    message = f"unexpected error: {type(error).__name__}: {error}"
+    text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
+    text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
+    try:
+        paths.private_folder(log.parent)
+        paths.write(log, text)
+    except (OSError, CannotWrite):
+        return DeploykitError(message, hint=f"no log was written: {log.parent} is not writable")
+    return DeploykitError(message, hint=f"the traceback is in {log}; please report it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

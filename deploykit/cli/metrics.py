@@ -1,0 +1,115 @@
+"""Print the metrics of a run: from its files, its log, and the service that ran it.
+
+It reads metrics.jsonl, TensorBoard event files, and the log lines that most libraries print; for
+other lines, `metrics` in the job file has patterns. A step that a restart repeated counts once.
+
+deploykit metrics                          the newest run: its progress, and each metric
+deploykit metrics exp-1 --name '*loss*'
+deploykit metrics exp-1 --csv              every value
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from deploykit.cli import output, progress_text
+from deploykit.lib.errors import UsageError
+from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.progress import Progress
+from deploykit.observe.metrics.series import Series, is_chosen
+from deploykit.run import registry
+from deploykit.run import state as run_state
+from deploykit.run.metrics import RunMetrics
+from deploykit.run.registry import Run
+
+SHARED = ("run",)
+_COLUMNS = ("run", "attempt", "step", "epoch", "time", "name", "value", "source")
+_FIELDS = ("step", "total", "epoch", "epochs", "loss", "rate", "left")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --csv, --name and --task."""
+    parser.add_argument("--csv", action="store_true", help="print every value, as CSV")
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only metrics of this name, in which * matches any text; may be repeated",
+    )
+    parser.add_argument("--task", type=int, metavar="N", help="only this task of a job array")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print how far the run is and its metrics, or each value."""
+    if args.csv and args.json:
+        raise UsageError("--csv and --json are both given", hint="choose one")
+    (row,) = run_state.refresh([registry.get(args.run)])
+    read = RunMetrics(row, task=args.task)
+    points = read.whole(args.name)
+    output.note(*(f"not read: {problem}" for problem in read.problems))
+    progress = read.progress()
+    if args.csv:
+        output.block(_csv(row, points))
+    elif args.json:
+        output.emit({**_data(row, progress), "points": [_point(one) for one in points]})
+    else:
+        series = [one for one in read.collection.series.values() if is_chosen(one.name, args.name)]
+        _show(row, progress, series)
+    return 0
+
+
+def _csv(row: Run, points: Iterable[Point]) -> str:
+    """The points as CSV, with a heading; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for one in points:
+        time = None if one.time is None else f"{one.time:.3f}"
+        position = (row.run, one.attempt, one.step, one.epoch, time)
+        writer.writerow([*position, one.name, repr(one.value), one.source])
+    return text.getvalue()
+
+
+def _point(one: Point) -> dict[str, Any]:
+    return {**one._asdict(), "value": progress_text.number(one.value)}
+
+
+def _data(row: Run, progress: Progress) -> dict[str, Any]:
+    return {"run": row.run, "state": row.state, "progress": progress_text.data(progress)}
+
+
+def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
+    """The position with its sources, then a line for each metric."""
+    output.run_line(row)
+    values = dict(zip(_FIELDS, _texts(progress), strict=True))
+    for name, text in values.items():
+        if text:
+            output.say(f"  {name:<7} {text:<16} {progress.sources.get(name, '')}".rstrip())
+    rows = [_row(one) for one in series]
+    if not rows:
+        output.note("no metrics were found in the files and the log of this run")
+        output.note("  for other log lines, set patterns in `metrics` of the job file")
+        return
+    output.say("")
+    headings = ["name", "values", "step", "last", "least", "greatest", "source"]
+    output.table(headings, rows, headings_in_pipe=True)
+
+
+def _texts(one: Progress) -> tuple[str, ...]:
+    """The fields of a progress as text, in the order of `_FIELDS`."""
+    left = "" if one.left is None else output.span(one.left)
+    rate, loss = progress_text.rate(one), "" if one.loss is None else f"{one.loss:.6g}"
+    counts = (one.step, one.total, one.epoch, one.epochs)
+    step, total, epoch, epochs = ("" if value is None else f"{value:.10g}" for value in counts)
+    return step, total, epoch, epochs, loss, rate, left
+
+
+def _row(one: Series) -> list[str]:
+    step = "" if one.last.step is None else str(one.last.step)
+    values = (one.last.value, one.least, one.greatest)
+    return [one.name, str(one.count), step, *(f"{value:.6g}" for value in values), one.source]

@@ -1,0 +1,399 @@
+"""Everything that commands print: JSON for programs, plain text in a pipe, tables on a terminal.
+
+Nothing else in deploykit writes to standard output or standard error. On a terminal every text is
+made safe (terminal.py); a pipe gets it unchanged, byte for byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from deploykit.backends import base as backend
+from deploykit.job.decode import encodable
+from deploykit.job.model import LogLine, Problem, State
+from deploykit.lib import shell, terminal
+from deploykit.lib.errors import DeploykitError, OutputLost
+from deploykit.run.registry import Run, now
+
+if TYPE_CHECKING:
+    from deploykit.cli.last_line import LastLine
+    from deploykit.observe.folding import Folding
+
+_STATE_COLORS = {
+    State.SUCCEEDED.value: "green",
+    State.FAILED.value: "red",
+    State.RUNNING.value: "cyan",
+    State.QUEUED.value: "yellow",
+    State.SUBMITTING.value: "yellow",
+    State.STOPPING.value: "magenta",
+    State.CANCELLED.value: "magenta",
+    State.UNSENT.value: "red",
+    State.BLOCKED.value: "red",
+}
+_SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+"""The numbers of colors in SGR (ECMA-48, 8.3.117)."""
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+"""Seconds and letter of a unit of time, and those of the next smaller one."""
+
+
+def emit(data: Any) -> None:
+    """Print one JSON document on standard output."""
+    _json(data, indent=2)
+
+
+def say(*texts: str) -> None:
+    """Print lines on standard output: the result of the command."""
+    _lines(sys.stdout, texts)
+
+
+def note(*texts: str) -> None:
+    """Print lines on standard error: remarks beside the result."""
+    _lines(sys.stderr, texts)
+
+
+def on_terminal() -> bool:
+    """Whether a person sees remarks as they are written."""
+    return sys.stderr.isatty()
+
+
+def is_live() -> bool:
+    """Whether standard output is a terminal on which a page can be drawn again and again."""
+    from deploykit.cli import last_line
+
+    return last_line.is_possible(sys.stdout)
+
+
+def can_ask() -> bool:
+    """Whether a person reads and writes at a terminal."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def ask(question: str, choices: Sequence[str]) -> str:
+    """The choice of the user, by number or name; the first one for an empty line or at the end."""
+    note(question, *(f"  {number}  {choice}" for number, choice in enumerate(choices, 1)))
+    by_word = {str(number): choice for number, choice in enumerate(choices, 1)}
+    by_word |= {choice: choice for choice in choices} | {"": choices[0]}
+    while True:
+        _write(sys.stderr, "[1]: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if line.strip() in by_word:
+            return by_word[line.strip()]
+        note(f"type a number from 1 to {len(choices)}, or press Enter for 1")
+
+
+def block(text: str) -> None:
+    """Print a text of several lines on standard output, such as a plan or a script."""
+    _write(sys.stdout, terminal.lines(text) if sys.stdout.isatty() else text)
+
+
+def log(
+    lines: Iterable[LogLine | str],
+    *,
+    colors: bool = False,
+    aside: bool = False,
+    below: Callable[[str], str] | None = None,
+) -> None:
+    """Print log lines as they arrive, each after its rank, or its node where no rank wrote it.
+
+    A text is whole lines. `colors` keeps their own on a terminal. `aside` prints to standard error.
+    A terminal ends with what `below` returns for the newest line, if that is of a progress bar.
+    """
+    out = sys.stderr if aside else sys.stdout
+    if below is None or not out.isatty():
+        for line in lines:
+            _log(out, line, colors=colors)
+        return
+    from deploykit.cli.last_line import LastLine
+
+    latest = [""]
+    with LastLine(out, lambda: below(latest[0])) as last:
+        for line in lines:
+            latest[0] = str(line) if not isinstance(line, str) and line.bar else ""
+            with last.hidden():
+                if not (latest[0] and last.drawn):
+                    _log(out, line, colors=colors)
+
+
+def last_line(text: Callable[[], str]) -> LastLine:
+    """A context in which standard error ends with what `text` returns, if it is a terminal."""
+    from deploykit.cli.last_line import LastLine
+
+    return LastLine(sys.stderr, text)
+
+
+def _log(out: TextIO, line: LogLine | str, *, colors: bool) -> None:
+    if isinstance(line, LogLine):
+        texts = terminal.log(line.text, colors=colors) if out.isatty() else [line.text]
+        line = "".join(f"{line.origin}{text}\n" for text in texts)
+    elif out.isatty():
+        line = "\n".join(terminal.log(text, colors=colors)[0] for text in line.split("\n"))
+    _write(out, line)
+
+
+def folded(row: Run, folding: Folding) -> None:
+    """Note how many lines were left out, and how to see them."""
+    if folding.hidden:
+        command = shell.command("deploykit", "logs", row.run, "--raw")
+        what = "lines of torchrun, C++ frames and identical tracebacks"
+        note(f"{folding.hidden} {what} are folded: `{command}`")
+
+
+def log_data(lines: Iterable[LogLine]) -> None:
+    """Print log lines as JSON, one document each."""
+    for line in lines:
+        _json(line._asdict())
+
+
+def error(error: DeploykitError, *, as_json: bool) -> None:
+    """Print an error, its hint, and every problem of a job file or a command line."""
+    if as_json:
+        data = {
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+            "transient": error.transient,
+            "problems": [problem._asdict() for problem in error.problems],
+        }
+        emit({"error": data})
+        return
+    note(f"error: {error.message}")
+    for problem in error.problems:
+        mark = "warning: " if problem.severity == "warning" else ""
+        note(*(f"  {text}" for text in _problem(problem, mark)))
+    note(*(f"  {text}" for text in (error.hint or "").split("\n") if text))
+
+
+def warnings(problems: Iterable[Problem]) -> None:
+    """Print warnings as remarks."""
+    for problem in problems:
+        note(*_problem(problem, "warning: "))
+
+
+def _problem(problem: Problem, mark: str) -> Iterator[str]:
+    line = f"line {problem.line}: " if problem.line else ""
+    path = f"{problem.path}: " if problem.path else ""
+    hint = f" ({problem.hint})" if problem.hint else ""
+    yield f"{mark}{line}{path}{problem.message}{hint}"
+    if problem.source:
+        yield f"  see {problem.source}"
+
+
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, headings_in_pipe: bool = False
+) -> None:
+    """Print rows under headings on a terminal; tab-separated in a pipe, there without headings."""
+    if not sys.stdout.isatty():
+        piped = [headings, *rows] if headings_in_pipe else rows
+        say(*("\t".join(row) for row in piped))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, header_style="", pad_edge=False)
+    colors = _STATE_COLORS if has_colors(sys.stdout) else {}
+    shown = [
+        [Text.assemble((terminal.line(cell), colors.get(cell, ""))) for cell in row] for row in rows
+    ]
+    for heading, *cells in zip(headings, *shown, strict=True):
+        whole = heading != headings[-1]  # only the last column is text, and may be broken
+        width = max((cell.cell_len for cell in cells), default=0) if whole else None
+        drawn.add_column(heading, no_wrap=whole, min_width=width, overflow="fold")
+    for row in shown:
+        drawn.add_row(*row)
+    console = Console()
+    with console.capture() as held:
+        console.print(drawn)
+    _write(sys.stdout, held.get())
+
+
+def run_data(run: Run) -> dict[str, Any]:
+    """A run as JSON. Times are ISO 8601 in UTC; null where the target has not told them."""
+    started, seconds = run.started, run.seconds(now())
+    return {
+        "run": run.run,
+        "name": run.name,
+        "backend": run.backend,
+        "handle": str(run.handle) if run.handle else None,
+        "state": run.state,
+        "native": run.native,
+        "reason": run.reason,
+        "exit_code": run.exit_code,
+        "final": State(run.state).final,
+        "created": when(run.created),
+        "started": started and when(started),
+        "finished": run.finished and when(run.finished),
+        "queue_seconds": started and round(max(0.0, started - run.created), 3),
+        "duration_seconds": seconds if seconds is None else round(seconds, 3),
+        "folder": run.folder,
+        "output": run.output,
+        "bundle": run.bundle,
+        "commit": run.revision,
+        "cost": _cost_data(run),
+        "written": _written(run) if _is_over(run) else None,
+    }
+
+
+def run_text(run: Run, diagnosis: str | None = None, progress: str = "") -> None:
+    """Print a run as a few lines; `diagnosis` is the cause of its failure, if known.
+
+    `progress` is how far it is, if known.
+    """
+    run_line(run)
+    for label, value in (
+        ("reason", run.reason),
+        ("handle", str(run.handle or f"{run.backend}://{run.target}, not confirmed")),
+        *_times(run),
+        ("cost", _cost(run)),
+        ("at", progress),
+        ("folder", run.folder),
+        ("output", run.output),
+        ("logs", shell.command("deploykit", "logs", run.run) if run.handle else ""),
+        ("cause", diagnosis),
+    ):
+        if value:
+            say(f"  {label:<7} {value}")
+    if _is_over(run):
+        from deploykit.cli import written  # not needed for a submit
+
+        for number, text in enumerate(written.lines(run)):
+            say(f"  {'' if number else 'files':<7} {text}")
+
+
+def run_line(run: Run) -> None:
+    """Print the state of a run, and its exit code."""
+    code = f", exit code {run.exit_code}" if run.exit_code is not None else ""
+    _write(sys.stdout, f"{_line(sys.stdout, run.run)}: {_state(run)}{code}\n")
+
+
+def _written(run: Run) -> dict[str, Any] | None:
+    from deploykit.cli import written  # not needed for a submit
+
+    return written.data(run)
+
+
+def _cost(run: Run) -> str:
+    if not _is_priced(run):
+        return ""
+    from deploykit.cli import spending
+
+    return spending.text(run)
+
+
+def _cost_data(run: Run) -> dict[str, Any] | None:
+    if not _is_priced(run):
+        return None
+    from deploykit.cli import spending
+
+    return spending.data(run)
+
+
+def _is_priced(run: Run) -> bool:
+    """Whether a run that was sent at a price has run."""
+    return (run.started or run.billed) is not None and Path(run.folder, backend.PRICE).exists()
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has ended after it was sent."""
+    return State(run.state).final and run.id is not None
+
+
+def when(seconds: float) -> str:
+    """A time since the epoch in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def span(seconds: float | None) -> str:
+    """A duration in its two largest units, ``1h 5m``; ``-`` where it is not known."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    for size, unit, below, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // below}{smaller}"
+    return f"{whole}s"
+
+
+def has_colors(out: TextIO) -> bool:
+    """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
+
+    https://no-color.org
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}
+    return out.isatty() and not plain
+
+
+def _state(run: Run) -> str:
+    color = _SGR.get(_STATE_COLORS.get(run.state, ""))
+    plain = color is None or not has_colors(sys.stdout)
+    return run.state if plain else f"\x1b[{color}m{run.state}\x1b[0m"
+
+
+def _times(run: Run) -> Iterator[tuple[str, str]]:
+    """When a run was sent, when it started and ended, and how long it took."""
+    at, seconds = now(), run.seconds(now())
+    yield "sent", f"{when(run.created)}, {span(at - run.created)} ago"
+    if run.started is not None and seconds is not None:
+        running = "" if run.finished else f", running for {span(seconds)}"
+        yield "started", f"{when(run.started)}{running}"
+    if run.finished is not None and State(run.state).final:
+        yield "ended", f"{when(run.finished)}{f', after {span(seconds)}' if seconds else ''}"
+
+
+def _lines(out: TextIO, texts: Iterable[str]) -> None:
+    _write(out, "".join(f"{_line(out, text)}\n" for text in texts))
+
+
+def _line(out: TextIO, text: str) -> str:
+    return terminal.line(text) if out.isatty() else text
+
+
+def _json(data: Any, indent: int | None = None) -> None:
+    out = sys.stdout
+    unicode = out.encoding.lower().startswith("utf")
+    text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
+    if not encodable(text):  # each surrogate becomes U+FFFD
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    _write(out, f"{terminal.data(text) if out.isatty() else text}\n")
+
+
+def _write(out: TextIO, text: str) -> None:
+    """Write to a stream at once: a pipe's reader may wait for it, as an editor does.
+
+    Raises OutputLost, or BrokenPipeError where the reader has gone.
+    """
+    if isinstance(out, TextIOWrapper) and out.errors in _PYTHONS:
+        out.reconfigure(errors=_UNENCODABLE)
+    try:
+        out.write(text)
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(str(error.strerror)) from error
+
+
+def _encoded(error: UnicodeError) -> tuple[bytes, int]:
+    """Encode undecodable bytes as they came in, and what the encoding lacks as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    odd = error.object[error.start : error.end]
+    try:
+        return odd.encode(error.encoding, "surrogateescape"), error.end
+    except UnicodeEncodeError:
+        return odd.encode("ascii", "backslashreplace"), error.end
+
+
+_UNENCODABLE = "deploykit"
+_PYTHONS = {"strict", "backslashreplace"}
+"""Python's own error handlers, unless the user has chosen another."""
+codecs.register_error(_UNENCODABLE, _encoded)

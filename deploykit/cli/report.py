@@ -1,0 +1,70 @@
+"""Write a report of one or more runs: an HTML file with curves, timeline, cause and settings.
+
+The file opens offline, runs no script, follows light and dark mode, and prints well. For several
+runs, curves share a chart, and the table of `compare` is included. It quotes the log: review it
+before you publish it.
+
+deploykit report exp-1                          report-exp-1.html
+deploykit report exp-1 exp-2 --output two.html
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from deploykit.bundle.archive import readable
+from deploykit.cli import output
+from deploykit.lib import paths
+from deploykit.lib.errors import UsageError
+from deploykit.run import registry
+from deploykit.run import report as run_report
+from deploykit.run import state as run_state
+
+_MOST = 8
+"""Runs in a report, whose curves can be told apart."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the runs, --output and --force."""
+    parser.add_argument(
+        "run",
+        nargs="*",
+        metavar="RUN",
+        help="run ids, or their unique beginnings or ends (default: the newest run)",
+    )
+    parser.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        metavar="FILE",
+        help="where to write it (default: report-RUN.html in the current folder)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file where it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page, and print where it is."""
+    rows = {row.run: row for row in map(registry.get, args.run or [None])}
+    if len(rows) > _MOST:
+        raise UsageError(
+            f"a report has at most {_MOST} runs, and {len(rows)} are named",
+            hint="`deploykit compare` takes any number",
+        )
+    path = args.output or Path(f"report-{next(iter(rows))}.html")
+    from deploykit.cli import report_sections  # not needed for --help
+
+    reports = [run_report.of(row) for row in run_state.refresh(list(rows.values()))]
+    text = report_sections.document(reports)
+    if args.force:
+        path.unlink(missing_ok=True)
+    paths.create(path, text, "name another file with --output, or replace it with --force")
+    size = path.stat().st_size
+    problems = [f"{one.facts.row.run}: {it}" for one in reports for it in one.problems]
+    if args.json:
+        uri = path.absolute().as_uri()
+        data = {"runs": list(rows), "file": str(path), "uri": uri, "bytes": size}
+        output.emit({**data, "problems": problems})
+        return 0
+    output.note(*(f"not read: {problem}" for problem in problems))
+    output.say(f"{path}: {readable(size)}")
+    return 0

@@ -1,0 +1,216 @@
+"""Run a job on a backend. With --dry-run, print exactly what would be sent, and send nothing.
+
+What follows `--` goes to the script, after the arguments of the job file. A script needs no job
+file; beside one, it takes the place of its entrypoint.
+
+deploykit submit -- --lr 0.1
+deploykit submit train.py --nodes 2 --processes-per-node 4 -- --lr 0.1
+deploykit submit -m package.train --time-limit 1h --backend slurm --save job.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploykit.bundle.archive import readable
+from deploykit.cli import arguments, output
+from deploykit.job.checks import DEBUGGER
+from deploykit.job.model import Entry
+from deploykit.run import lifecycle
+from deploykit.run.lifecycle import Prepared
+
+if TYPE_CHECKING:
+    from deploykit.cost.estimate import Estimate
+
+_LARGE = 10_000_000
+"""Bytes of a source above which its largest files are named."""
+_SHOWN = 3
+_SWITCHES = ("preflight", "debug", "stop_at_cap")
+"""Options that are keys of a job."""
+SHARED = ("job", "backend", "strict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a submit."""
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    parser.add_argument(
+        "--wait", action="store_true", help="follow the logs, exit with its exit code"
+    )
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="test the network between the nodes first, for at most 30 seconds",
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="write debug output of NCCL and PyTorch to files"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="torch:FIRST:LAST",
+        help="profile these optimizer steps on all ranks; `deploykit profile` shows the result. "
+        "nsys or nsys:FIRST:LAST: with Nsight Systems. memory: keep what is allocated when a GPU "
+        "runs out of memory",
+    )
+    parser.add_argument(
+        "--debugger",
+        nargs="?",
+        type=arguments.rank,
+        const=0,
+        metavar="RANK",
+        help="have a rank (default: 0) wait for your editor, which `deploykit shell --debugger` "
+        "connects; needs debugpy where it runs",
+    )
+    parser.add_argument(
+        "--max-cost", metavar="MONEY", help="refuse a job that may cost more, such as '50 USD'"
+    )
+    parser.add_argument(
+        "--stop-at-cap",
+        action="store_true",
+        help="accept such a job, and stop it before it costs more",
+    )
+    parser.add_argument("--run", metavar="ID", help="run id; the same id never starts a second job")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="also write this job to a new job file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit the job, or print its plan; with --wait, return the job's exit code."""
+    overrides = [*args.set, *_switches(args)]
+    with _bars():
+        prepared = lifecycle.prepare(
+            *(args.job, overrides, args.backend, args.run, args.arguments), pack=not args.dry_run
+        )
+    if args.strict:
+        lifecycle.refuse(args.job, prepared.warnings)
+    output.warnings(prepared.warnings)
+    if args.job.suffix == ".py" and isinstance(prepared.source, Path) and prepared.source.exists():
+        output.note(f"note: {args.job}, with the settings of {prepared.source}")
+    if args.save:
+        _save(args, overrides)
+    if not args.json:
+        _name_largest(prepared)
+    if args.dry_run:
+        show(prepared, as_json=args.json)
+        return 0
+    announce(prepared)
+    with _bars():
+        row = lifecycle.submit(prepared.plan)
+    if not args.wait:
+        if args.json:
+            output.emit(output.run_data(row))
+        else:
+            output.run_text(row)
+            output.say(f"  source  {_files(prepared)}")
+        return 0
+    output.note(f"{row.run}: submitted as {row.handle}; its folder is {row.folder}")
+    output.note(f"source: {_files(prepared)}")
+    from deploykit.cli import wait  # not needed for a dry run
+
+    return wait.follow(row, as_json=args.json, timeout=None)
+
+
+def _bars() -> contextlib.AbstractContextManager[None]:
+    """Bars meanwhile on a terminal, where much is packed or sent."""
+    if not output.on_terminal():
+        return contextlib.nullcontext()
+    from deploykit.cli.progress_bar import watching
+
+    return watching()
+
+
+def _switches(args: argparse.Namespace) -> list[str]:
+    """The overrides that options of a submit are."""
+    names = [name for name in _SWITCHES if getattr(args, name)]
+    valued = {"max_cost": args.max_cost, "profile": args.profile}
+    own = [f"{name}={value}" for name, value in valued.items() if value]
+    if args.debugger is not None:
+        own.append(f"env.{DEBUGGER}='{args.debugger}'")
+    return [*own, *(f"{name}=true" for name in names)]
+
+
+def announce(prepared: Prepared) -> None:
+    """Note where a job goes and what it may cost, before it is sent."""
+    if prepared.plan.summary:
+        output.note(prepared.plan.summary)
+    _note_cost(prepared)
+
+
+def _note_cost(prepared: Prepared) -> Estimate | None:
+    """Note what a job may cost, where something is billed; and return that."""
+    estimate = lifecycle.billed(prepared.plan)
+    if estimate is not None:
+        output.note(*(f"warning: {text}" for text in estimate.warnings), estimate.summary())
+        if prepared.plan.job.stop_at_cap:
+            from deploykit.cost import cap  # few jobs have one
+
+            output.note(*cap.notices(prepared.plan.job, estimate))
+        if prepared.plan.job.budget is not None:
+            from deploykit.run import budgets  # few jobs have one
+
+            output.note(str(budgets.of(prepared.plan.job.budget)))
+    return estimate
+
+
+def _files(prepared: Prepared) -> str:
+    """How much travels, besides the node plane."""
+    sizes = [entry.size for entry in _entries(prepared)]
+    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {readable(sum(sizes))}"
+
+
+def _entries(prepared: Prepared) -> list[Entry]:
+    """The source's own files and links."""
+    return [entry for entry in prepared.plan.bundle.entries if entry.content is None]
+
+
+def _name_largest(prepared: Prepared) -> None:
+    """Note how large a large source is, and why."""
+    entries = sorted(_entries(prepared), key=lambda entry: -entry.size)
+    if sum(entry.size for entry in entries) > _LARGE:
+        large = [entry for entry in entries if entry.size > _LARGE // 100] or entries
+        largest = (f"{entry.path} ({readable(entry.size)})" for entry in large[:_SHOWN])
+        output.note(
+            f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
+            "  what the job does not need can stay behind: add it to .deploykitignore",
+        )
+
+
+def _save(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Write the job file of this job. Raises UsageError where the file exists."""
+    from deploykit.job import script as script_job
+    from deploykit.lib import paths  # rarely needed
+
+    draft = lifecycle.read(args.job, overrides)
+    if args.backend:
+        draft.data["backend"] = args.backend
+    paths.create(args.save, script_job.text(draft, args.arguments, args.save.parent))
+    output.note(f"wrote {args.save}")
+
+
+def show(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the text of a plan, or all of it as JSON; what it may cost, as a remark."""
+    plan, estimate = prepared.plan, _note_cost(prepared)
+    if not as_json:
+        output.block(plan.text)
+        return
+    output.emit(
+        {
+            "run": plan.run,
+            "backend": plan.backend,
+            "target": plan.target,
+            "language": plan.language,
+            "text": plan.text,
+            "bundle": {
+                "hash": plan.bundle.hash,
+                "bytes": plan.bundle.size,
+                "commit": plan.bundle.commit,
+                "files": [entry.path for entry in plan.bundle.entries],
+                "kept_back": list(plan.bundle.kept_back),
+            },
+            "cost": estimate and estimate.data(),
+            "warnings": [problem._asdict() for problem in prepared.warnings],
+        }
+    )

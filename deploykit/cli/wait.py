@@ -1,0 +1,179 @@
+"""Wait until runs have ended, and exit with the exit code of the trainer.
+
+Several runs: with that of the first, in the order given, whose code is not 0.
+143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start.
+
+deploykit wait                           the newest run
+deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from deploykit.backends import base as backend
+from deploykit.cli import arguments, output
+from deploykit.job.model import State
+from deploykit.lib import shell
+from deploykit.lib.errors import DeploykitError, TimedOut
+from deploykit.observe.folding import Folding
+from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import registry
+from deploykit.run import state as run_state
+from deploykit.run.registry import Run
+
+if TYPE_CHECKING:
+    from deploykit.run.metrics import RunMetrics
+
+_AGAIN = 1.0
+"""Seconds between two looks at how far a run is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare RUN and --timeout."""
+    parser.add_argument(
+        "run",
+        nargs="*",
+        metavar="RUN",
+        help="run id, or its unique beginning or end (default: the newest run)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=arguments.seconds,
+        metavar="TIME",
+        help="stop waiting after 90 (seconds), 90s or 30m",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Wait; return the exit code of the first run that failed, or 124 on timeout."""
+    named = registry.named(args.run) if args.run else [registry.get(None)]
+    rows: list[Run] = []
+    noted: dict[str, tuple[str, str]] = {}
+    position = Position()
+    with output.last_line(lambda: _now(rows, position)) as last:
+        for current in run_state.wait_all([row.run for row in named], args.timeout):
+            rows[:] = current
+            if not args.json and not last.drawn:
+                _tell(rows, noted)
+    return _finish(rows, as_json=args.json)
+
+
+def _now(rows: Sequence[Run], position: Position) -> str:
+    """One line about the runs: of one, its state; of several, how many are in which state."""
+    if len(rows) == 1:
+        return _now_one(rows[0], position.of(rows[0]))
+    counts = Counter(row.state for row in rows)
+    listed = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{len(rows)} runs: {listed}" if rows else ""
+
+
+def _now_one(row: Run, progress: str) -> str:
+    """The state of a run, for how long, and how far it is where that is known."""
+    seconds, reason = row.seconds(registry.now()), row.reason
+    parts = [f"{row.run}: {row.state}"]
+    if row.state == State.RUNNING.value:
+        parts += [output.span(seconds)] if seconds is not None else []
+        parts += [progress]
+    elif not State(row.state).final:
+        parts += [output.span(registry.now() - row.created), reason]
+    return ", ".join(filter(None, parts))
+
+
+class Position:
+    """How far a run is, read again at most once a second."""
+
+    def __init__(self) -> None:
+        self._read: RunMetrics | None = None
+        self._text = ""
+        self._due = 0.0
+
+    def of(self, row: Run) -> str:
+        """The text for a run that runs; empty where its log and files do not tell."""
+        if row.state != State.RUNNING.value or time.monotonic() < self._due:
+            return self._text
+        from deploykit.cli import progress_text  # only on a terminal
+        from deploykit.run.metrics import BRIEFLY, RunMetrics
+
+        self._due = time.monotonic() + _AGAIN
+        self._read = self._read or RunMetrics(row, most=BRIEFLY)
+        self._read.refresh(fetch=False)
+        self._text = progress_text.line_or_bar(self._read.progress(), row.folder)
+        return self._text
+
+
+def _tell(rows: Sequence[Run], noted: dict[str, tuple[str, str]]) -> None:
+    """Note each state that is new; `noted` has the last one of each run."""
+    for row in rows:
+        current = (row.state, row.reason)
+        if noted.get(row.run) != current and not State(row.state).final:
+            output.note(f"{row.run}: {row.state}{f' - {row.reason}' if row.reason else ''}")
+        noted[row.run] = current
+
+
+def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
+    """Wait for a run and print its log lines (to standard error with `as_json`)."""
+    rows, position = [row], Position()
+    printer = threading.Thread(
+        target=_print_logs,
+        args=(row,),
+        kwargs={"aside": as_json, "state": lambda: _now(rows, position)},
+        daemon=True,
+    )
+    printer.start()
+    try:
+        for rows[:] in run_state.wait_all([row.run], timeout):
+            pass  # the printer shows their state
+    except KeyboardInterrupt:
+        stop = shell.command("deploykit", "cancel", row.run)
+        output.note("", f"{row.run} is still running; `{stop}` stops it")
+        raise
+    if State(rows[0].state).final:
+        printer.join()
+    return _finish(rows, as_json=as_json)
+
+
+def _print_logs(row: Run, *, aside: bool, state: Callable[[], str]) -> None:
+    """Print the lines as they arrive. An error is noted: it does not affect the run."""
+    if row.handle is None:
+        return
+    from deploykit.cli import progress_text  # not needed to wait
+
+    def below(bar: str) -> str:
+        return progress_text.bar(row.folder) or bar or state()
+
+    try:
+        folding = Folding()
+        lines = backend.find(row.backend).logs(row.handle, follow=True)
+        output.log(folding.fold(lines), aside=aside, below=below)
+        output.folded(row, folding)
+    except BrokenPipeError:
+        return  # the reader has gone; the next write fails the same way
+    except DeploykitError as error:
+        output.note(f"the logs of {row.run} are no longer available: {error}; the run continues")
+
+
+def _finish(rows: Sequence[Run], *, as_json: bool) -> int:
+    if as_json:
+        data = [output.run_data(row) for row in rows]
+        output.emit(data if len(data) > 1 else data[0])
+    else:
+        for row in rows:
+            output.run_text(row, run_diagnosis.brief(row))
+    return next(filter(None, map(_code, rows)), 0)
+
+
+def _code(row: Run) -> int:
+    """The exit code for a run, which may not have ended."""
+    state = State(row.state)
+    if state is State.BLOCKED:
+        remove = shell.command("deploykit", "cancel", row.run)
+        output.note(f"{row.run} is still in the queue; to remove it: {remove}")
+    elif not state.final:
+        return TimedOut.exit_code
+    return run_state.exit_code(row)

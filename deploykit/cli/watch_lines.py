@@ -1,0 +1,157 @@
+"""What `watch` shows, as lines of text: one run in detail, several as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from deploykit.cli import output, progress_text, rank_lines
+from deploykit.job.model import State
+from deploykit.run import watch as run_watch
+from deploykit.run.registry import now
+from deploykit.run.watch import View
+
+_CURVE, _SMALL_CURVE = 40, 12
+"""Columns of the curve of the loss."""
+_ERROR_LINES, _FEW = 8, 2
+"""Lines of an error that are shown of one run, and of each of several."""
+
+
+def lines(views: Sequence[View]) -> list[str]:
+    """The runs as lines, of any length."""
+    if len(views) == 1:
+        return list(_one(views[0]))
+    return [*_table(views), *_below(views)]
+
+
+def _one(view: View) -> Iterator[str]:
+    """One run: a line for its state, then what is known."""
+    row = view.row
+    yield f"{row.run}: {_state(view)}"
+    for label, value in (
+        ("reason", row.reason),
+        ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
+        ("at", _position(view)),
+        ("loss", _loss(view)),
+        ("speed", _throughput(view)),
+        ("restart", _restarts(view)),
+        *(("" if number else "uses", line) for number, line in enumerate(_usage(view))),
+        ("slowest", view.slowest),
+        ("cause", view.cause),
+    ):
+        if value:
+            yield f"  {label:<7} {value}"
+    for number, text in enumerate(run_watch.last_lines(view.error, _ERROR_LINES)):
+        yield f"  {'' if number else 'error':<7} {text}"
+    for problem in view.problems:
+        yield f"  not read: {problem}"
+
+
+def _state(view: View) -> str:
+    """``running for 5m 3s``, ``queued for 2h 0m``, ``failed after 3s, exit code 1``."""
+    row, seconds = view.row, view.row.seconds(now())
+    state = State(row.state)
+    if state.final:
+        code = f", exit code {row.exit_code}" if row.exit_code is not None else ""
+        return f"{row.state}{f' after {output.span(seconds)}' if seconds is not None else ''}{code}"
+    return f"{row.state} for {output.span(_elapsed(view))}"
+
+
+def _elapsed(view: View) -> float:
+    """Seconds since the start; before it since the submit."""
+    seconds = view.row.seconds(now())
+    return now() - view.row.created if seconds is None else seconds
+
+
+def _position(view: View) -> str:
+    parts = [*progress_text.position(view.progress), progress_text.rate(view.progress)]
+    if view.progress.left is not None and not State(view.row.state).final:
+        parts.append(f"{output.span(view.progress.left)} left")
+    text = ", ".join(filter(None, parts))
+    source = view.progress.sources.get("step") or view.progress.sources.get("epoch")
+    return f"{text} ({source})" if text and source else text
+
+
+def _loss(view: View) -> str:
+    if view.progress.loss is None:
+        return ""
+    curve = progress_text.sparkline(view.progress.curve, _CURVE)
+    return f"{view.progress.loss:.4g} {curve} ({view.progress.sources.get('loss', '')})"
+
+
+def _throughput(view: View) -> str:
+    if view.progress.throughput is None:
+        return ""
+    name, value = view.progress.throughput
+    return f"{value:.4g} {name} ({view.progress.sources.get('throughput', '')})"
+
+
+def _restarts(view: View) -> str:
+    if not view.attempt:
+        return ""
+    reasons = ", ".join(reason.replace("_", " ") for reason in view.restarts)
+    return f"{view.attempt}{f': {reasons}' if reasons else ''}"
+
+
+def _usage(view: View) -> Iterator[str]:
+    return rank_lines.lines(view.usage) if view.usage else iter(())
+
+
+_HEADINGS = ("run", "state", "for", "at", "left", "loss", "")
+
+
+def _table(views: Sequence[View]) -> Iterator[str]:
+    """A line for each run, in columns."""
+    rows = [_HEADINGS, *map(_cells, views)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _cells(view: View) -> tuple[str, ...]:
+    one, over = view.progress, State(view.row.state).final
+    seconds = view.row.seconds(now()) if over else _elapsed(view)
+    return (
+        view.row.run,
+        view.row.state,
+        output.span(seconds),
+        (progress_text.position(one) or ["-"])[0],
+        "-" if one.left is None or over else output.span(one.left),
+        "-" if one.loss is None else f"{one.loss:.4g}",
+        progress_text.sparkline(one.curve, _SMALL_CURVE),
+    )
+
+
+def _below(views: Sequence[View]) -> Iterator[str]:
+    """Of each of several runs what does not fit into its line."""
+    for view in views:
+        error = run_watch.last_lines(view.error, _FEW)
+        restarts = _restarts(view)
+        notes = [f"restart {restarts}"] if restarts else []
+        is_well = State(view.row.state) is State.SUCCEEDED
+        notes += [view.row.reason] if view.row.reason and not is_well else []
+        notes += [view.cause] if view.cause else []
+        if notes or error:
+            yield ""
+            yield f"{view.row.run}: {'; '.join(notes)}".removesuffix(": ")
+            yield from (f"  {text}" for text in error)
+
+
+def data(view: View) -> dict[str, Any]:
+    """One run as JSON: what `status --json` has, and what is known of its inside."""
+    return {
+        **output.run_data(view.row),
+        "progress": progress_text.data(view.progress),
+        "loss_curve": [progress_text.number(value) for value in view.progress.curve],
+        "attempt": view.attempt,
+        "restarts": list(view.restarts),
+        "error": [
+            {"rank": line.rank, "node": line.node, "task": line.task, "text": line.text}
+            for line in view.error
+        ],
+        "ranks": [rank_lines.data(one) for one in view.usage],
+        "slowest": view.slowest or None,
+        "cause": view.cause or None,
+        "problems": list(view.problems),
+    }

@@ -1,0 +1,119 @@
+"""Estimate when a job would start: on Slurm in each partition, the earliest first. Submits nothing.
+
+On Slurm the times are what the scheduler expects now (`sbatch --test-only`); jobs that end early or
+arrive with a higher priority change them. SageMaker gives no times: its quotas are shown, and
+the prices of spot instances in the last days.
+
+deploykit when job.yaml
+deploykit when --pick                 write the earliest choice into the job file
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploykit.backends import base as backend
+from deploykit.backends import capabilities
+from deploykit.backends.capabilities import Start
+from deploykit.cli import output
+from deploykit.cost.estimate import Estimate
+from deploykit.job import edit as jobfile_edit
+from deploykit.job.model import Plan
+from deploykit.lib.errors import NeverStarts, UsageError
+from deploykit.run import lifecycle, registry
+
+SHARED = ("job", "backend")
+
+
+class _Choice(NamedTuple):
+    """Where a job could run, when, and at which cost."""
+
+    start: Start
+    cost: Estimate | None
+
+    def order(self, now: float) -> tuple[bool, bool, float, float, bool]:
+        """The earliest first, by minutes; then the cheapest, then what the job names itself."""
+        at, worst = self.start.at, self.cost and self.cost.amount("worst")
+        minutes = max(0.0, at.timestamp() - now) // 60 if at else 0.0
+        price = float(worst or 0)
+        return not self.start.possible, at is None, minutes, price, bool(self.start.settings)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare --pick."""
+    parser.add_argument(
+        "--pick", action="store_true", help="write the earliest choice into the job file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print where the job could run; 81 where it could start nowhere."""
+    prepared = lifecycle.prepare(args.job, args.set, args.backend, None, args.arguments)
+    plan = prepared.plan
+    output.warnings(prepared.warnings)
+    engine = capabilities.require(plan.backend, capabilities.When)
+    now = registry.now()
+    choices = sorted(
+        (_priced(plan, one) for one in engine.when(plan)), key=lambda one: one.order(now)
+    )
+    if args.json:
+        output.emit({"backend": plan.backend, "starts": [_data(one) for one in choices]})
+    else:
+        _show(choices)
+    best = next((one.start for one in choices if one.start.possible), None)
+    if best is None:
+        return NeverStarts.exit_code
+    if args.pick:
+        _pick(args.job, best)
+    return 0
+
+
+def _priced(plan: Plan, start: Start) -> _Choice:
+    engine = backend.find(plan.backend)
+    return _Choice(start, lifecycle.estimate(engine, plan.job, start.options))
+
+
+def _data(one: _Choice) -> dict[str, Any]:
+    start = one.start
+    return {
+        "where": start.where,
+        "possible": start.possible,
+        "start": start.at and output.when(start.at.timestamp()),
+        "seconds": start.at and round(max(0.0, start.at.timestamp() - registry.now())),
+        "reason": start.reason,
+        "settings": dict(start.settings),
+        "cost": one.cost and one.cost.data(),
+    }
+
+
+def _show(choices: Sequence[_Choice]) -> None:
+    headings = ["where", "starts", "in", "worst cost", "what is known"]
+    output.table(headings, [_row(one) for one in choices])
+
+
+def _row(one: _Choice) -> list[str]:
+    start = one.start
+    at, left = "-", "-"
+    if start.at is not None:
+        seconds = start.at.timestamp() - registry.now()
+        at, left = output.when(start.at.timestamp()), "now" if seconds < 1 else output.span(seconds)
+    return [start.where, at, left, one.cost.text("worst") if one.cost else "-", start.reason]
+
+
+def _pick(job: Path, start: Start) -> None:
+    """Write what chooses a start into the job file. Raises UsageError where that fails."""
+    if not start.settings:
+        output.note(f"{start.where}: no change needed, the job already starts there")
+        return
+    if start.at is None:
+        output.note(f"{start.where}: no start time is known, so nothing is changed")
+        return
+    if not job.exists() or job.suffix == ".py":
+        hint = " ".join(f"--set {key}={value}" for key, value in start.settings.items())
+        raise UsageError(f"--pick requires a job file, and {job} is not one", hint=hint)
+    for key, value in start.settings.items():
+        jobfile_edit.set_key(job, key, value)
+        output.note(f"{job}: {key} is {value}")

@@ -1,0 +1,161 @@
+"""Dumps of PyTorch's flight recorder, decoded to plain data.
+
+They are pickles, and a pickle may call any function while it is loaded. The decoded data consists
+of strings, numbers and lists, and PyTorch's analyzer gets nothing else: it passes one string of a
+dump (`ranks`) to eval().
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit.diagnose import plain_pickle
+from deploykit.lib.errors import UsageError
+
+PREFIX = "fr_"
+_MAX_SIZE = 64 * 2**20
+"""Bytes; 2000 records, the recorder's default, are a few MiB."""
+_FIRST = b"\x80"
+"""First byte of a pickle of protocol 2 or later; no UTF-8 text begins with it."""
+_NUMBER = re.compile(r"(\d+)$")
+_RANKS = re.compile(r"\[(\d{1,9}(, ?\d{1,9})*)?\]")
+_MAX_QUOTED = 60
+"""Characters of a malformed string that a message quotes."""
+_VERSION = re.compile(r"\d+\.\d+")
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "record_id": (int,),
+    "collective_seq_id": (int,),
+    "p2p_seq_id": (int,),
+    "op_id": (int,),
+    "is_p2p": (bool,),
+    "profiling_name": (str,),
+    "state": (str,),
+    "time_created_ns": (int,),
+}
+"""Fields that PyTorch's analyzer requires of a record, apart from the lists:
+https://github.com/pytorch/pytorch/tree/main/torch/distributed/flight_recorder"""
+_LISTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+
+
+class NotADump(UsageError):
+    """The file is not a plain dump of the flight recorder."""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """The records of one rank, oldest first, with the recorder's field names."""
+
+    path: Path
+    rank: int
+    version: str
+    entries: tuple[dict[str, Any], ...]
+    groups: dict[str, dict[str, str]]
+
+    def pickled(self) -> bytes:
+        """Encode the dump for PyTorch's analyzer."""
+        entries = list(self.entries)
+        return pickle.dumps({"version": self.version, "entries": entries, "pg_config": self.groups})
+
+
+def is_dump(path: Path) -> bool:
+    """Whether the file is a pickle, not a log."""
+    if not path.is_file():  # a pipe can be read once only
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == _FIRST
+    except OSError:
+        return False
+
+
+def read(path: Path) -> Dump:
+    """Read a dump, whose name ends with its rank. Raises NotADump."""
+    try:
+        return _dump(path)
+    except (NotADump, OSError, LookupError, TypeError, ValueError) as error:
+        reason = error if isinstance(error, NotADump) else repr(error)
+        raise NotADump(
+            f"{path} is not a valid dump of PyTorch's flight recorder: {reason}",
+            hint="dumps are named fr_0, fr_1 and so on; do not unpickle a file you do not trust",
+        ) from None
+
+
+def _dump(path: Path) -> Dump:
+    rank = _NUMBER.search(path.name)
+    if rank is None:
+        raise NotADump("its name does not end with a rank number")
+    tree = _load(path)
+    version = _checked(tree["version"], str)
+    if not _VERSION.fullmatch(version):
+        raise NotADump(f"{version!r} is not a version")
+    entries = tuple(_entry(entry) for entry in _list(tree["entries"]))
+    return Dump(path, int(rank[1]), version, entries, _groups(tree["pg_config"], entries))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MAX_SIZE:
+        raise NotADump(f"it is larger than {_MAX_SIZE >> 20} MiB")
+    try:
+        tree = plain_pickle.load(path.read_bytes())
+    except plain_pickle.NotPlain as error:
+        raise NotADump(str(error)) from None
+    return dict(_checked(tree, dict))
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise NotADump(f"expected {kinds[0].__name__}, got {type(value).__name__}")
+    if type(value) is str and not value.isprintable():
+        raise NotADump(f"it contains the string {value[:_MAX_QUOTED]!r}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return list(_checked(value, list, tuple))
+
+
+def _entry(raw: Any) -> dict[str, Any]:
+    """A record with its known fields, each checked for its type."""
+    _checked(raw, dict)
+    entry = {name: _checked(raw[name], *kinds) for name, kinds in _FIELDS.items()}
+    entry |= {name: [_scalar(item) for item in _list(raw[name])] for name in _LISTS}
+    name, description = (_checked(part, str) for part in _list(raw["process_group"]))
+    frames = [_frame(frame) for frame in _list(raw.get("frames", []))]
+    return {**entry, "process_group": (name, description), "frames": frames}
+
+
+def _scalar(item: Any) -> Any:
+    """The name of a dtype, or the sizes of a tensor."""
+    if type(item) is str:
+        return _checked(item, str)
+    return [_checked(size, int) for size in _list(item)]
+
+
+def _frame(raw: Any) -> dict[str, Any]:
+    kinds = {"name": str, "filename": str, "line": int}
+    return {name: _checked(raw[name], kind) for name, kind in kinds.items()}
+
+
+def _groups(raw: Any, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Name, description and ranks of each process group.
+
+    Gloo (torch 2.13) leaves the name of the default group empty here, but not in its records.
+    """
+    groups = {name: _group(name, group) for name, group in _checked(raw, dict).items()}
+    nameless = groups.pop("", None)
+    if nameless:
+        for name, description in sorted({entry["process_group"] for entry in entries}):
+            groups.setdefault(name, {**nameless, "name": name, "desc": description})
+    return groups
+
+
+def _group(name: Any, raw: Any) -> dict[str, str]:
+    ranks = _checked(raw["ranks"], str)
+    if not _RANKS.fullmatch(ranks):
+        raise NotADump(f"it contains the ranks {ranks[:_MAX_QUOTED]!r}")
+    return {"name": _checked(name, str), "desc": _checked(raw["desc"], str), "ranks": ranks}

@@ -1,0 +1,1 @@
+"""What a user writes: the job, its file, its environment, and the checks of them."""

@@ -1,0 +1,398 @@
+"""Untrusted data into typed values: JSON, numbers, and dataclasses with every problem at once.
+
+The fields of a dataclass carry notes (`Help`, `Bounds`, `Pattern`, `Quantity`) as arguments of
+``typing.Annotated``. They serve four readers: `decode`, the JSON Schema, the commented file that
+``deploykit init`` writes, and the reference in ``docs/``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import shlex
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from deploykit.lib import quoting
+from deploykit.lib.problem import Problem
+
+T = TypeVar("T")
+_BAD: Any = object()
+_SHOWN = 60
+"""Characters of a wrong value that a message quotes."""
+_LARGEST = 10**18
+"""Larger than any count, size or time; str() raises ValueError for thousands of digits."""
+_LONGEST = 10**9
+"""Seconds, about 30 years; more would overflow dates."""
+_LARGEST_JSON = 64 * 2**20
+"""Bytes of a file written by a program."""
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
+_SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
+
+
+class Help(typing.NamedTuple):
+    """The description of a field; `example` is a value as written in the job file."""
+
+    text: str
+    example: str | None = None
+
+
+class Bounds(typing.NamedTuple):
+    """The least and greatest value allowed, their unit, and a pattern of text in their place."""
+
+    low: int | None = None
+    high: int | None = None
+    unit: str = ""
+    text: str = ""
+
+
+class Pattern(typing.NamedTuple):
+    """Text must fully match `regex`; `meaning` describes it in words."""
+
+    regex: str
+    meaning: str
+
+
+NOT_EMPTY = Pattern(r"[\s\S]+", "a value; omit the key for the default")
+
+
+class Quantity(typing.NamedTuple):
+    """An integer written with a unit: ``30m``, ``4GiB``.
+
+    `parse` turns the written text into the integer and raises ValueError; `regex` is for editors.
+    """
+
+    meaning: str
+    regex: str
+    parse: Callable[[str], int]
+    unit: str = ""
+    """Of the integer, for messages."""
+
+
+def _seconds(text: str) -> int:
+    """``90s``, ``30m``, ``1h30m``, ``2d`` or Slurm's ``1-12:00:00`` in seconds."""
+    match = _CLOCK.fullmatch(text) or _SPAN.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total > _LONGEST:
+        raise ValueError(text)
+    return total
+
+
+def _bytes(text: str) -> int:
+    """``512MiB``, ``4GiB`` (powers of 1024) or ``4GB`` (powers of 1000) in bytes."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return int(number) * int((1024 if binary else 1000) ** power)
+
+
+DURATION = Quantity(
+    "a time such as 90s, 30m, 1h30m, 2d or 1-12:00:00",
+    r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$|^(\d+-)?\d{1,2}:\d{2}:\d{2}$",
+    _seconds,
+    "s",
+)
+SIZE = Quantity("a size such as 512MiB or 4GiB", r"^\d+\s*[KkMmGgTt]?[Ii]?[Bb]$", _bytes, "bytes")
+
+Duration = Annotated[int, DURATION]
+"""Seconds."""
+Size = Annotated[int, SIZE]
+"""Bytes."""
+
+
+class Plain(str):
+    """An unquoted scalar of a YAML file or of ``--set``, which takes the type that is expected."""
+
+    __slots__ = ()
+
+
+class Malformed(ValueError):
+    """A text that is not valid, or too large. `line` counts from 1; None where unknown."""
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[Problem]]:
+    """`data` as an instance of the dataclass `cls`, and the problems; None when there are any."""
+    problems: list[Problem] = []
+    value = _read(cls, data, path, problems)
+    return (None if problems else cast(T, value)), problems
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file of at most 64 MiB. Raises OSError or Malformed."""
+    return from_json(read_file(path, _LARGEST_JSON))
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of a file of at most `most` bytes. Raises OSError or Malformed."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Malformed(f"is larger than {most >> 20} MiB")
+    return data
+
+
+def from_json(text: str | bytes) -> Any:
+    """JSON as plain data. Raises Malformed."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise Malformed("is nested too deeply") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
+        raise Malformed(f"is not valid JSON: {error}") from None
+
+
+def whole(text: str) -> int | None:
+    """A whole number of up to 18 digits; None for any other text.
+
+    For untrusted text: int() also accepts signs and blanks, and raises for 5,000 digits.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+@functools.cache
+def hints(cls: Any) -> dict[str, Any]:
+    """The resolved annotations of a dataclass, metadata included."""
+    return get_type_hints(cls, include_extras=True)
+
+
+def split(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """A hint as its bare type, its metadata, and whether None is allowed."""
+    metadata: tuple[Any, ...] = ()
+    optional = False
+    while True:
+        if get_origin(hint) is Annotated:
+            metadata += hint.__metadata__
+            hint = hint.__origin__
+        elif get_origin(hint) in {typing.Union, types.UnionType}:
+            hint = next(arm for arm in get_args(hint) if arm is not types.NoneType)
+            optional = True
+        else:
+            return hint, metadata, optional
+
+
+def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    kind, metadata, optional = split(hint)
+    if data is None and optional:
+        return None
+    before = len(problems)
+    value = _read_kind(kind, metadata, data, path, problems)
+    if len(problems) > before:
+        return _BAD
+    unit = next((f" {note.unit}" for note in metadata if isinstance(note, Quantity)), "")
+    for note in metadata:
+        problem = _violation(note, value, data, unit)
+        if problem is not None:
+            problems.append(Problem(path, problem))
+    return value
+
+
+def _read_kind(
+    kind: Any, metadata: tuple[Any, ...], data: object, path: str, problems: list[Problem]
+) -> Any:
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, data, path, problems)
+    if get_origin(kind) is tuple:
+        return _sequence(get_args(kind)[0], data, path, problems)
+    if get_origin(kind) in {dict, Mapping}:
+        key, item = get_args(kind)
+        return _mapping(key, item, data, path, problems)
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), data, path, problems)
+    text = data if isinstance(data, str) else ""
+    try:
+        return quantity.parse(text) if quantity else _SCALARS[kind](data)
+    except (ValueError, TypeError, OverflowError) as error:
+        expected = quantity.meaning if quantity else _EXPECTED[kind]
+        hint = str(error) if isinstance(error, TypeError) else None
+        problems.append(Problem(path, f"expected {expected}, got {_shown(data)}", hint))
+        return _BAD
+
+
+def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
+        return _BAD
+    before = len(problems)
+    # the key `as` is the field `as_`: a keyword of Python cannot name one
+    known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
+    values, unknown = {}, [key for key in data if key not in known]
+    misspelled: dict[object, str] = {}
+    if unknown:
+        from deploykit.job import spelling  # only where something is wrong
+
+        misspelled = spelling.meant(data, known)
+        problems += spelling.unknown_keys(path, unknown, known)
+    for key, value in data.items():
+        if (name := misspelled.get(key, key)) in known:
+            field = known[name].name
+            values[field] = _read(hints(cls)[field], value, _join(path, str(key)), problems)
+    for name, one in known.items():
+        required = one.default is one.default_factory is dataclasses.MISSING
+        if required and one.name not in values:
+            problems += _missing(cls, one.name, _join(path, name))
+    return _BAD if len(problems) > before else cls(**values)
+
+
+def _missing(cls: Any, name: str, path: str) -> list[Problem]:
+    """The problem of a missing key; for a section, those of its own required keys."""
+    inside: list[Problem] = []
+    kind, metadata, _ = split(hints(cls)[name])
+    if dataclasses.is_dataclass(kind):
+        _dataclass(kind, {}, path, inside)
+    example = next((note.example for note in metadata if getattr(note, "example", None)), None)
+    hint = f"for example {name}: {example}" if example else None
+    return inside or [Problem(path, "is required", hint)]
+
+
+def _as_list(text: str) -> str:
+    """How to write a text as a list: its words, as a shell would split them."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        words = [text]
+    return f"write [{', '.join(map(quoting.yaml, words))}]"
+
+
+def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if isinstance(data, str) or not isinstance(data, Sequence):
+        hint = _as_list(data) if isinstance(data, str) and data else None
+        problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
+        return _BAD
+    return tuple(
+        _read(item, value, f"{path}[{number}]", problems) for number, value in enumerate(data)
+    )
+
+
+def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Problem]) -> Any:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        problems.append(Problem(path, f"expected names with values, got {_shown(data)}"))
+        return _BAD
+    return {
+        _read(key, name, _join(path, str(name)), problems): _read(
+            item, value, _join(path, str(name)), problems
+        )
+        for name, value in data.items()
+    }
+
+
+def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Problem]) -> Any:
+    if isinstance(data, str) and data in choices:
+        return str(data)
+    from deploykit.job.spelling import did_you_mean
+
+    hint = did_you_mean(str(data), choices)
+    problems.append(
+        Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
+    )
+    return _BAD
+
+
+def encodable(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: it has no surrogates (PEP 383), as in YAML and JSON."""
+    return text.encode(errors="ignore").decode() == text
+
+
+def _text(data: object) -> str:
+    if isinstance(data, str):
+        if "\0" in data or not encodable(data):
+            raise TypeError("remove the NUL character or the unpaired surrogate")
+        return str(data)
+    if isinstance(data, bool | int | float):
+        raise TypeError(f'put it in quotes: "{_shown(data)}"')
+    raise ValueError(data)
+
+
+def _integer(data: object) -> int:
+    if isinstance(data, Plain):
+        if re.fullmatch(r"[+-]?[0-9]{1,18}", data) is None:
+            raise ValueError(data)
+        return int(data)
+    if isinstance(data, str) and data.isascii() and data.isdigit():
+        raise TypeError("remove the quotes")
+    if isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LARGEST:
+        return data
+    raise ValueError(data)
+
+
+def _boolean(data: object) -> bool:
+    if isinstance(data, bool):
+        return data
+    if isinstance(data, Plain) and data.lower() in _WORDS:
+        return _WORDS[data.lower()]
+    raise ValueError(data)
+
+
+_SCALARS: dict[Any, Any] = {str: _text, int: _integer, bool: _boolean}
+_EXPECTED: dict[Any, str] = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+def _violation(note: object, value: Any, data: object, unit: str) -> str | None:
+    """How `value`, in units of `unit`, violates a note on its field; None where it does not."""
+    if isinstance(note, Pattern) and re.fullmatch(note.regex, value) is None:
+        return f"expected {note.meaning}; got {_shown(data)}"
+    if isinstance(note, Bounds):
+        low, high, unit = note.low, note.high, f" {note.unit}" if note.unit else unit
+        if low is not None and value < low:
+            return f"must be at least {low}{unit}, got {_shown(data if unit else value)}"
+        if high is not None and value > high:
+            return f"must be at most {high}{unit}, got {_shown(data if unit else value)}"
+    return None
+
+
+def _shown(data: object) -> str:
+    if data is None:
+        return "nothing"
+    if isinstance(data, Mapping):
+        return "a section"
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return "a list"
+    if isinstance(data, int) and abs(data) > _LARGEST:
+        return "a number with too many digits"
+    text = repr(str(data)) if isinstance(data, str) else repr(data)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+_NO_LIMIT = ("time_limit", "0s")
+
+
+def as_data(value: Any) -> Any:
+    """A job or options as in a job file that decodes to the same, whatever the user's defaults."""
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        data = {name: _with_unit(hint, getattr(value, name)) for name, hint in hints(kind).items()}
+        return {name.rstrip("_"): one for name, one in data.items() if (name, one) != _NO_LIMIT}
+    if isinstance(value, Mapping):
+        return {key: as_data(one) for key, one in value.items()}
+    return [as_data(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _with_unit(hint: Any, value: Any) -> Any:
+    quantity = next((note for note in split(hint)[1] if isinstance(note, Quantity)), None)
+    if quantity is None or value is None:
+        return as_data(value)
+    return f"{value}{'B' if quantity.unit == 'bytes' else quantity.unit}"

@@ -1,0 +1,249 @@
+"""The `environment` of a job file: the shell lines that activate it, and what can be seen of it.
+
+The lines are for `sh`; they set `python`, or end the script with 78 after a line that says why.
+Checks read files only, and run nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from deploykit.job.model import Environment, JobSpec, Problem
+from deploykit.job.spelling import did_you_mean
+from deploykit.lib import paths
+
+PYTHON = '"$python"'
+"""The Python of the environment, as shell text."""
+_OLDEST = (3, 10)
+"""The Python that the launcher on the nodes needs."""
+
+
+def lines(environment: Environment) -> Iterator[str]:
+    """Shell lines that activate what brings the Python; none where only modules are named."""
+    if environment.python is not None:
+        kind, value = environment.python
+        yield f"environment={home_path(value)}"
+        yield (paths.shipped("templates") / f"environment/{kind}.sh").read_text(encoding="utf-8")
+        yield "export python\n"
+
+
+def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
+    """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
+
+    def moved(text: str | None) -> str | None:
+        return text if text is None or text.startswith("~/") else located(text)
+
+    conda = environment.conda
+    return dataclasses.replace(
+        environment,
+        conda=moved(conda) if conda and "/" in conda else conda,
+        venv=moved(environment.venv),
+        uv=moved(environment.uv),
+    )
+
+
+def check(environment: Environment) -> Iterator[Problem]:
+    """What is wrong with the keys themselves."""
+    kinds = [kind for kind in ("conda", "venv", "uv") if getattr(environment, kind)]
+    if len(kinds) > 1:
+        message = f"expected only one of `conda`, `venv` and `uv`; got {' and '.join(kinds)}"
+        yield Problem("environment", message)
+    elif not kinds and not environment.modules:
+        yield Problem("environment", "expected one of `conda`, `venv` and `uv`, or `modules`")
+
+
+_NOT_LOADED = "deploykit: the job cannot start: a module of {key} cannot be loaded: "
+
+
+def module_lines(modules: Sequence[str], key: str) -> Iterator[str]:
+    """Shell lines that load the modules of the key `key`."""
+    if modules:
+        yield from (
+            "# shellcheck source=/dev/null",
+            "type module >/dev/null 2>&1 || . /etc/profile",
+            f"if ! module load {shlex.join(modules)}; then",
+            f"    echo {shlex.quote(_NOT_LOADED.format(key=key) + ' '.join(modules))}",
+            *("    exit 78", "fi", ""),
+        )
+
+
+def home_path(path: str) -> str:
+    """A path as shell text; ``~/`` is the home folder where the shell runs."""
+    home, below = path[:2] == "~/", path[2:]
+    return f'"$HOME"/{shlex.quote(below)}' if home else shlex.quote(path)
+
+
+def conflict(job: JobSpec, key: str, python: str | None) -> Iterator[Problem]:
+    """The problem of a job file that chooses the Python twice, once with the key `key`."""
+    if python is not None and job.environment is not None and job.environment.python is not None:
+        kind, _ = job.environment.python
+        message = f"environment.{kind} chooses the Python too"
+        yield Problem(key, message, f"remove {key} or environment.{kind}")
+
+
+def problems(environment: Environment, *, prepared: bool) -> Iterator[Problem]:
+    """What is wrong with an environment on this machine.
+
+    `prepared` says that modules or lines of the job's own may bring conda or uv.
+    """
+    match environment.python:
+        case ("venv", folder):
+            yield from _check_venv(_home(folder))
+        case ("uv", folder):
+            yield from _check_uv(_home(folder), prepared=prepared)
+        case ("conda", name):
+            yield from _check_conda(name, prepared=prepared)
+
+
+def module_problems(environment: Environment) -> Iterator[Problem]:
+    """A warning where nothing on this machine looks like a program for environment modules."""
+    signs = any(name in os.environ for name in ("MODULESHOME", "LMOD_CMD", "MODULES_CMD"))
+    scripts = Path("/etc/profile.d").glob("*.sh")
+    if environment.modules and not signs and not any(map(_is_for_modules, scripts)):
+        message = "this machine seems to have no `module` command"
+        yield Problem("environment.modules", message, "remove it here", severity="warning")
+
+
+def _is_for_modules(script: Path) -> bool:
+    return "module" in script.name or "lmod" in script.name
+
+
+def python(environment: Environment) -> str | None:
+    """The Python of an environment on this machine; None where there is none yet."""
+    match environment.python:
+        case ("venv", folder):
+            root = _home(folder)
+        case ("uv", folder):
+            root = _uv_environment(_home(folder))
+        case ("conda", name):
+            root = _conda_environments().get(name, _home(name))
+        case _:
+            return None
+    path = root / "bin/python"
+    return str(path) if os.access(path, os.X_OK) else None
+
+
+def _check_venv(folder: Path) -> Iterator[Problem]:
+    create = f"`python3 -m venv {shlex.quote(str(folder))}` creates one"
+    if not folder.is_dir():
+        yield Problem("environment.venv", f"folder {folder} not found", create)
+    elif not os.access(folder / "bin/python", os.X_OK):
+        gone = "the Python that created it no longer exists"
+        why = gone if _is_link(folder) else "it is not a virtual environment"
+        yield Problem("environment.venv", f"{folder}/bin/python cannot run: {why}", create)
+    else:
+        yield from _too_old("environment.venv", _configured_version(folder))
+
+
+def _check_uv(folder: Path, *, prepared: bool) -> Iterator[Problem]:
+    if not (folder / "pyproject.toml").is_file():
+        hint = "name the folder of a uv project; `uv init` creates one"
+        yield Problem("environment.uv", f"{folder} has no pyproject.toml", hint)
+    if not prepared and _program("uv", "~/.local/bin") is None:
+        yield Problem(
+            "environment.uv", "uv is not on PATH", "install it: https://docs.astral.sh/uv/"
+        )
+    yield from _too_old("environment.uv", _configured_version(_uv_environment(folder)))
+
+
+def _check_conda(name: str, *, prepared: bool) -> Iterator[Problem]:
+    path = "environment.conda"
+    known = _conda_environments()
+    folder = _home(name) if "/" in name else known.get(name)
+    if not prepared and _conda() is None:
+        yield Problem(path, "conda is not on PATH", "run `conda init`, or load its module")
+    elif not prepared and folder is None:
+        hint = did_you_mean(name, known) or f"known here: {', '.join(sorted(known)) or 'none'}"
+        message = f"conda has no environment {name!r}"
+        yield Problem(path, message, f"{hint} - or give its folder")
+    if folder is None:
+        return
+    if not (folder / "conda-meta").is_dir():
+        yield Problem(path, f"there is no conda environment in {folder}")
+    elif not os.access(folder / "bin/python", os.X_OK):
+        hint = f"`conda install --prefix {shlex.quote(str(folder))} python` installs it"
+        yield Problem(path, f"{folder} has no Python", hint)
+    else:
+        yield from _too_old(path, _conda_version(folder))
+
+
+def _is_link(folder: Path) -> bool:
+    return (folder / "bin/python").is_symlink()
+
+
+def _home(path: str) -> Path:
+    """A path with the user's home folder for ``~``."""
+    return Path(paths.expanded(path))
+
+
+def _program(name: str, *more: str) -> str | None:
+    """A program on PATH, or in one of the folders `more`."""
+    import shutil  # few jobs need it
+
+    folders = [str(_home(folder)) for folder in more]
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+
+
+def _conda() -> str | None:
+    """The program that activates conda environments; templates/environment/conda.sh finds it so."""
+    for variable in ("CONDA_EXE", "MAMBA_EXE"):
+        if os.access(os.environ.get(variable, ""), os.X_OK):
+            return os.environ[variable]
+    folders = [f"~/{name}/bin" for name in ("miniforge3", "miniconda3", "anaconda3")]
+    return _program("conda", *folders, "/opt/conda/bin") or _program("micromamba")
+
+
+def _conda_environments() -> dict[str, Path]:
+    """The folders of conda environments by name.
+
+    https://docs.conda.io/projects/conda/en/stable/user-guide/concepts/environments.html
+    """
+    program = _conda()
+    roots = [_home(os.environ.get("MAMBA_ROOT_PREFIX") or "~/micromamba")]
+    if program and Path(program).name == "conda":
+        roots.insert(0, Path(program).resolve().parents[1])
+    folders = [root / "envs" for root in roots] + [_home("~/.conda/envs")]
+    folders += [Path(one) for one in os.environ.get("CONDA_ENVS_PATH", "").split(os.pathsep) if one]
+    candidates = [Path(line) for line in _text(_home("~/.conda/environments.txt")).split("\n")]
+    for folder in folders:
+        candidates += sorted(folder.iterdir()) if folder.is_dir() else []
+    named = {one.name: one for one in reversed(candidates) if (one / "conda-meta").is_dir()}
+    return {"base": roots[0], **named} if (roots[0] / "conda-meta").is_dir() else named
+
+
+def _uv_environment(project: Path) -> Path:
+    """https://docs.astral.sh/uv/concepts/projects/config/#project-environment-path."""
+    return project / (os.environ.get("UV_PROJECT_ENVIRONMENT") or ".venv")
+
+
+def _configured_version(environment: Path) -> str:
+    """The version in pyvenv.cfg, which venv calls `version` and uv `version_info`."""
+    match = re.search(r"(?m)^version(?:_info)?\s*=\s*(\S+)", _text(environment / "pyvenv.cfg"))
+    return match[1] if match else ""
+
+
+def _conda_version(environment: Path) -> str:
+    """The version in the name of conda's record of Python."""
+    for record in environment.glob("conda-meta/python-[0-9]*.json"):
+        return record.name.split("-")[1]
+    return ""
+
+
+def _too_old(path: str, version: str) -> Iterator[Problem]:
+    match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", version)
+    if match and (int(match[1]), int(match[2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        yield Problem(path, f"its Python is {version}; the launcher needs {oldest} or later")
+
+
+def _text(path: Path) -> str:
+    """The text of a small file; empty where it cannot be read."""
+    try:
+        return paths.read_regular(path, 1 << 20).decode(errors="replace")
+    except OSError:
+        return ""

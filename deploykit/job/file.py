@@ -1,0 +1,399 @@
+"""Read a job file, YAML or TOML, with overrides (``--set a.b=c``), into a JobSpec and sections.
+
+A job from Python is the same data without a file: its keys, in a mapping.
+
+An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
+``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
+
+Any text gives data or Malformed, in bounded time and memory: nesting, sizes and the expansion of
+aliases are limited before they can crash the interpreter (libyaml composes nodes by recursion in
+C). The rules of `diagnose` are read by the same functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploykit.job import checks
+from deploykit.job.decode import Malformed, Plain, decode, read_file
+from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import paths
+from deploykit.lib.errors import JobFileError, NotFound, UsageError
+
+DEFAULT = "job.yaml"
+LARGEST = 2**20
+"""Bytes of a file written by a person."""
+_DEEPEST = 50
+_HEAVIEST = 4 * LARGEST
+"""Characters of all values, where each alias counts as much as its value."""
+_LONGEST_PATH = 1_000
+_NULLS = ("", "~", "null", "Null", "NULL")
+Source = Path | Mapping[str, Any]
+"""A job file, or the keys of a job without one."""
+Overrides = Sequence[str | tuple[str, Any]]
+"""Texts ``a.b=c``, or paths of keys with their values."""
+
+
+class Draft(NamedTuple):
+    """A job as plain data, before it is decoded."""
+
+    source: Source
+    data: dict[str, Any]
+    lines: Mapping[str, int]
+    """Line of each key of the file, by its path; empty for TOML."""
+    origins: Mapping[str, str] = {}
+    """Where a value is set that the job does not set itself, by its path."""
+
+
+class JobFile(NamedTuple):
+    """A job, and the decoded sections of the requested backends."""
+
+    path: Source
+    job: JobSpec
+    sections: Mapping[str, Any]
+    lines: Mapping[str, int]
+    origins: Mapping[str, str]
+    """Those of the draft."""
+
+    def raise_on(self, problems: Iterable[Problem]) -> list[Problem]:
+        """The warnings among `problems`. Raises JobFileError with all if one is an error."""
+        ordered = located(problems, self.lines, self.origins)
+        if any(problem.severity == "error" for problem in ordered):
+            raise JobFileError(title(self.path), ordered)
+        return ordered
+
+
+def read(source: Source, overrides: Overrides = ()) -> Draft:
+    """A job with `overrides`. Raises NotFound, JobFileError, or UsageError for an override."""
+    return override(Draft(source, *parse(source)), overrides)
+
+
+def override(draft: Draft, overrides: Overrides) -> Draft:
+    """The draft, in which `overrides` are applied. Raises UsageError."""
+    for one in overrides:
+        _override(draft.data, one)
+    checks.spread_nodes(draft.data)
+    return draft
+
+
+def load(
+    draft: Draft,
+    *,
+    options: Mapping[str, type[Any]],
+    backends: Callable[[], Iterable[str]],
+    check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
+) -> JobFile:
+    """The draft, decoded.
+
+    `options` are the classes of the sections to decode; `backends` gives the names of all backends
+    that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
+    it is asked only where there is an error already, so that all of them are reported at once.
+
+    Relative locations become absolute, from the folder of the file, else from the current one.
+    Raises JobFileError with every problem.
+    """
+    tree, lines = draft.data, draft.lines
+    names = [field.name for field in dataclasses.fields(JobSpec)]
+    known = [*names, *_sections(set(tree).difference(names), backends)]
+    problems: list[Problem] = []
+    if unknown := [key for key in tree if key not in known]:
+        from deploykit.job import spelling, stand_ins  # only where something is wrong
+
+        problems += spelling.unknown_keys("", unknown, known)
+        tree, lines = stand_ins.as_meant(tree, lines, known)
+        draft = draft._replace(data=tree, lines=lines)
+    parts: dict[str, tuple[type[Any], Any]] = {
+        "": (JobSpec, {key: tree[key] for key in tree if key in names}),
+        **{name: (cls, tree.get(name)) for name, cls in options.items()},
+    }
+    values = {}
+    for name, (cls, data) in parts.items():
+        values[name], more = decode(cls, data, name)
+        problems += [_with_name(problem, tree) for problem in more]
+    file = None if problems else _file(draft, values)
+    problems = _check(file.job) if file else problems
+    if file is None or problems:
+        from deploykit.job import stand_ins
+
+        def others(values: Mapping[str, Any]) -> Iterator[Problem]:
+            assumed = _file(draft, values)
+            return itertools.chain(_check(assumed.job), check(assumed))
+
+        problems += stand_ins.problems(parts, problems, others)
+        raise JobFileError(title(draft.source), located(problems, lines, draft.origins))
+    return file
+
+
+def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
+    sections = {name: value for name, value in values.items() if name}
+    source = draft.source
+    folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
+    job = values[""].in_folder(folder)
+    if job.environment is not None:
+        from deploykit.job import environments  # few jobs name one
+
+        located = functools.partial(paths.absolute, folder=folder)
+        job = dataclasses.replace(job, environment=environments.absolute(job.environment, located))
+    return JobFile(source, job, sections, draft.lines, draft.origins)
+
+
+def title(source: Source) -> str:
+    """What a job is called in messages."""
+    return str(source) if isinstance(source, Path) else "the job"
+
+
+def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
+    """A job as plain data, and the line of each key of a file. Raises NotFound or JobFileError."""
+    if not isinstance(path, Path):
+        return dict(path), {}
+    try:
+        text = read_text(path)
+    except (OSError, Malformed) as error:
+        what = error.strerror if isinstance(error, OSError) else f"it {error}"
+        raise NotFound(
+            f"cannot read the job file {path}: {what}",
+            hint="name a job file or a script, or write a job file with `deploykit init`",
+        ) from error
+    try:
+        if path.suffix == ".toml":
+            from deploykit.job import toml_text  # most job files are YAML
+
+            return toml_text.parse(text), {}
+        tree, lines, problems = yaml(text)
+    except Malformed as error:
+        raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
+    if not isinstance(tree, dict):
+        problems.append(Problem("", "expected keys with values, such as `name: digits`"))
+    if problems:
+        raise JobFileError(str(path), problems)
+    return tree, lines
+
+
+def located(
+    problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
+) -> list[Problem]:
+    """The problems with their lines, in the order of the file, or where else a value is set."""
+    numbered = []
+    for problem in problems:
+        line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
+        text = f"{problem.message}; set in {origin}" if origin else problem.message
+        numbered.append(problem._replace(line=line, message=text))
+    return sorted(numbered, key=lambda problem: problem.line or sys.maxsize)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
+    try:
+        return read_file(path, LARGEST).decode()
+    except UnicodeDecodeError:
+        raise Malformed("is not UTF-8 text") from None
+
+
+def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
+    """YAML as data, the line of each key by its path, and the duplicate keys.
+
+    Unquoted scalars become `Plain`; an empty text is an empty mapping. Raises Malformed.
+    """
+    import yaml as pyyaml
+
+    loader = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
+    try:
+        reader = _Yaml(pyyaml, pyyaml.parse(text, Loader=loader))
+        return reader.document(), reader.lines, reader.problems
+    except pyyaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        line = mark.line + 1 if mark else None
+        if mark and text[mark.index : mark.index + 1] == "\t":
+            what = "a tab; indent with spaces"
+        raise Malformed(f"is not valid YAML: {what}", line) from None
+    except UnicodeError:
+        raise Malformed("is not valid YAML: invalid characters") from None
+
+
+def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Names of backends until they include all `keys`: finding installed ones takes 25 ms."""
+    for name in backends() if keys else ():
+        yield name
+        keys.discard(name)
+        if not keys:
+            return
+
+
+def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
+    """A problem of the job's name with a name that is near and allowed."""
+    if problem.path != "name" or not isinstance(tree.get("name"), str):
+        return problem
+    from deploykit.job.spelling import near_name
+
+    near = near_name(tree["name"])
+    return problem._replace(hint=f"for example {near}" if near else problem.hint)
+
+
+def _override(tree: dict[str, Any], override: str | tuple[str, Any]) -> None:
+    """Apply one ``--set a.b=c``; lists, sections and quoted text are YAML. Raises UsageError."""
+    key, value = _read_override(override) if isinstance(override, str) else override
+    if not all(key.split(".")):
+        raise UsageError(f"set {key!r}: expected a key", hint="for example resources.nodes")
+    *parents, last = key.split(".")
+    for name in parents:
+        below = tree.get(name)
+        tree[name] = dict(below) if isinstance(below, dict) else {}
+        tree = tree[name]
+    tree[last] = value
+
+
+def _read_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
+    return key, _override_value(text, value)
+
+
+def _override_value(text: str, value: str) -> Any:
+    if value and value in _NULLS:
+        return None
+    if not value.startswith(("[", "{", '"', "'")):
+        return Plain(value)
+    try:
+        return yaml(value)[0]
+    except Malformed as error:
+        hint = "write lists as [a, b], and quote the whole argument for the shell"
+        raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
+
+
+def _check(job: JobSpec) -> list[Problem]:
+    """Problems of the neutral part, beyond the types."""
+    problems = [*_check_entrypoint(job), *checks.check_nodes(job), *checks.check_variables(job)]
+    return [*problems, *checks.check_metrics(job), *checks.check_track(job)]
+
+
+def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
+    entry, source = job.entrypoint, Path(job.source)
+    if (entry.script is None) == (entry.module is None):
+        yield Problem("entrypoint", "expected exactly one of `script` and `module`")
+    if job.environment is not None:
+        from deploykit.job import environments  # few jobs name one
+
+        yield from environments.check(job.environment)
+    for number, pattern in enumerate(job.outputs):
+        if ".." in pattern.split("/"):
+            message = f"{pattern!r} leaves the working folder"
+            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
+    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
+        yield Problem("source", f"folder {source} not found")
+    elif entry.script is not None:
+        yield from _check_script(entry.script, source)
+
+
+def _check_script(script: str, source: Path) -> Iterable[Problem]:
+    path = Path(script)
+    if path.is_absolute() or ".." in path.parts or script.startswith("-"):
+        yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
+    elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
+        from deploykit.job import presence
+
+        yield presence.no_script(script, source)
+
+
+class _Yaml:
+    """Builds the values from the parser's events, and checks the limits before each."""
+
+    def __init__(self, events: Any, source: Iterator[Any]) -> None:
+        self.lines: dict[str, int] = {}
+        self.problems: list[Problem] = []
+        self._events, self._source = events, source
+        self._anchors: dict[str, tuple[Any, int] | None] = {}
+        self._weight = 0
+
+    def document(self) -> Any:
+        """The value of the one document."""
+        next(self._source)  # the start of the stream
+        if isinstance(next(self._source), self._events.StreamEndEvent):
+            return {}
+        value = self._value(next(self._source), "", 0)
+        next(self._source)  # the end of the document
+        after = next(self._source)
+        if not isinstance(after, self._events.StreamEndEvent):
+            raise _malformed("expected a single document", after)
+        return value
+
+    def _value(self, event: Any, path: str, depth: int) -> Any:
+        self.lines.setdefault(path, event.start_mark.line + 1)
+        if isinstance(event, self._events.AliasEvent):
+            return self._of_alias(event)
+        if depth > _DEEPEST:
+            raise _malformed(f"nested more than {_DEEPEST} deep", event)
+        if len(path) > _LONGEST_PATH:
+            raise _malformed(f"keys of more than {_LONGEST_PATH} characters", event)
+        if event.anchor is None:
+            return self._new_value(event, path, depth)
+        before = self._weight
+        self._anchors[event.anchor] = None  # until it is complete
+        value = self._new_value(event, path, depth)
+        self._anchors[event.anchor] = (value, self._weight - before)
+        return value
+
+    def _of_alias(self, event: Any) -> Any:
+        anchored = self._anchors.get(event.anchor)
+        if anchored is None:
+            inside = event.anchor in self._anchors
+            what = "contains itself" if inside else "is undefined"
+            raise _malformed(f"the alias {event.anchor!r} {what}", event)
+        value, weight = anchored
+        self._add(weight, event)
+        return value
+
+    def _add(self, weight: int, event: Any) -> None:
+        self._weight += weight
+        if self._weight > _HEAVIEST:
+            raise _malformed("too many values, perhaps through aliases", event)
+
+    def _new_value(self, event: Any, path: str, depth: int) -> Any:
+        if isinstance(event, self._events.MappingStartEvent):
+            self._add(1, event)
+            return self._mapping(path, depth)
+        if isinstance(event, self._events.SequenceStartEvent):
+            self._add(1, event)
+            return self._sequence(path, depth)
+        self._add(1 + len(event.value), event)
+        if not event.style:  # unquoted
+            return None if event.value in _NULLS else Plain(event.value)
+        return event.value
+
+    def _sequence(self, path: str, depth: int) -> list[Any]:
+        values: list[Any] = []
+        for event in self._source:
+            if isinstance(event, self._events.SequenceEndEvent):
+                break
+            values.append(self._value(event, f"{path}[{len(values)}]", depth + 1))
+        return values
+
+    def _mapping(self, path: str, depth: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for event in self._source:
+            if isinstance(event, self._events.MappingEndEvent):
+                break
+            if not isinstance(event, self._events.ScalarEvent):
+                raise _malformed("expected a plain name as a key", event)
+            key = event.value
+            if event.anchor is not None:
+                self._anchors[event.anchor] = (key, len(key))
+            below = f"{path}.{key}" if path else key
+            line = event.start_mark.line + 1
+            if key in values:
+                self.problems.append(Problem(below, "duplicate key", line=line))
+            self.lines[below] = line
+            values[key] = self._value(next(self._source), below, depth + 1)
+        return values
+
+
+def _malformed(what: str, event: Any) -> Malformed:
+    return Malformed(f"is not valid YAML: {what}", event.start_mark.line + 1)

@@ -1,0 +1,380 @@
+"""The nouns of deploykit, as data: a job, its bundle, its plan, its handle, its status."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from deploykit.job.decode import NOT_EMPTY, Bounds, Duration, Help, Size
+from deploykit.job.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PROFILE, VARIABLE
+from deploykit.job.sections import Environment as Environment  # noqa: PLC0414 - one of the nouns
+from deploykit.job.sections import Track
+from deploykit.lib import paths
+from deploykit.lib.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
+
+Arguments = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entrypoint:
+    """What to run: a script or a module, and its arguments exactly as in `sys.argv[1:]`."""
+
+    script: Annotated[
+        str | None, Help("Python script, relative to `source`.", example="train.py")
+    ] = None
+    module: Annotated[
+        str | None, Help("Module to run as `python -m` does, instead of a script.")
+    ] = None
+    args: Annotated[
+        Arguments,
+        Help(
+            "Arguments, passed unchanged: flags, positionals, repeats, blanks.",
+            example="[--epochs, 5]",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the job needs."""
+
+    time_limit: Annotated[
+        Duration, Help("Time limit of the job; `local` requires none.", example="30m"), Bounds(60)
+    ] = 0
+    """In seconds; 0 is no limit."""
+    nodes: Annotated[
+        int,
+        Help("Number of nodes; `local` emulates them. `2:4`: at least 2, at most 4.", "1"),
+        Bounds(1, 10_000, text=r"\d+:\d+"),
+    ] = 1
+    min_nodes: Annotated[
+        int | None,
+        Help(
+            "Minimum number of nodes: the job continues with as few as this when others are lost. "
+            "Without it, the job ends when a node is lost."
+        ),
+        Bounds(1, 10_000),
+    ] = None
+    processes_per_node: Annotated[
+        int | None,
+        Help("Ranks on each node. Default: one for each GPU, or 1.", example="2"),
+        Bounds(1, 1024),
+    ] = None
+    gpus_per_node: Annotated[
+        int, Help("GPUs on each node; `local` uses those available.", example="0"), Bounds(0, 1024)
+    ] = 0
+    cpus_per_node: Annotated[
+        int | None,
+        Help("CPU cores on each node. Default: the backend's; only Slurm reads it."),
+        Bounds(1, 100_000),
+    ] = None
+    memory: Annotated[
+        Size | None,
+        Help("Memory on each node. Default: the backend's; only Slurm reads it.", example="4GiB"),
+    ] = None
+
+    @property
+    def processes(self) -> int:
+        """Ranks on each node."""
+        return self.processes_per_node or self.gpus_per_node or 1
+
+    @property
+    def node_range(self) -> str:
+        """The number of nodes as torchrun takes it: ``4``, or ``2:4`` where it may change."""
+        return str(self.nodes) if self.min_nodes is None else f"{self.min_nodes}:{self.nodes}"
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all; the most, where the number of nodes may change."""
+        return self.nodes * self.processes
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The part of a job file that is the same on every backend."""
+
+    name: Annotated[str, Help("Name of the job; run ids begin with it.", example="digits"), NAME]
+    entrypoint: Annotated[Entrypoint, Help("What to run.", example="{script: train.py}")]
+    resources: Annotated[Resources, Help("What the job needs.")] = field(default_factory=Resources)
+    backend: Annotated[
+        str | None,
+        Help(
+            "Backend to use without `--backend`. Default: the environment's `DEPLOYKIT_BACKEND`, "
+            "else your config file's, else local.",
+            example="local",
+        ),
+        NOT_EMPTY,
+    ] = None
+    source: Annotated[
+        str,
+        Help("Folder that travels with the job, relative to the job file.", example="."),
+        NOT_EMPTY,
+    ] = "."
+    environment: Annotated[
+        Environment | None,
+        Help(
+            "Environment whose Python runs the trainer: one of `conda`, `venv` and `uv`, and the "
+            "modules to load before it. Not on SageMaker, where the image brings it."
+        ),
+    ] = None
+    env: Annotated[
+        Mapping[Annotated[str, VARIABLE], str],
+        Help(
+            "Environment of every rank. A value `secret:KIND:NAME` is looked up on the node and "
+            "never shown; kinds: env, file, ssm, secretsmanager.",
+            example='{OMP_NUM_THREADS: "1"}',
+        ),
+    ] = field(default_factory=dict)
+    data: Annotated[
+        Mapping[Annotated[str, CHANNEL], Annotated[str, NOT_EMPTY]],
+        Help(
+            "Input channels, name to folder or s3:// prefix; `DEPLOYKIT_DATA_<NAME>` holds the "
+            "folder on the node.",
+            example="{train: /shared/data/train}",
+        ),
+    ] = field(default_factory=dict)
+    output: Annotated[
+        str | None,
+        Help("Folder or s3:// prefix for results. Default: `output` in the run's folder."),
+        NOT_EMPTY,
+    ] = None
+    checkpoints: Annotated[
+        str | None,
+        Help(
+            "Folder or s3:// prefix for checkpoints; runs that name the same one resume from it. "
+            "Default: `checkpoints` in the run's folder."
+        ),
+        NOT_EMPTY,
+    ] = None
+    outputs: Annotated[
+        tuple[Annotated[str, OUTPUT], ...],
+        Help(
+            "Files and folders that the trainer writes into its working folder, as patterns. They "
+            "are copied into `output` when it has ended, and brought back when the job is "
+            "restarted or another run names the same `checkpoints`. `**` matches any folders.",
+            example='[snapshot.pt, "*.ckpt"]',
+        ),
+    ] = ()
+    metrics: Annotated[
+        Mapping[Annotated[str, METRIC], Annotated[str, NOT_EMPTY]],
+        Help(
+            "Metrics in log lines that `deploykit metrics` does not recognize by itself: name to "
+            "regular expression, whose first group is the number. `step`, `total`, `epoch` and "
+            "`epochs` are the progress of the run.",
+            example="{loss: 'loss is ([0-9.]+)'}",
+        ),
+    ] = field(default_factory=dict)
+    track: Annotated[
+        Track | None,
+        Help(
+            "Trackers to send the metrics to, from the machine that submits. Restarts continue "
+            "the same run there. `deploykit sync` sends what is missing."
+        ),
+    ] = None
+    retries: Annotated[
+        int,
+        Help(
+            "How often torchrun restarts all ranks after one has failed. SageMaker: how often the "
+            "service restarts the job after its own errors; it does not retry yours.",
+            example="0",
+        ),
+        Bounds(0, 30),
+    ] = 0
+    on_stall: Annotated[
+        Literal["report", "dump", "restart"],
+        Help("If ranks make no progress: `report` it, also `dump` stacks, or also `restart`."),
+    ] = "dump"
+    profile: Annotated[
+        str | None,
+        Help(
+            "Profile these optimizer steps of all ranks with PyTorch's profiler (`torch:20:25`) or "
+            "Nsight Systems (`nsys:20:25`; `nsys` for the whole run); `memory` saves a snapshot of "
+            "a GPU's allocations when it runs out of memory. Also `submit --profile`.",
+            example="torch:20:25",
+        ),
+        PROFILE,
+    ] = None
+    preflight: Annotated[
+        bool,
+        Help("Test nodes and network first, and stop a job that would hang. Also `--preflight`."),
+    ] = False
+    debug: Annotated[
+        bool, Help("Debug output of NCCL, c10d and PyTorch. Also `deploykit submit --debug`.")
+    ] = False
+    max_cost: Annotated[
+        str | None,
+        Help("Refuse a job that may cost more. Also `deploykit submit --max-cost`.", "50 USD"),
+        MONEY,
+    ] = None
+    budget: Annotated[
+        str | None,
+        Help("Refuse a job that could exceed this budget of several runs.", "500 USD/month"),
+        BUDGET,
+    ] = None
+    stop_at_cap: Annotated[
+        bool, Help("Stop the job before it exceeds `max_cost`, instead of refusing it.")
+    ] = False
+    max_bundle: Annotated[
+        Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
+    ] = 100 * 1024**2
+
+    def in_folder(self, folder: Path) -> JobSpec:
+        """The same job with absolute locations; addresses (s3://...) are kept."""
+        return replace(
+            self,
+            source=paths.absolute(self.source, folder),
+            data={name: paths.absolute(location, folder) for name, location in self.data.items()},
+            track=self.track.in_folder(folder) if self.track else None,
+            output=paths.absolute(self.output, folder) if self.output else None,
+            checkpoints=paths.absolute(self.checkpoints, folder) if self.checkpoints else None,
+        )
+
+
+class State(enum.Enum):
+    """The state of a run, in the same words on every backend."""
+
+    UNSENT = "unsent"
+    """The row was written, but there is no job: submit was refused or interrupted."""
+    SUBMITTING = "submitting"
+    """The row was written, and the job is not yet confirmed."""
+    QUEUED = "queued"
+    BLOCKED = "blocked"
+    """It is queued, but can never start as it is."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """The target cannot be reached, or has no record of the job."""
+
+    @property
+    def final(self) -> bool:
+        """Whether the run has ended, or was never sent."""
+        return self in _FINAL
+
+
+_FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
+
+
+class Status(NamedTuple):
+    """What is known of a run. `native` is the target's own state, `reason` a sentence.
+
+    `output` is the location of the results, where the target reports one.
+    """
+
+    state: State
+    native: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+    output: str = ""
+    billed: float | None = None
+    """Seconds that are billed, those of all attempts; None where the target does not tell."""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """The address of a job at its target; as text ``slurm://prod/4242``."""
+
+    backend: str
+    target: str
+    id: str
+    run: str
+    folder: str
+    """The run folder, on the machine that submitted."""
+    status: Status | None = field(default=None, compare=False, repr=False)
+    """What `submit` has already learned of the job; None: it is queued."""
+
+    def __str__(self) -> str:
+        return f"{self.backend}://{self.target}/{self.id}"
+
+
+class Entry(NamedTuple):
+    """A file or link of a bundle. `path` is relative, with forward slashes."""
+
+    path: str
+    mode: int = 0o644
+    size: int = 0
+    """Bytes; 0 for a link."""
+    target: str | None = None
+    """The target of a link; None for a file."""
+    content: bytes | None = None
+    """The content of a file of the node plane; None for a file of the source folder."""
+
+
+class Bundle(NamedTuple):
+    """A source tree as it was when it was scanned. `hash` is the SHA-256 of its tar stream."""
+
+    source: Path
+    entries: tuple[Entry, ...]
+    hash: str
+    commit: str | None = None
+    kept_back: tuple[str, ...] = ()
+    """Files left out because they contain a private key."""
+    warnings: tuple[Problem, ...] = ()
+    """About private keys that were left out and tokens that are in the bundle."""
+    state: str = ""
+    """Hash of the names and stat data of its files; empty where a file has just changed."""
+    content_warnings: tuple[Problem, ...] = ()
+    """The warnings about the content of its files."""
+    archive: Path | None = None
+    """Where it was packed as it was read; None where it is not packed yet, or was before."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, uncompressed."""
+        return sum(entry.size for entry in self.entries)
+
+
+class Plan(NamedTuple):
+    """Everything that `submit` will send. A dry run prints `text`."""
+
+    backend: str
+    target: str
+    """Where the job will run: a host, a cluster, a region. Also the handle's `target`."""
+    run: str
+    text: str
+    language: Literal["sh", "json"]
+    job: JobSpec
+    options: Any
+    bundle: Bundle
+    output: str = ""
+    """The location of the results, as the user can reach it."""
+    summary: str = ""
+    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
+
+
+class LogLine(NamedTuple):
+    """One line of a log, without its newline. `time` is aware, in UTC.
+
+    Bytes that are not valid UTF-8 are surrogates in `text` (PEP 383), so that none is lost. As text
+    it is safe to print: logs are untrusted, and a terminal obeys control characters.
+    """
+
+    text: str
+    node: int | None = None
+    rank: int | None = None
+    time: datetime | None = None
+    task: int | None = None
+    """The task of a job array."""
+    bar: bool = False
+    """Whether this is a state of a progress bar that a later one overwrites."""
+
+    @property
+    def origin(self) -> str:
+        """Its task and rank, or its node where no rank wrote it, to be put before the text."""
+        task = f"[task {self.task}] " if self.task is not None else ""
+        if self.rank is not None:
+            return f"{task}[rank {self.rank}] "
+        return task + (f"[node {self.node}] " if self.node is not None else "")
+
+    def __str__(self) -> str:
+        from deploykit.lib import terminal  # only where lines are shown
+
+        return self.origin + " ".join(terminal.log(self.text, colors=False))

@@ -1,0 +1,165 @@
+"""Describe the job file: a JSON Schema for editors, and a commented file to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, split
+from deploykit.job.model import JobSpec
+
+_WIDTH = 96
+"""Characters of a comment line."""
+_SHOWN = {
+    *("entrypoint.script", "entrypoint.args"),
+    *("resources.nodes", "resources.processes_per_node", "resources.time_limit"),
+    *("sagemaker.instance_type", "sagemaker.framework_version"),
+}
+"""Optional keys that the commented file sets."""
+
+_SCALARS: dict[Any, dict[str, Any]] = {
+    str: {"type": ["string", "number", "boolean"]},
+    int: {"type": ["integer"]},
+    bool: {"type": ["boolean", "string"], "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$"},
+}
+"""Schemas by Python type. A number may stand for text, since unquoted scalars keep their text, and
+`yes` is text to editors, which follow YAML 1.2."""
+
+
+def json_schema(sections: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a job file; `sections` are the backends' Options."""
+    schema = _schema(JobSpec, (), optional=False)
+    for name, options in sections.items():
+        schema["properties"][name] = _schema(options, (), optional=True)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "deploykit job file",
+    }
+    return {**head, **schema}
+
+
+def _schema(kind: Any, metadata: tuple[Any, ...], *, optional: bool) -> dict[str, Any]:
+    schema = {**_type(kind, metadata), **_limits(metadata)}
+    if optional:
+        _allow_null(schema)
+    return schema
+
+
+def _type(kind: Any, metadata: tuple[Any, ...]) -> dict[str, Any]:
+    quantity = next((note for note in metadata if isinstance(note, Quantity)), None)
+    if quantity is not None:
+        return {"type": "string", "pattern": quantity.regex}
+    if dataclasses.is_dataclass(kind):
+        return _object(kind)
+    if get_origin(kind) is tuple:
+        return {"type": "array", "items": _of(get_args(kind)[0])}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if get_args(kind):
+        key, item = get_args(kind)
+        names = _of(key).get("pattern")
+        rest = {"propertyNames": {"pattern": names}} if names else {}
+        return {"type": ["object", "null"], "additionalProperties": _of(item), **rest}
+    return dict(_SCALARS[kind])
+
+
+def _object(cls: Any) -> dict[str, Any]:
+    properties, required = {}, []
+    for field in dataclasses.fields(cls):
+        properties[field.name] = _of(hints(cls)[field.name])
+        if is_required(field):
+            required.append(field.name)
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def _of(hint: Any) -> dict[str, Any]:
+    kind, metadata, optional = split(hint)
+    return _schema(kind, metadata, optional=optional)
+
+
+def _limits(metadata: tuple[Any, ...]) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    quantity = any(isinstance(note, Quantity) for note in metadata)
+    for note in metadata:
+        if isinstance(note, Help):
+            schema["description"] = note.text
+        elif isinstance(note, Pattern):
+            schema["pattern"] = f"^({note.regex})$"
+        elif isinstance(note, Bounds) and not quantity:
+            limits = {"minimum": note.low, "maximum": note.high}
+            schema |= {name: limit for name, limit in limits.items() if limit is not None}
+            if note.text:
+                schema |= {"type": ["integer", "string"], "pattern": f"^({note.text})$"}
+    return schema
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    if "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    else:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, *(["null"] if "null" not in kinds else [])]
+
+
+def commented(sections: Mapping[str, type[Any]]) -> str:
+    """A job file with every key explained; optional keys are commented out."""
+    lines = [
+        "# A deploykit job file. Keys that are commented out are optional.",
+        "# `deploykit check` finds every problem; `deploykit submit --dry-run` sends nothing.",
+        "",
+        *_fields(JobSpec, ""),
+    ]
+    for name, options in sections.items():
+        lines += ["", f"# {name}:", *(f"# {line}" for line in _fields(options, f"{name}."))]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def brief(name: str, options: Any) -> str | None:
+    """A backend's section on one line, with the keys that most jobs set; None where none does."""
+    shown = [
+        f"{field.name}: {sample(field, split(hints(options)[field.name])[1])}"
+        for field in dataclasses.fields(options)
+        if is_required(field) or f"{name}.{field.name}" in _SHOWN
+    ]
+    return f"{name}: {{{', '.join(shown)}}}" if shown else None
+
+
+def _fields(cls: Any, path: str) -> Iterator[str]:
+    """The lines of a section, with an empty line between keys of the top level."""
+    indent = "  " * path.count(".")
+    for number, field in enumerate(dataclasses.fields(cls)):
+        kind, metadata, optional = split(hints(cls)[field.name])
+        if not path and number:
+            yield ""
+        text = next(note.text for note in metadata if isinstance(note, Help))
+        mark = f"{indent}# "
+        yield from textwrap.wrap(
+            text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
+        )
+        inside = f"{path}{field.name}"
+        if dataclasses.is_dataclass(kind):
+            lines = [f"{indent}{field.name}:", *_fields(kind, f"{inside}.")]
+            yield from (f"{indent}# {line[len(indent) :]}" if optional else line for line in lines)
+            continue
+        shown = is_required(field) or inside in _SHOWN
+        yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a job file must have this key."""
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:
+    """A value for a key, as it is written in YAML: its example, else its default."""
+    for note in metadata:
+        if isinstance(note, Help) and note.example is not None:
+            return note.example
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    if field.default_factory is not dataclasses.MISSING:
+        return "{}"
+    return "" if field.default in (None, dataclasses.MISSING, ()) else str(field.default)

@@ -1,0 +1,49 @@
+"""The known words that misspelled ones mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from deploykit.lib.problem import Problem
+
+_NAMED = 20
+"""Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """``did you mean 'nodes'?``, or None where no known word is similar."""
+    near = nearest(word, known)
+    return near and f"did you mean {near!r}?"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most similar; None where none is similar."""
+    import difflib  # not needed where nothing is wrong
+
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
+
+
+def meant(keys: Iterable[object], known: Collection[str]) -> dict[object, str]:
+    """The known keys for which some unknown ones were meant: similar, and not given themselves."""
+    given = list(keys)
+    near = {key: nearest(str(key), known) for key in given[:_NAMED] if key not in known}
+    return {key: name for key, name in near.items() if name and name not in given}
+
+
+def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
+    """A problem for each unknown key, with the nearest known one."""
+    names = list(known)
+    for key in keys[:_NAMED]:
+        hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
+        yield Problem(f"{path}.{key}" if path else str(key), "unknown key", hint)
+    if len(keys) > _NAMED:
+        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
+
+
+def near_name(text: str) -> str:
+    """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
+    import unicodedata  # rarely needed
+
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")

@@ -1,0 +1,1 @@
+"""Paths, programs, text: no word of jobs."""

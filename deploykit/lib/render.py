@@ -1,0 +1,95 @@
+"""Render Jinja templates: an undefined name raises, and a value never becomes code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from deploykit.lib import paths, quoting
+from deploykit.lib.shell import command
+
+
+def shell(template: str, **values: Any) -> str:
+    """Render ``templates/<template>``; every ``{{ value }}`` is shell-quoted.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _quote, values)
+
+
+def data(template: str, **values: Any) -> str:
+    """Render a YAML or Terraform file; every ``{{ value }}`` becomes JSON, which both read.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _hcl if template.endswith(".tf.j2") else _json, values)
+
+
+def markdown(template: str, **values: Any) -> str:
+    """Render a page for people: every ``{{ value }}`` is one line of text.
+
+    In a command, ``{{ value | shell }}`` is quoted; ``{{ text | verbatim }}`` is code already.
+
+    Raises jinja2.UndefinedError for a name that is not among `values`.
+    """
+    return _rendered(template, _prose, values)
+
+
+def _rendered(template: str, finalize: Callable[[Any], str], values: Mapping[str, Any]) -> str:
+    return str(_environment(finalize).get_template(template).render(values))
+
+
+@functools.cache
+def _environment(finalize: Callable[[Any], str]) -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(paths.shipped("templates")),
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["words"] = _words
+    environment.filters["verbatim"] = _Quoted
+    environment.filters["shell"] = _one_word
+    return environment
+
+
+class _Quoted(str):
+    """Text that is already code."""
+
+    __slots__ = ()
+
+
+def _words(argv: Sequence[str]) -> _Quoted:
+    """An argument vector as shell words: ``{{ argv | words }}``."""
+    return _Quoted(command(*argv))
+
+
+def _one_word(value: object) -> _Quoted:
+    """A value as one word of the shell, on one line."""
+    return _Quoted(command(str(value)).replace("\n", "'$'\\n''"))
+
+
+def _quote(value: object) -> str:
+    # str() of an undefined name raises: StrictUndefined
+    return value if isinstance(value, _Quoted) else command(str(value))
+
+
+def _prose(value: object) -> str:
+    """A value as text of one line that ends no table cell and no code span."""
+    if isinstance(value, _Quoted):
+        return value
+    return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, _Quoted) else quoting.data(value)
+
+
+def _hcl(value: object) -> str:
+    return value if isinstance(value, _Quoted) else quoting.terraform(value)

@@ -1,0 +1,1 @@
+"""Readers that know no run and no backend: logs, records, metrics, stacks, charts."""

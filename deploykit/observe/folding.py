@@ -1,0 +1,134 @@
+"""Fold logs for people: what torchrun says of itself goes, and a traceback appears once.
+
+After a user's error torchrun writes some forty lines of its own, and every rank that failed in the
+same way prints the same traceback. Under a warning PyTorch may print thirty frames of its C++ code,
+even where a run succeeds and only its nodes end one after the other. Lines of programs are never
+changed or lost otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from deploykit.job.model import LogLine
+
+_START = "Traceback (most recent call last):"
+_RANK = re.compile(r"\[rank\d+\]:\s?")
+"""What torch writes before each line of an exception that ends a rank."""
+_CHAINED = ("During handling of the above", "The above exception was")
+_AGENT = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
+_SUMMARY = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+_FRAME = re.compile(r"frame #\d+: |Exception raised from \S+ at ")
+"""C++ below a message of PyTorch (c10::Error)."""
+_BEGINS = (
+    "Traceback (most recent call last",
+    "torch/distributed/elastic/",
+    "Exception raised from ",
+)
+"""Parts of what is folded, and `_FRAME`. One after the other is faster than a pattern of all."""
+_RULE = re.compile(r"=+")
+_LAST_RULE = 2
+"""Torchrun's summary is between two rules of equals signs."""
+_LONGEST = 1000
+"""Lines of a traceback: longer ones are shown as they come."""
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+")
+Author = tuple[int | None, int | None, int | None]
+
+
+class Folding:
+    """Folds the lines of one run; `hidden` counts those that were left out so far."""
+
+    def __init__(self) -> None:
+        self.hidden = 0
+        self._blocks: dict[Author, list[LogLine]] = {}
+        """Tracebacks that have not ended, by task, node and rank."""
+        self._rules: dict[Author, int] = {}
+        """How many rules of torchrun's summary came, where it has not ended."""
+        self._in_frames: set[Author] = set()
+        """Whose last line was a frame of C++."""
+        self._first: dict[tuple[str, ...], LogLine] = {}
+        """The last line of each traceback that was printed, by its text without numbers."""
+
+    def fold(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The lines to show, in their order; a traceback comes when its last line has come."""
+        yield from self.feed(lines)
+        yield from self.rest()
+
+    def feed(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The same for some of the lines: a traceback may end in the next ones."""
+        for line in lines:
+            if line.bar:
+                yield line
+                continue
+            yield from self._next(line, _author(line), plain(line))
+
+    def rest(self) -> Iterator[LogLine]:
+        """The lines of tracebacks that have not ended."""
+        for block in self._blocks.values():
+            yield from block
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next line is shown as it is, unless something to be folded begins there."""
+        return not (self._blocks or self._rules or self._in_frames)
+
+    def _next(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
+        if author in self._blocks:
+            yield from self._continue(line, author, text)
+        elif text == _START:
+            self._blocks[author] = [line]
+        elif author in self._rules:
+            self._hide([line])
+            self._rules[author] += bool(_RULE.fullmatch(text))
+            if self._rules[author] == _LAST_RULE:
+                del self._rules[author]
+        elif line.rank is None and _AGENT.match(text):
+            self._hide([line])
+        elif _FRAME.match(text) or (not text and author in self._in_frames):
+            self._in_frames.add(author)
+            self._hide([line])
+        else:
+            self._in_frames.discard(author)
+            yield line
+
+    def _continue(self, line: LogLine, author: Author, text: str) -> Iterator[LogLine]:
+        block = self._blocks[author]
+        if len(block) < _LONGEST and (not text or text.startswith((" ", _START, *_CHAINED))):
+            block.append(line)
+            return
+        del self._blocks[author]
+        if line.rank is None and text.startswith(_SUMMARY):
+            self._hide([*block, line])
+            self._rules[author] = 0
+            return
+        yield from self._once([*block, line])
+
+    def _once(self, block: list[LogLine]) -> Iterator[LogLine]:
+        """The traceback, or one line where an equal one was shown before."""
+        key = tuple(_VARIES.sub("N", plain(line)) for line in block)
+        first = self._first.setdefault(key, block[-1])
+        if first is block[-1] or first.rank == block[-1].rank:
+            yield from block
+            return
+        self._hide(block[1:])
+        last = block[-1]
+        yield last._replace(text=f"{plain(last)}  (the traceback of rank {first.rank})")
+
+    def _hide(self, lines: list[LogLine]) -> None:
+        self.hidden += len(lines)
+
+
+def may_fold(text: str) -> bool:
+    """Whether something to be folded may begin in a text of many lines."""
+    may_be_frame = "#" in text and "frame #" in text  # a single character is found much faster
+    return may_be_frame or any(part in text for part in _BEGINS)
+
+
+def _author(line: LogLine) -> Author:
+    return line.task, line.node, line.rank
+
+
+def plain(line: LogLine) -> str:
+    """The text without torch's ``[rank3]:``."""
+    return _RANK.sub("", line.text, count=1)

@@ -1,0 +1,120 @@
+"""Which values a tracker gets: one series for each name, and every step once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from deploykit.observe.metrics import final_metrics
+from deploykit.observe.metrics.points import Point
+
+_LOG = "log ("
+"""Begins the source of what was read from a log."""
+_LAST = (_LOG, final_metrics.SOURCE)
+"""Sources after all files; the second has last values alone."""
+_MOST = 2000
+"""Series of one run; an untrusted file may hold any number of names."""
+
+
+class Value(NamedTuple):
+    """One value of a metric."""
+
+    name: str
+    value: float
+    step: int
+    time: float | None
+    """Seconds since the epoch; None where it is not known."""
+
+
+class Selection:
+    """The values of a run that may still have to be sent.
+
+    Of several sources of one name a file comes before the log, and that before a service. The
+    newest step of each series waits for the next one, or for the end of the run, since it may still
+    get another value.
+    """
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        """`clean` makes a name one that the tracker takes."""
+        self._clean = clean
+        self._series: dict[str, dict[str, _Series]] = {}
+        """By name, by source."""
+
+    def add(self, points: Iterable[Point]) -> None:
+        """Add points, of which those of one source come in their order."""
+        for point in points:
+            name = self._clean(point.name)
+            if name not in self._series and len(self._series) >= _MOST:
+                continue
+            sources = self._series.setdefault(name, {})
+            key = f"{point.source}\0{point.name}"
+            if key not in sources:
+                sources[key] = _Series(point)
+            sources[key].add(point)
+
+    def due(self, sent: Mapping[str, int], *, final: bool) -> list[Value]:
+        """The values to send, by step; `sent` is the last step of each name that was sent."""
+        values: list[Value] = []
+        for name, sources in self._series.items():
+            series = sources[min(sources, key=_place)]
+            values += series.after(name, sent.get(name, -1), whole=final)
+        return sorted(values, key=lambda one: one.step)
+
+    def forget(self, sent: Mapping[str, int]) -> None:
+        """Drop the values up to those steps."""
+        for name, sources in self._series.items():
+            for series in sources.values():
+                series.forget(sent.get(name, -1))
+
+
+class _Series:
+    """The points of one name in one source, by step; a repeated step has its last value.
+
+    The first point decides what counts as the step: the step, the whole epoch, or else the number
+    of the point.
+    """
+
+    def __init__(self, first: Point) -> None:
+        self._counts: Callable[[Point], int | None] = self._number
+        if first.step is not None:
+            self._counts = lambda point: point.step
+        elif _epoch(first) is not None:
+            self._counts = _epoch
+        self._added = 0
+        self._points: list[tuple[int, Point]] = []
+
+    def _number(self, _: Point) -> int:
+        return self._added
+
+    def add(self, point: Point) -> None:
+        """Add a point. One of an earlier step, as after a restart, replaces those from it on."""
+        step = self._counts(point)
+        if step is None:
+            return
+        self._added += 1
+        while self._points and self._points[-1][0] >= step:
+            self._points.pop()
+        self._points.append((step, point))
+
+    def after(self, name: str, step: int, *, whole: bool) -> Iterator[Value]:
+        """The values after a step; with `whole` the newest too."""
+        last = len(self._points) - (not whole)
+        for at, point in self._points[: max(0, last)]:
+            if at > step:
+                yield Value(name, point.value, at, point.time)
+
+    def forget(self, step: int) -> None:
+        """Drop the points up to a step."""
+        self._points = [one for one in self._points if one[0] > step]
+
+
+def _place(source: str) -> tuple[int, str]:
+    """Where a source stands among those of one name, of which the first counts."""
+    late = (number for number, begin in enumerate(_LAST, 1) if source.startswith(begin))
+    return next(late, 0), source
+
+
+def _epoch(point: Point) -> int | None:
+    """The epoch of a point, where it is a whole number."""
+    epoch = point.epoch
+    return int(epoch) if epoch is not None and 0 <= epoch == int(epoch) else None

@@ -1,0 +1,121 @@
+"""TensorBoard: event files in a folder, or below an ``s3://`` prefix.
+
+What was written is known by the sizes of the files. Bytes beyond them are of a sending that was
+interrupted; they are cut off, and written again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploykit.lib import paths
+from deploykit.lib.errors import BackendUnavailable, CannotWrite, NotPermitted
+from deploykit.observe.trackers import event_writer
+from deploykit.observe.trackers.contract import About, Ending, Memory
+from deploykit.observe.trackers.selection import Value
+
+_LARGEST = 4 << 20
+"""Bytes after which another file begins: in S3 a file that grows is sent anew."""
+_MOST = 1 << 50
+_DENIED = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+
+
+def make(where: str, about: About, memory: Memory) -> TensorBoard:
+    """A folder of event files below `where`, a folder or an ``s3://`` prefix."""
+    return TensorBoard(where, about, memory)
+
+
+class TensorBoard:
+    """The event files of one run; see `deploykit.observe.trackers.contract.Tracker`."""
+
+    def __init__(self, where: str, about: About, memory: Memory) -> None:
+        self.url = f"{where.rstrip('/')}/{about.run}"
+        self._about, self._memory = about, memory
+        self._in_s3 = paths.is_address(where)
+        self._folder = about.folder / "tensorboard" if self._in_s3 else Path(self.url)
+        if not _is_valid(memory):
+            memory.clear()
+            memory |= {"sizes": [], "sent": {}, "uploaded": []}
+
+    def clean(self, name: str) -> str:
+        """Every name is allowed."""
+        return name
+
+    def begin(self) -> Mapping[str, int]:
+        """Make the folder, and cut off what was not completed. Raises CannotWrite."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not all(self._path(number).exists() for number in range(len(self._sizes))):
+                self._memory |= {"sizes": [], "sent": {}, "uploaded": []}  # files were removed
+            for number in range(len(self._sizes) + 1):
+                path = self._path(number)
+                if path.exists():
+                    os.truncate(path, self._sizes[number] if number < len(self._sizes) else 0)
+        except OSError as error:
+            raise CannotWrite(f"cannot write {self._folder}: {error.strerror}") from error
+        return dict(self._memory["sent"])
+
+    def send(self, values: Sequence[Value]) -> None:
+        """Append to the last file, or begin another. Raises CannotWrite."""
+        if not self._sizes or self._sizes[-1] >= _LARGEST:
+            self._sizes.append(0)
+        path = self._path(len(self._sizes) - 1)
+        data = event_writer.records(values, self._about.started)
+        try:
+            with path.open("ab") as file:
+                if not self._sizes[-1]:
+                    file.write(event_writer.heading(self._about.started))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                self._sizes[-1] = file.tell()
+        except OSError as error:
+            raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
+        self._memory["sent"].update({one.name: one.step for one in values})
+
+    def end(self, ending: Ending | None) -> None:  # noqa: ARG002 - TensorBoard knows no states
+        """Send files that have grown to S3. Raises NotPermitted or BackendUnavailable."""
+        uploaded = self._memory["uploaded"]
+        if not self._in_s3 or uploaded == self._sizes:
+            return
+        client = _client()
+        for number, size in enumerate(self._sizes):
+            if uploaded[number : number + 1] != [size]:
+                self._upload(client, self._path(number))
+                uploaded[number:] = [size]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return self._memory["sizes"]  # type: ignore[no-any-return]
+
+    def _path(self, number: int) -> Path:
+        return self._folder / event_writer.name(self._about.started, number)
+
+    def _upload(self, client: Any, path: Path) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
+        try:
+            client.put_object(Bucket=bucket, Key=f"{prefix}/{path.name}", Body=path.read_bytes())
+        except (BotoCoreError, ClientError, OSError) as error:
+            code = getattr(error, "response", {}).get("Error", {}).get("Code")
+            message = f"cannot write {self.url}: {error}"
+            raise (NotPermitted if code in _DENIED else BackendUnavailable)(message) from error
+
+
+def _is_valid(memory: Memory) -> bool:
+    """Whether a memory is one that was written here, and not edited."""
+    match memory:
+        case {"sizes": list(sizes), "sent": dict(sent), "uploaded": list(uploaded)}:
+            numbers = [*sizes, *sent.values(), *uploaded]
+            return all(type(one) is int and 0 <= one < _MOST for one in numbers)
+    return False
+
+
+def _client() -> Any:
+    import boto3  # not for folders
+
+    return boto3.client("s3")

@@ -1,0 +1,92 @@
+"""Trackio, through its own package, which the Python that runs deploykit must have.
+
+Its projects are SQLite databases on this machine: ``trackio show`` serves them, ``trackio sync``
+sends them to a Space. Each value is a row with an id of its own, and the database ignores an id
+that it has; so nothing is doubled, even if a sending is interrupted. The logger of the package
+would give the values the time at which they are sent, and hide its errors; this writes as its
+importers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from deploykit.lib.errors import BackendUnavailable
+from deploykit.observe.trackers.contract import About, Ending, Memory
+from deploykit.observe.trackers.selection import Value
+
+_RESERVED = {"project", "run", "timestamp", "step", "time", "metrics"}
+"""What the package calls a row's own fields."""
+
+
+def make(where: str, about: About, memory: Memory) -> Trackio:  # noqa: ARG001 - its database remembers
+    """A run of the project `where`."""
+    return Trackio(where, about)
+
+
+class Trackio:
+    """One run of a project; see `deploykit.observe.trackers.contract.Tracker`."""
+
+    def __init__(self, project: str, about: About) -> None:
+        self._project, self._about = project, about
+
+    @property
+    def url(self) -> str:
+        """The command that shows the project."""
+        return f"trackio show --project {self._project}"
+
+    def clean(self, name: str) -> str:
+        """The name, renamed as the package does if it is that of a field."""
+        return f"__{name}" if name in _RESERVED or name.startswith("__") else name
+
+    def begin(self) -> Mapping[str, int]:
+        """The last step of each metric in the database. Raises BackendUnavailable."""
+        last: dict[str, int] = {}
+        try:
+            storage = _storage()
+            storage.validate_project_name(self._project)
+            for row in storage.get_logs(self._project, self._about.run):
+                for name in row.keys() - _RESERVED:
+                    last[name] = max(last.get(name, -1), int(row["step"]))
+        except Exception as error:
+            raise _refused(error) from error
+        return last
+
+    def send(self, values: Sequence[Value]) -> None:
+        """Write the values. Raises BackendUnavailable."""
+        run = self._about.run
+        try:
+            _storage().bulk_log(
+                project=self._project,
+                run=run,
+                metrics_list=[{one.name: one.value} for one in values],
+                steps=[one.step for one in values],
+                timestamps=[_time(one) for one in values],
+                log_ids=[f"deploykit:{run}:{one.step}:{one.name}" for one in values],
+                config=dict(self._about.params),
+            )
+        except Exception as error:
+            raise _refused(error) from error
+
+    def end(self, ending: Ending | None) -> None:
+        """Nothing: a run of Trackio has no state."""
+
+
+def _storage() -> Any:
+    from trackio.sqlite_storage import SQLiteStorage  # few have it
+
+    return SQLiteStorage
+
+
+def _time(value: Value) -> str:
+    moment = datetime.now(UTC) if value.time is None else datetime.fromtimestamp(value.time, UTC)
+    return moment.isoformat()
+
+
+def _refused(error: Exception) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"trackio: {type(error).__name__}: {error}",
+        hint="tested with trackio 0.43; `deploykit sync` tries again",
+    )

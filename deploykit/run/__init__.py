@@ -1,0 +1,1 @@
+"""One run's life, and all that is known of it."""

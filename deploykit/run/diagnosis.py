@@ -1,0 +1,325 @@
+"""Why a run failed: its logs and dumps read, and the causes as text and as data."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploykit.backends import base as backend
+from deploykit.diagnose import (
+    cause_rules,
+    dumps,
+    endings,
+    flight,
+    log_names,
+    placeholders,
+    recovery,
+    scan,
+)
+from deploykit.diagnose.cause_rules import RuleSet
+from deploykit.diagnose.dumps import Dump
+from deploykit.diagnose.endings import Ending, LastLine
+from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
+from deploykit.job.model import LogLine, State
+from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
+from deploykit.observe import exit_records
+from deploykit.run import evidence as run_evidence
+from deploykit.run.registry import Run
+
+_BRIEFLY = 20
+"""Tasks of a job array whose logs are read for the cause in one line."""
+_PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
+_RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
+
+
+@dataclass(frozen=True)
+class RunDiagnosis:
+    """Why a run failed: `causes`, the most probable first; as text what `diagnose` prints.
+
+    A cause has `rule.label`, `rule.means`, `evidence` (with `file`, `line`, `text` and `rank`),
+    `first_rank` and `fix`.
+    """
+
+    causes: tuple[Cause, ...]
+    warnings: tuple[str, ...] = ()
+    """What could not be read."""
+    ending: str = Ending.HEALTHY
+    """``cause``, ``unknown`` (it failed, and no log says why), ``healthy`` or ``unread``."""
+    ended: str | None = None
+    """Who ended first, and with what, where the cause is unknown."""
+    last: tuple[str, ...] = ()
+    """The last lines of the ranks, each kind once, where the cause is unknown."""
+
+    def __str__(self) -> str:
+        return "\n".join(report(self))
+
+    def _repr_html_(self) -> str:
+        from deploykit.lib import display  # for notebooks
+
+        return display.notes(self.warnings) + display.block(str(self))
+
+
+def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
+    """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
+    diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
+    files = _files(row)
+    known = run_evidence.of(row, _folders(row))
+    _read_run(diagnosis, row, files, known)
+    warnings = []
+    for folder in _folders(row):
+        recorded, unreadable = dumps_in(folder)
+        warnings += unreadable + read_dumps(diagnosis, recorded)
+    diagnosis.ended = known.ended or diagnosis.ended
+    logs = [(str(path), path, None) for path in files]
+    causes = known.judged(diagnosis.causes())
+    return _concluded(diagnosis, warnings, logs, causes, failed=State(row.state) is State.FAILED)
+
+
+def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
+    """The diagnosis of logs and dumps in files and folders; ``-`` is standard input."""
+    diagnosis = Diagnosis(rules)
+    named = [(name, path) for name in names for path in _expanded(name)]
+    recorded = {path: None for _, path in named if path and dumps.is_dump(path)}
+    logs = [(name, path) for name, path in named if path not in recorded]
+    ranks = log_names.ranks([path for _, path in logs if path])
+    texts = {path: name if path == Path(name) else str(path) for name, path in logs if path}
+    for is_file, group in itertools.groupby(logs, lambda log: log[1] is not None):
+        if not is_file:
+            diagnosis.read("-", scan.file(None, diagnosis.literals, diagnosis.unread))
+            continue
+        paths = [path for _, path in group if path]
+        for path, matching in scan.files(paths, diagnosis.literals, diagnosis.unread):
+            diagnosis.read(texts[path], matching, ranks.get(path))
+    warnings = read_dumps(diagnosis, [dumps.read(path) for path in recorded])
+    if texts and not recorded and not any(map(_has_text, texts)):
+        diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
+    ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
+    by_name = {name: path for path, name in texts.items()}
+    causes = diagnosis.causes(lambda cause: recovery.is_overcome(cause, diagnosis.last, by_name))
+    failed = not causes and any(endings.ends_in_error(path, rules) for path in texts)
+    return _concluded(diagnosis, warnings, ends, causes, failed=failed)
+
+
+def _expanded(name: str) -> list[Path | None]:
+    """A file; of a folder its logs. None is standard input."""
+    path = None if name == "-" else Path(name)
+    if path is None or not path.is_dir():
+        return [path]
+    logs = list(log_names.logs_in(path))
+    if not logs:
+        hint = "name the files: logs end with .log, .out, .err or a rank, compressed ones with .gz"
+        raise NotFound(f"{path} is a folder without logs", hint=hint)
+    return list(logs)
+
+
+def _has_text(path: Path) -> bool:
+    return not path.is_file() or path.stat().st_size > 0
+
+
+def _concluded(
+    diagnosis: Diagnosis,
+    warnings: Sequence[str],
+    logs: Sequence[tuple[str, Path, int | None]],
+    causes: Sequence[Cause],
+    *,
+    failed: bool,
+) -> RunDiagnosis:
+    """The diagnosis of what was read; where a failure has no cause, with what is known of it."""
+    remarks = (*warnings, *diagnosis.unread)
+    if causes and causes[0].rule.is_a_cause:
+        return RunDiagnosis(tuple(causes), remarks, Ending.CAUSE)
+    if causes or failed:
+        last: list[LastLine] = endings.last_lines(logs)
+        return RunDiagnosis(
+            tuple(causes),
+            remarks,
+            Ending.UNKNOWN,
+            diagnosis.ended,
+            tuple(str(line) for line in last),
+        )
+    return RunDiagnosis((), remarks, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
+
+
+def brief(row: Run) -> str | None:
+    """Cause and evidence of a failed run in one line; None where its logs are not here."""
+    files = _files(row, _BRIEFLY) if State(row.state) is State.FAILED else []
+    if not files:
+        return None
+    diagnosis = Diagnosis(cause_rules.load(), *_about(row))
+    known = run_evidence.of(row, _folders(row)[:_BRIEFLY])
+    try:
+        _read_run(diagnosis, row, files, known)
+    except (DeploykitError, OSError):  # the status is complete without it
+        return None
+    causes = known.judged(diagnosis.causes())
+    if not causes:
+        return None
+    rule, proof = causes[0].rule, causes[0].evidence[0]
+    return f"{rule.label}, {rule.means}: {_source(proof)}: {proof.text[:160]}"
+
+
+def _folders(row: Run) -> list[Path]:
+    """The run folder, or those of the tasks of a job array that did not succeed."""
+    tasks = sorted(Path(row.folder).glob("tasks/*"), key=lambda path: (len(path.name), path.name))
+    return [task for task in tasks if not _succeeded(task)] or [Path(row.folder)]
+
+
+def _succeeded(task: Path) -> bool:
+    records = exit_records.read(task)
+    return bool(records) and all(record.exit_code == 0 for record in records)
+
+
+def _files(row: Run, most: int | None = None) -> list[Path]:
+    """The logs of a run; of a job array those of its tasks that failed, at most `most` tasks."""
+    files = []
+    for folder in _folders(row)[:most]:
+        if folder != Path(row.folder):
+            files += sorted(Path(row.folder, "logs").glob(f"*-{folder.name}.log"))
+        files += sorted((folder / "logs").glob("*.log"))
+    return files
+
+
+def _read_run(
+    diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: run_evidence.Evidence
+) -> None:
+    """Read the logs of the run, from `files` or else from its backend, and what else is known."""
+    for path, matching in scan.files(files, diagnosis.literals, diagnosis.unread):
+        diagnosis.read(str(path), matching)
+    if not files and State(row.state) is not State.BLOCKED:
+        if row.handle is None:
+            raise NotFound(f"{row.run} has no logs (state: {row.state})", hint=row.reason or None)
+        lines = backend.find(row.backend).logs(row.handle, follow=False)
+        diagnosis.read(row.run, scan.lines(_raw(lines), diagnosis.literals))
+    diagnosis.first = known.first_rank
+    diagnosis.rule_out(known.overcome)
+    for name, texts in known.texts.items():
+        raw = [f"{line}\n".encode(errors="replace") for line in texts]
+        diagnosis.read(name, scan.lines(raw, diagnosis.literals))
+
+
+def _about(row: Run) -> tuple[dict[str, str], set[str]]:
+    """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
+    values = {"backend": row.backend, "job": row.id or "", "name": row.name}
+    values |= {"target": row.target, "run": row.run}
+    if Path(row.folder, backend.JOB).is_file():
+        values[placeholders.AGAIN] = f"rerun {row.run}"
+    plan = _plan(row)
+    if python := _PYTHON.search(plan):
+        values["python"] = python[1]
+    ranks = math.prod(int(number) for number in _RANKS.findall(plan))
+    return values, {row.backend, *([placeholders.SEVERAL] if ranks > 1 else [])}
+
+
+def _plan(row: Run) -> str:
+    """The text of what was submitted; empty where it is not here."""
+    for path in Path(row.folder).glob("plan.*"):
+        with contextlib.suppress(OSError):
+            return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
+    """The dumps in a folder, and a warning for each that is truncated."""
+    readable, warnings = [], []
+    for path in sorted((folder / "debug").glob(f"{dumps.PREFIX}*")):
+        try:
+            readable.append(dumps.read(path))
+        except dumps.NotADump as error:
+            warnings.append(str(error))
+    return readable, warnings
+
+
+def read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> list[str]:
+    """Add what PyTorch's analyzer finds. Without it a warning: the logs alone are used."""
+    if not recorded:
+        return []
+    try:
+        divergences = flight.divergences(recorded)
+    except BackendUnavailable as error:
+        return [f"{error.message}\n  {error.hint}"]
+    for divergence in divergences:
+        diagnosis.read(str(divergence.path), [divergence.line])
+    return []
+
+
+def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
+    for line in lines:
+        mark = f"[rank {line.rank}] " if line.rank is not None else ""
+        yield f"{mark}{line.text}\n".encode(errors="surrogateescape")
+
+
+def summary(diagnosis: RunDiagnosis) -> dict[str, Any]:
+    """A diagnosis as JSON."""
+    return {
+        "causes": [data(cause) for cause in diagnosis.causes],
+        "ending": str(diagnosis.ending),
+        "ended": diagnosis.ended,
+        "last": list(diagnosis.last),
+    }
+
+
+def data(cause: Cause) -> dict[str, Any]:
+    """A cause as JSON."""
+    return {
+        "cause": cause.rule.label,
+        "also": cause.also,
+        "confidence": cause.rule.confidence,
+        "evidence": [
+            {"file": proof.file, "line": proof.line, "text": proof.text, "rank": proof.rank}
+            for proof in cause.evidence
+        ],
+        "first_rank": cause.first_rank,
+        "fix": cause.fix,
+    }
+
+
+_NONE = {
+    Ending.HEALTHY: "healthy: these logs show no failure",
+    Ending.UNREAD: "unread: some logs could not be read, and the others show no failure",
+    Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
+}
+
+
+def report(diagnosis: RunDiagnosis) -> Iterator[str]:
+    """What `diagnose` prints: the causes, or else what is known."""
+    yield from lines(diagnosis.causes) if diagnosis.causes else [_NONE[Ending(diagnosis.ending)]]
+    if diagnosis.ended:
+        yield f"  ended   {diagnosis.ended}"
+    for number, text in enumerate(diagnosis.last):
+        yield f"  {'' if number else 'last':<7} {text}"
+    if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
+        yield "  next    read on from there: deploykit logs RUN --first-error"
+
+
+def lines(causes: Sequence[Cause]) -> Iterator[str]:
+    """The causes in the order in which they occurred, the most probable one marked."""
+    for cause in sorted(causes, key=lambda cause: cause.order):
+        mark = " (the most probable)" if cause is causes[0] and len(causes) > 1 else ""
+        yield f"{cause.rule.label}: {cause.rule.means}{mark}"
+        for proof in cause.evidence:
+            yield from (f"  proof   {_source(proof)}", f"          {proof.text}")
+        for name, value in _facts(cause):
+            for number, text in enumerate(value.split("\n") if value else ()):
+                yield f"  {'' if number else name:<7} {text}"
+
+
+def _facts(cause: Cause) -> Iterator[tuple[str, str]]:
+    """What else is known of a cause, by its label."""
+    rank = cause.first_rank
+    yield "first", "" if rank is None else f"rank {rank} failed first"
+    yield "not", cause.rule.probably_not
+    others = ", ".join(label for label in cause.also if label != cause_rules.UNKNOWN)
+    yield "also", f"perhaps {others}" if others else ""
+    yield "fix", cause.fix
+
+
+def _source(proof: Evidence) -> str:
+    rank = "" if proof.rank is None else f", rank {proof.rank}"
+    host = f", {proof.host}" if proof.host else ""
+    return f"{proof.file}:{proof.line}{rank}{host}"

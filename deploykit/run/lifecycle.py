@@ -1,0 +1,319 @@
+"""From a job file to a run that was sent: read, check, prepare, submit. Nothing here prints."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from deploykit.backends import base as backend
+from deploykit.backends.base import Backend
+from deploykit.bundle import archive as bundle
+from deploykit.bundle import revision, secret_scan
+from deploykit.job import file as jobfile
+from deploykit.job.decode import as_data, encodable
+from deploykit.job.file import Draft, JobFile, Overrides, Source
+from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
+from deploykit.lib import paths
+from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
+from deploykit.run import registry
+from deploykit.run import state as run_state
+from deploykit.run.registry import Run
+
+if TYPE_CHECKING:
+    from deploykit.backends.capabilities import Cost
+    from deploykit.cost.estimate import Estimate
+
+_TIME_LIMIT = 3600
+"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
+_NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
+"""Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
+
+https://yaml.org/spec/1.2.2/#51-character-set
+"""
+
+
+class Prepared(NamedTuple):
+    """A plan and its warnings."""
+
+    plan: Plan
+    warnings: list[Problem]
+    source: Source = Path()
+    """The job file, or the job without one."""
+
+
+def read(job: Source, overrides: Overrides) -> Draft:
+    """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
+    lacking = job == Path(jobfile.DEFAULT) and not Path(jobfile.DEFAULT).exists()
+    if isinstance(job, Path) and (lacking or job.suffix == ".py"):
+        from deploykit.job import script as script_job  # rarely needed
+
+        return script_job.read(job, overrides)
+    return jobfile.read(job, overrides)
+
+
+def with_defaults(draft: Draft) -> Draft:
+    """The draft with the user's defaults for what it does not set. Raises ConfigError."""
+    path = paths.config()
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return draft
+    except OSError:
+        pass  # `config.read` says why
+    from deploykit.run import config  # most have none
+
+    return config.filled(draft, config.read(path))
+
+
+def load(
+    job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
+) -> JobFile:
+    """Read a job with the sections of the backends `names`; without, of those that it has.
+
+    A job with no section gets that of the backend to use. `arguments` go to the trainer, after
+    those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
+    """
+    draft = with_defaults(read(job, overrides))
+    if not names:
+        own = set(draft.data).difference(draft.origins)
+        sections = [name for name in backend.names() if name in own]
+        names = sections or [_chosen(draft.data)]
+    return _load(draft, names, arguments)
+
+
+def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFile:
+    if not all(map(encodable, arguments)):
+        raise UsageError("an argument of the trainer is not UTF-8 text")
+    options = {name: backend.find(name).Options for name in names}
+    file = jobfile.load(
+        draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+    )
+    entry = replace(file.job.entrypoint, args=(*file.job.entrypoint.args, *arguments))
+    return file._replace(job=replace(file.job, entrypoint=entry))
+
+
+def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
+    """The backend to use: `name`, else that of a job's data, the user's default, or local."""
+    return name or _chosen(with_defaults(Draft(Path(), dict(job or {}), {})).data)
+
+
+def _chosen(data: Mapping[str, Any]) -> str:
+    """The same, of data that have the user's defaults."""
+    own = data.get("backend")
+    from_job = own if isinstance(own, str) else None  # anything else is a problem of the job
+    return from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
+
+
+def check(file: JobFile, name: str) -> list[Problem]:
+    """The warnings of one backend. Raises JobFileError with every problem if one is an error."""
+    secrets = secret_scan.check(file.job, {name: file.sections[name]})
+    return file.raise_on([*problems(file, name), *secrets])
+
+
+def check_all(file: JobFile) -> list[Problem]:
+    """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
+    all_problems, packed = examine(file)
+    warnings = file.raise_on(all_problems)
+    for name, options in file.sections.items():
+        if packed is not None:  # what shows only in the text that would be sent
+            backend.find(name).plan(file.job, options, run="check", bundle=packed)
+    return warnings
+
+
+def problems(file: JobFile, name: str) -> Iterator[Problem]:
+    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    engine, job = backend.find(name), file.job
+    if not job.resources.time_limit and not _offers(engine, "Unlimited"):
+        hint = "for example time_limit: 30m, or --time-limit 30m"
+        yield Problem("resources.time_limit", "is required", hint)
+        job = replace(job, resources=replace(job.resources, time_limit=_TIME_LIMIT))
+    yield from engine.check(job, file.sections[name])
+    if job.preflight and not _offers(engine, "Preflight"):
+        yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
+    if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
+        from deploykit.cost import cap  # few jobs have one
+
+        yield from cap.problems(job, estimate(engine, job, file.sections[name]))
+
+
+def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
+    """What a job may cost; None where the backend does not say."""
+    if not _offers(engine, "Cost"):
+        return None
+    return cast("Cost", engine).cost(job, options)
+
+
+def billed(plan: Plan) -> Estimate | None:
+    """What a plan may cost; None where nothing is billed, or the backend does not say."""
+    engine = backend.find(plan.backend)
+    bills = getattr(engine, "bills", None)  # without importing all capabilities
+    return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
+
+
+def _offers(engine: Backend, capability: str) -> bool:
+    from deploykit.backends import capabilities  # most jobs require none
+
+    return isinstance(engine, getattr(capabilities, capability))
+
+
+def examine(file: JobFile, *, pack: bool = False) -> tuple[list[Problem], Bundle | None]:
+    """Every problem of a job on the backends of its sections, and its bundle if it has one.
+
+    A job with errors is not packed.
+    """
+    all_problems = [problem for name in file.sections for problem in problems(file, name)]
+    all_problems += secret_scan.check(file.job, file.sections)
+    pack = pack and all(problem.severity != "error" for problem in all_problems)
+    try:
+        packed = bundle.scan(Path(file.job.source), file.job.max_bundle, pack=pack)
+    except JobFileError as error:
+        return [*all_problems, *error.problems], None
+    return [*all_problems, *packed.warnings], packed
+
+
+def refuse(job: Source, warnings: Sequence[Problem]) -> None:
+    """Raise JobFileError if there is any warning, as ``--strict`` demands."""
+    if warnings:
+        problems = [problem._replace(severity="error") for problem in warnings]
+        raise JobFileError(jobfile.title(job), problems, hint="with `strict`, warnings are errors")
+
+
+def prepare(  # noqa: PLR0913 - as submit
+    job: Source,
+    overrides: Overrides,
+    name: str | None,
+    run: str | None,
+    arguments: Sequence[str] = (),
+    *,
+    pack: bool = False,
+) -> Prepared:
+    """Everything up to the plan, for the backend `name`, or else the one that the job names.
+
+    Only reads files, unless `pack` says that the plan will be sent: then the source is packed as it
+    is read. Raises JobFileError with every problem.
+    """
+    draft = with_defaults(read(job, overrides))
+    name = name or _chosen(draft.data)
+    file = _load(draft, [name], arguments)
+    all_problems, packed = examine(file, pack=pack)
+    warnings = file.raise_on(all_problems)
+    assert packed is not None  # noqa: S101 - for mypy: else there was an error
+    identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
+    plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
+    if paths.shared_nodes() or paths.left_out().exists():
+        from deploykit.run import excluded_nodes as left_out  # most users have none
+
+        plan, more = left_out.applied(plan)
+        warnings = [*warnings, *more]
+    return Prepared(plan, warnings, file.path)
+
+
+def submit(plan: Plan) -> Run:
+    """Send a plan once: a second submit of the same run id returns the run that the first started.
+
+    Raises UsageError where the id belongs to another job or the budget has too little left,
+    TryAgain while another process submits it, and whatever the backend raises.
+    """
+    folder = paths.private_folder(paths.run_folder(plan.run))
+    with paths.submitting(folder, plan.run):
+        row = _claim(plan, folder)
+        if row.id is None:
+            record(plan, folder, billed(plan))
+            _send(plan, folder)
+    return registry.known(plan.run)
+
+
+def _claim(plan: Plan, folder: Path) -> Run:
+    """The row of the run: a new one, or that of an earlier submit, reconciled."""
+    row = new_row(plan, folder)
+    if registry.add(row):
+        return row
+    earlier = registry.known(plan.run)
+    if (earlier.backend, earlier.plan) != (row.backend, row.plan):
+        raise UsageError(
+            f"the run id {plan.run} belongs to a different job", hint="choose another run id"
+        )
+    if earlier.id is None:
+        run_state.reconcile(backend.find(plan.backend), earlier)
+    return registry.known(plan.run)
+
+
+def new_row(plan: Plan, folder: Path) -> Run:
+    """The row of a run that was not sent yet."""
+    return Run(
+        *(plan.run, plan.job.name, plan.backend, plan.target, str(folder)),
+        *(hashlib.sha256(plan.text.encode()).hexdigest(), plan.bundle.hash, plan.bundle.commit),
+        *(registry.now(), plan.output),
+    )
+
+
+def record(
+    plan: Plan, folder: Path, price: Estimate | None, source: SourceRecord | None = None
+) -> None:
+    """Write the plan, its job, and the source's changes since its commit, into the run folder.
+
+    And its price now, since later prices may differ; None: nothing is billed. `source` is the
+    record of its source, where it was made for another run.
+    """
+    paths.write(folder / f"plan.{plan.language}", plan.text)
+    job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    text = json.dumps(job, indent=2, ensure_ascii=False) + "\n"
+    paths.write(folder / backend.JOB, re.sub(_NO_YAML, lambda odd: f"\\u{ord(odd[0]):04x}", text))
+    source = source or source_record(plan.bundle)
+    if source.patch is not None:
+        paths.write(folder / "uncommitted.diff", source.patch)
+    paths.write(folder / "source.json", source.text)
+    if price is not None and (kept := price.record()):
+        paths.write(folder / backend.PRICE, json.dumps(kept) + "\n")
+
+
+class SourceRecord(NamedTuple):
+    """What a run folder keeps of the source: ``source.json``, and its changes since its commit."""
+
+    text: str
+    patch: bytes | None = None
+
+
+def source_record(bundled: Bundle) -> SourceRecord:
+    """The record of a bundle, which is stored for it: the same for all runs of the bundle."""
+    archive = bundle.store(bundled)
+    known: dict[str, Any] = {"bundle": bundled.hash, "commit": bundled.commit}
+    patch = None
+    if bundled.commit is not None:
+        try:
+            changes = revision.patch(bundled, archive)
+        except DeploykitError as error:
+            known["uncommitted"] = f"not recorded: {error}"
+        else:
+            patch = changes.text
+            known["left_out"] = changes.left_out
+    return SourceRecord(json.dumps(known, indent=2) + "\n", patch)
+
+
+def _send(plan: Plan, folder: Path) -> None:
+    try:
+        if plan.job.budget is not None:
+            from deploykit.run import budgets  # few jobs have one
+
+            budgets.reserve(plan, billed(plan), run_state.refresh)
+        handle = backend.find(plan.backend).submit(plan, folder)
+    except (Uncertain, TryAgain):
+        raise  # the job may exist: the row stays as it is, and `refresh` asks again
+    except DeploykitError as error:
+        registry.update(plan.run, Status(State.UNSENT, "", error.message))
+        raise
+    registry.confirm(plan.run, handle.id, handle.status)
+    if plan.job.track is not None:
+        from deploykit.lib import shell  # few jobs have one
+
+        follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
+        with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
+            shell.detach(follow, folder / "tracking.log")

@@ -1,0 +1,392 @@
+"""The registry of runs: one SQLite file, safe with many concurrent writers.
+
+A row is written before anything is sent, and the job's id after, so that a crash in between stays
+visible. It uses a rollback journal instead of a write-ahead log, since homes are often on NFS.
+
+Columns of later versions are added at the end and may be NULL, so that an older and a newer
+deploykit can share a file; its version is for changes that an older one could not read. A read
+takes no write lock. Only `every` reads the whole table; the other reads use an index each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deploykit.job.model import Handle, State, Status
+from deploykit.lib import paths
+from deploykit.lib.errors import CannotWrite, NotFound, UsageError
+from deploykit.run import registry_layout as layout
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_HIGHEST = "\U0010ffff"
+"""Sorts after every other character."""
+_SHOWN = 5
+"""Runs that an ambiguous name may mean, in the hint."""
+_NEWEST_FIRST = "ORDER BY created DESC, run DESC"
+_CHUNK = 500
+"""Ids in one statement: SQLite before 3.32 takes 999 values at most."""
+_MOST = 2**63 - 1
+"""The largest integer of SQLite."""
+_EITHER = ("revision", "id")
+"""Texts that may be NULL."""
+_TEXTS = (
+    *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
+    *("state", "native", "reason"),
+)
+_LAST = 253402300799
+"""The last second of the year 9999."""
+RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
+_ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
+_SHORTEST = 4
+"""Characters of the beginning of an id by which a run can be stopped."""
+IN_FLIGHT = 300
+"""Seconds after a submit in which its job may still appear."""
+_PATIENCE = 60
+"""Seconds to wait for another process's lock."""
+
+
+class Run(NamedTuple):
+    """A row: what was submitted, and its last known status."""
+
+    run: str
+    name: str
+    backend: str
+    target: str
+    folder: str
+    plan: str
+    bundle: str
+    revision: str | None
+    created: float
+    output: str
+    id: str | None = None
+    state: str = State.SUBMITTING.value
+    native: str = ""
+    reason: str = ""
+    exit_code: int | None = None
+    started: float | None = None
+    finished: float | None = None
+    billed: float | None = None
+
+    @property
+    def handle(self) -> Handle | None:
+        """The job's address; None until the target has confirmed the job."""
+        if self.id is None:
+            return None
+        return Handle(self.backend, self.target, self.id, self.run, self.folder)
+
+    @property
+    def status(self) -> Status:
+        """The last known status."""
+        started, finished = _moment(self.started), _moment(self.finished)
+        state = State(self.state)
+        end = (self.exit_code, started, finished)
+        return Status(state, self.native, self.reason, *end, billed=self.billed)
+
+    def seconds(self, at: float) -> float | None:
+        """Seconds from the start to the end, or to `at`; None where the start is not known."""
+        if self.started is None or self.state == State.QUEUED.value:
+            return None
+        if self.finished is None and State(self.state).final:
+            return None
+        return max(0.0, (self.finished or at) - self.started)
+
+
+def new_id(name: str) -> str:
+    """A run id: the job's name, the time in UTC, and four random characters."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{name}-{stamp}-{''.join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(4))}"
+
+
+def checked_id(run: str) -> str:
+    """A run id that the user chose. Raises UsageError for one that is not valid."""
+    if re.fullmatch(RUN_ID, run) is None:
+        raise UsageError(
+            f"the run id {run!r} is not valid",
+            hint="letters, digits and single inner hyphens, at most 63 characters",
+        )
+    return run
+
+
+def known(run: str) -> Run:
+    """The row of a run. Raises NotFound where it is gone."""
+    row = lookup(run).get(run)
+    if row is None:
+        raise NotFound(f"the run {run} is no longer in the registry")
+    return row
+
+
+def add(*runs: Run) -> bool:
+    """Insert the rows of new runs in one transaction; False where an id already exists."""
+    columns = Run._fields
+    marks = ", ".join("?" * len(columns))
+    statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
+    return _write(statement, runs) == len(runs)
+
+
+def confirm(run: str, identity: str, status: Status | None = None) -> None:
+    """Record the id of the job at its target, and its status; without one it is queued."""
+    confirm_all({run: identity}, status)
+
+
+def confirm_all(jobs: Mapping[str, str], status: Status | None = None) -> None:
+    """`confirm` for many runs, with the id of each, in one transaction."""
+    known = status or Status(State.QUEUED)
+    statement = "UPDATE runs SET id = ?, state = ?, native = ?, reason = ? WHERE run = ?"
+    _write(statement, [(job, *_columns(known)[:3], run) for run, job in jobs.items()])
+
+
+def update(run: str, status: Status) -> None:
+    """Record the current status of a run. A time that is not told any more stays."""
+    update_all({run: status})
+
+
+def update_all(status_by_run: Mapping[str, Status]) -> None:
+    """Record the current status of many runs in one transaction."""
+    if not status_by_run:
+        return
+    _write(
+        "UPDATE runs SET state = ?, native = ?, reason = ?, exit_code = ?, "
+        "started = coalesce(?, started), finished = coalesce(?, finished), "
+        "billed = coalesce(?, billed), "
+        "output = coalesce(nullif(?, ''), output) WHERE run = ?",
+        [(*_columns(status), run) for run, status in status_by_run.items()],
+    )
+
+
+def _columns(status: Status) -> tuple[Any, ...]:
+    times = [time and time.timestamp() for time in (status.started, status.finished)]
+    state = (status.state.value, status.native, status.reason, status.exit_code)
+    return (*state, *times, status.billed, status.output)
+
+
+def remove(*runs: str) -> None:
+    """Forget runs."""
+    _write("DELETE FROM runs WHERE run = ?", [(run,) for run in runs])
+
+
+def release(bundle: str, then: Callable[[], None]) -> None:
+    """Call `then` if no run refers to this bundle; until it returns, no new run can.
+
+    A submit inserts its row before it stores its bundle, so one that comes later stores it again.
+    """
+    with _database(create=True) as database:
+        database.execute("BEGIN IMMEDIATE")
+        marks = "SELECT count(*) FROM runs WHERE bundle = ?"
+        if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
+            then()
+
+
+def get(name: str | None) -> Run:
+    """The run with that id, or with a unique beginning or end of one; for None the newest run.
+
+    Raises NotFound; where several runs match, with the candidates.
+    """
+    if name is None:
+        matches = select(limit=1)
+    else:
+        matches = list(lookup(name).values()) or select(*_like(name), limit=_SHOWN)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise NotFound(
+            f"{name!r} matches {count(*_like(name or ''))} runs",
+            hint="; ".join(run.run for run in matches),
+        )
+    message = f"no run matches {name!r}" if name else "there are no runs yet"
+    raise NotFound(message, hint="`deploykit list` shows all runs; `deploykit submit` starts one")
+
+
+def _like(name: str) -> tuple[str, tuple[str, ...]]:
+    """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
+    begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
+    ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
+    if len(name) >= layout.ENDS:
+        ends += f" AND {layout.END} = ?"
+        values.append(name[-layout.ENDS :])
+    return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
+
+
+def get_to_stop(name: str) -> Run:
+    """The run with that id, or with a unique beginning of one, of at least four characters.
+
+    A mistyped name must not stop another run. Raises NotFound, with the runs that were near.
+    """
+    row = get(name)
+    if row.run != name and (len(name) < _SHORTEST or not row.run.startswith(name)):
+        raise NotFound(
+            f"{name!r} is not the id of a run, nor its first {_SHORTEST} characters or more",
+            hint=f"{row.run}?",
+        )
+    return row
+
+
+def lookup(*ids: str) -> dict[str, Run]:
+    """Those of the runs with exactly these ids that exist, by their ids."""
+    chunks = [ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]
+    clauses = [(f"WHERE run IN ({', '.join('?' * len(some))})", some) for some in chunks]
+    return {row.run: row for row in _select(clauses)}
+
+
+def every() -> list[Run]:
+    """All runs, the newest first."""
+    return select()
+
+
+def select(condition: str = "1", values: Sequence[str] = (), limit: int | None = None) -> list[Run]:
+    """The runs that meet a condition in SQL, the newest first; at most `limit`."""
+    most = -1 if limit is None else min(limit, _MOST)
+    return list(_select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)]))
+
+
+def count(condition: str = "1", values: Sequence[str] = ()) -> int:
+    """How many runs meet a condition in SQL."""
+    text = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 - ours
+    return next((int(row[0]) for row in query([(text, values)])), 0)
+
+
+def unfinished(limit: int | None = None) -> list[Run]:
+    """The runs that have not ended as far as the registry knows, the newest first."""
+    return select(layout.UNFINISHED, limit=limit)
+
+
+def named(names: Sequence[str]) -> list[Run]:
+    """The runs of these names, each once. Raises NotFound."""
+    exact = lookup(*dict.fromkeys(names))
+    rows = (exact.get(name) or get(name) for name in names)
+    return list({row.run: row for row in rows}.values())
+
+
+def selected(names: Sequence[str]) -> list[Run]:
+    """The runs of these names; without names all unfinished ones, or else the newest.
+
+    Raises NotFound.
+    """
+    return named(names) if names else unfinished() or [get(None)]
+
+
+def _run(row: dict[str, Any]) -> Run:
+    """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
+    values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
+    values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
+    values["created"] = _seconds(row.get("created")) or 0.0
+    values |= {name: _seconds(row.get(name)) for name in layout.TIMES}
+    code = row.get("exit_code")
+    values["exit_code"] = code if isinstance(code, int) else None
+    if values["state"] not in {state.value for state in State}:
+        values["state"] = State.UNKNOWN.value
+    return Run(**values)
+
+
+def _seconds(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and 0 <= value <= _LAST else None
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else repr(value)
+
+
+def may_still_come(row: Run) -> bool:
+    """Whether the job may still appear: what sends it can outlive a killed submit."""
+    return row.state == State.UNSENT.value and now() - row.created < IN_FLIGHT
+
+
+def now() -> float:
+    """Seconds since the epoch, as `Run.created`."""
+    return time.time()
+
+
+def _file() -> Path:
+    return paths.state() / "runs.sqlite"
+
+
+def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
+    """The rows that each clause selects with its values."""
+    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
+    return (_run(dict(row)) for row in query(queries))
+
+
+def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
+    """What the queries find, each with its values. Takes no write lock, and makes no file."""
+    if not queries or not _file().exists():
+        return []
+    with _database() as database:
+        if _has_no_table(database):
+            return []
+        return [row for query, values in queries for row in database.execute(query, values)]
+
+
+def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Execute a statement with the values of each row; the number of rows changed."""
+    with writing() as database:
+        return int(database.executemany(statement, rows).rowcount)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[sqlite3.Connection]:
+    """The open registry, locked, with a table that is made first if need be."""
+    with _database(create=True) as database:
+        database.execute("BEGIN IMMEDIATE")
+        if _has_no_table(database):
+            database.execute(layout.SCHEMA)
+            database.execute(f"PRAGMA user_version = {layout.VERSION}")
+        _upgrade(database)
+        yield database
+
+
+def _upgrade(database: sqlite3.Connection) -> None:
+    """Add what an older deploykit did not know."""
+    present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
+    for name, kind in layout.ADDED.items():
+        if name not in present:
+            database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
+    for name, columns in layout.INDEXES.items():
+        database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
+
+
+def _has_no_table(database: sqlite3.Connection) -> bool:
+    """Whether the file is new. Raises CannotWrite where another version of deploykit wrote it."""
+    # in this order: another process may be making both, in one transaction
+    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version != layout.VERSION:
+        raise CannotWrite(
+            f"another version of deploykit wrote the registry of runs {_file()} "
+            f"(layout {version}; this version reads {layout.VERSION})",
+            hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
+            "`deploykit attach` finds jobs again by their run ids",
+        )
+    return False
+
+
+@contextlib.contextmanager
+def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
+    """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
+    import sqlite3  # not needed for a dry run
+
+    path = _file()
+    try:
+        paths.private_folder(path.parent)
+        if create:
+            paths.touch(path)
+        with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
+            database.row_factory = sqlite3.Row
+            yield database
+    except (OSError, sqlite3.Error) as error:
+        raise CannotWrite(
+            f"the registry of runs {path} cannot be used: {error}",
+            hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
+        ) from error

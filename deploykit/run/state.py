@@ -1,0 +1,163 @@
+"""Runs that were submitted: their state now, until they end, and how to stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deploykit.backends import base as backend
+from deploykit.backends.base import Backend
+from deploykit.job.model import State, Status
+from deploykit.lib import paths
+from deploykit.lib.errors import DeploykitError, NeverStarts, NotFound, TryAgain
+from deploykit.run import registry
+from deploykit.run.registry import Run
+
+_BLOCKED = 10.0
+"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+LAST_KNOWN = "last known;"
+"""Begins the reason of a run whose backend does not answer."""
+_POLL = (0.2, 15.0)
+"""Shortest and longest interval between two status queries, in seconds."""
+
+
+def refresh(rows: Sequence[Run]) -> list[Run]:
+    """The same runs with their current status: one query to each backend.
+
+    Where a backend cannot be reached, its runs keep their last known state, and the reason says so.
+    """
+    unfinished: dict[str, list[Run]] = defaultdict(list)
+    for row in rows:
+        if not State(row.state).final or registry.may_still_come(row):
+            unfinished[row.backend].append(row)
+    failures: dict[str, str] = {}
+    for name, group in unfinished.items():
+        try:
+            failures |= _refresh(backend.find(name), group)
+        except (DeploykitError, OSError) as error:
+            failures |= {row.run: _last_known(name, error) for row in group}
+    current = registry.lookup(*(row.run for row in rows))
+    queried = (row.run for group in unfinished.values() for row in group)
+    ended = [current[run] for run in queried if run in current and State(current[run].state).final]
+    if ended:
+        from deploykit.run import (
+            excluded_nodes as left_out,
+        )  # only the end of a run needs them
+        from deploykit.run import (
+            storage,
+        )
+
+        left_out.learn(ended)
+        storage.tidy()
+    # another process may have removed a run that has ended
+    return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
+
+
+def _last_known(name: str, error: Exception) -> str:
+    return f"{LAST_KNOWN} {name} cannot be reached: {error}"
+
+
+def _with_reason(row: Run, reason: str | None) -> Run:
+    """The row with the reason of a failed query, and a note where its run folder was deleted."""
+    parts = [row.reason if reason is None else reason]
+    if not Path(row.folder).exists() and row.folder not in parts[0]:
+        parts.append(f"its folder {row.folder} was deleted")
+    return row._replace(reason="; ".join(filter(None, parts)))
+
+
+def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
+    """Update the runs of one backend; the reasons, by run, where that failed."""
+    failures = {}
+    for row in rows:
+        if row.id is None:
+            try:
+                with contextlib.suppress(TryAgain), paths.submitting(Path(row.folder), row.run):
+                    reconcile(engine, row)
+            except DeploykitError as error:
+                failures[row.run] = _last_known(row.backend, error)
+    handles = {
+        row.handle: row
+        for row in registry.lookup(*(row.run for row in rows)).values()
+        if row.handle is not None
+    }
+    if not handles:
+        return failures
+    status_by_handle = engine.status(list(handles))
+    pairs = ((row, status_by_handle[handle]) for handle, row in handles.items())
+    registry.update_all({row.run: status for row, status in pairs if status != row.status})
+    return failures
+
+
+def reconcile(engine: Backend, row: Run) -> None:
+    """Find the job of an interrupted submit, and record whether it exists."""
+    handle = engine.find(row.run, Path(row.folder), row.target)
+    if handle is not None:
+        registry.confirm(row.run, handle.id)
+        return
+    if row.state != State.UNSENT.value:  # else it keeps its reason
+        reason = "submit was interrupted before anything was sent; submit it again"
+        registry.update(row.run, Status(State.UNSENT, "", reason))
+
+
+def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
+    """The runs, each time one has changed, until all have ended or stay blocked, or `timeout` s."""
+    end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
+    pause, longest = _POLL
+    last: list[Run] = []
+    while True:
+        known = registry.lookup(*names)
+        rows = refresh([known.get(name) or registry.known(name) for name in names])
+        if rows != last:
+            yield rows
+            last, pause = rows, _POLL[0]
+        now = time.monotonic()
+        states = {State(row.state) for row in rows if not State(row.state).final}
+        leave = min(leave, now + _BLOCKED) if states == {State.BLOCKED} else math.inf
+        if not states or now >= min(end, leave):
+            return
+        time.sleep(pause)
+        pause = min(pause * 1.3, longest)
+
+
+def cancel(row: Run) -> Run:
+    """Stop a run, unless it has ended. Raises NotFound where no job was sent."""
+    row = refresh([row])[0]
+    if row.handle is None:
+        raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
+    if not State(row.state).final:
+        backend.find(row.backend).cancel(row.handle)
+        row = refresh([row])[0]
+    return row
+
+
+def attach(run: str, name: str, target: str | None) -> Run:
+    """The run, which another machine may have submitted to the backend `name`.
+
+    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    """
+    from deploykit.backends import capabilities  # only to attach
+
+    engine = capabilities.require(name, capabilities.Attach)
+    if not registry.lookup(run):
+        folder = paths.run_folder(registry.checked_id(run))
+        handle = engine.attach(run, folder, target)
+        paths.private_folder(folder)
+        where = handle.target
+        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        registry.confirm(run, handle.id)
+    return refresh([registry.known(run)])[0]
+
+
+def exit_code(row: Run) -> int:
+    """The exit code of `wait`: the trainer's, or one for how the run ended; 1 if it is unknown."""
+    if row.state == State.SUCCEEDED.value:
+        return 0
+    if row.state == State.BLOCKED.value:
+        return NeverStarts.exit_code
+    if row.state == State.CANCELLED.value:
+        return 143
+    return row.exit_code or 1

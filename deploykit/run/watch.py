@@ -1,0 +1,163 @@
+"""What `watch` shows of runs: their state, how far they are, the first error, the restarts.
+
+One look asks each backend once: for the states of all its runs, or for the log of one of them, if
+that is on another machine. The same log is read again only after `LOGS_AGAIN` seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploykit.job.model import LogLine, State
+from deploykit.observe import exit_records
+from deploykit.observe.folding import plain
+from deploykit.observe.inspect import usage
+from deploykit.observe.inspect.usage import RankUsage
+from deploykit.observe.metrics.progress import Progress
+from deploykit.run import diagnosis as run_diagnosis
+from deploykit.run import state as run_state
+from deploykit.run.log_selection import SLOW_RANK, FirstError
+from deploykit.run.metrics import RunMetrics, logs_are_here
+from deploykit.run.registry import Run
+
+LOGS_AGAIN = 30.0
+"""Seconds between two requests for a log that is on another machine."""
+_MOST = 1 << 22
+"""Bytes at the end of each log that are read at first."""
+_LONGEST_ERROR = 200
+"""Lines of the first error that are kept."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One run at one moment."""
+
+    row: Run
+    progress: Progress
+    attempt: int
+    """The current one, from 0."""
+    restarts: tuple[str, ...]
+    """The known reasons of the restarts, in their order."""
+    error: tuple[LogLine, ...]
+    """The first error of any rank; of a long one the end."""
+    cause: str
+    """Of a failure, where one is known."""
+    problems: tuple[str, ...]
+    """What could not be read."""
+    usage: tuple[RankUsage, ...] = ()
+    """What each rank uses, while it runs."""
+    slowest: str = ""
+    """The last line of the trainer about a slow rank."""
+
+
+class Watch:
+    """Looks at the same runs again and again."""
+
+    def __init__(self, rows: Iterable[Run]) -> None:
+        self._watched = [_Watched(row) for row in rows]
+        self._fetched: dict[str, _Watched] = {}
+        """Of which run each backend gave a log in the last look."""
+
+    @property
+    def final(self) -> bool:
+        """Whether all runs have ended, and their logs were read to the end."""
+        return all(one.is_complete for one in self._watched)
+
+    def look(self, *, whole: bool = False) -> list[View]:
+        """Ask each backend once, read what is new, and say what is known of each run.
+
+        With `whole`, all states are asked for, and all logs on another machine are read.
+        """
+        self._fetched = {} if whole else self._due()
+        queried = [one for one in self._watched if one.row.backend not in self._fetched]
+        rows = run_state.refresh([one.row for one in queried])
+        for one, row in zip(queried, rows, strict=True):
+            one.read(row, fetch=whole)
+        for one in self._fetched.values():
+            one.read(one.row, fetch=True)
+        return [one.view() for one in self._watched]
+
+    def _due(self) -> dict[str, _Watched]:
+        """The run whose log each backend is asked for: that of longest ago; not twice in a row."""
+        due = [one for one in self._watched if one.is_due and one.row.backend not in self._fetched]
+        chosen: dict[str, _Watched] = {}
+        for one in sorted(due, key=lambda one: one.read_at):
+            chosen.setdefault(one.row.backend, one)
+        return chosen
+
+
+class _Watched:
+    """What was read of one run so far."""
+
+    def __init__(self, row: Run) -> None:
+        self.row = row
+        self._metrics = RunMetrics(row, most=_MOST)
+        self._error = FirstError()
+        self._lines: list[LogLine] = []
+        self.read_at = -LOGS_AGAIN
+        """When a log elsewhere was last read."""
+        self._asked = False
+        """Whether its state was asked for."""
+        self._state = ""
+        """Its state when its log was last read."""
+        self._cause = ""
+        self._slowest = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended, and its log was read since."""
+        return self._asked and State(self.row.state).final and self.row.state == self._state
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a log elsewhere should be read now: after a while, and once more at the end."""
+        if not self._asked or self.is_complete or logs_are_here(self.row):
+            return False
+        return State(self.row.state).final or time.monotonic() >= self.read_at + LOGS_AGAIN
+
+    def read(self, row: Run, *, fetch: bool) -> None:
+        """Read what is new, and the cause where the run has just failed."""
+        has_ended = State(row.state).final and not (self._asked and State(self.row.state).final)
+        self._asked = True
+        self.row = self._metrics.row = row
+        here = logs_are_here(row)
+        if fetch or here:
+            if not here:
+                self.read_at = time.monotonic()
+                self._error, self._lines = FirstError(), []
+            self._note_error(self._metrics.refresh(fetch=fetch)[0])
+            self._state = row.state
+        if has_ended:
+            self._cause = run_diagnosis.brief(row) or ""
+
+    def _note_error(self, lines: Sequence[LogLine]) -> None:
+        self._lines += [line for line in lines if self._error.add(line)]
+        slow = (line.text for line in reversed(lines) if SLOW_RANK.match(line.text))
+        self._slowest = next(slow, self._slowest)
+        del self._lines[:-_LONGEST_ERROR]
+
+    def view(self) -> View:
+        """What is known now."""
+        folder = Path(self.row.folder)
+        attempt = exit_records.attempt(folder) or 0
+        runs = State(self.row.state) is State.RUNNING
+        return View(
+            self.row,
+            self._metrics.progress(),
+            attempt,
+            tuple(exit_records.restarts(folder, upto=attempt)),
+            tuple(self._lines),
+            self._cause,
+            tuple(self._metrics.problems),
+            tuple(usage.read(folder, attempt)) if runs else (),
+            self._slowest,
+        )
+
+
+def last_lines(error: Sequence[LogLine], count: int) -> list[str]:
+    """The last lines of an error, each after its rank, without the marks below source lines."""
+    texts = ((line, plain(line)) for line in error)
+    return [f"{line.origin}{text}" for line, text in texts if text.strip(" ^~")][-count:]

@@ -1,0 +1,65 @@
+"""Fixtures: variations of a job for SageMaker, its plan, and its log streams."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+
+from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import monitor
+from deploykit.bundle import archive as bundles
+from tests.backends.sagemaker.sagemaker_jobs import vary
+
+
+@pytest.fixture(name="vary")
+def _vary(monkeypatch):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    return vary
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source with blanks"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    return folder
+
+
+@pytest.fixture
+def bundle(source):
+    return bundles.scan(source, 10**6)
+
+
+@pytest.fixture
+def planned(bundle):
+    """Plan a varied job that `check` accepts; the run is `digits-1` unless given."""
+
+    def plan(run="digits-1", **changes):
+        job, options = vary(**changes)
+        return sagemaker.plan(job, options, run=run, bundle=bundle)
+
+    return plan
+
+
+@pytest.fixture
+def streams(aws):
+    """Write events, (milliseconds, text), to a log stream; returns the time that they start at."""
+    logs = boto3.client("logs", "us-east-1")
+    logs.create_log_group(logGroupName=monitor.LOG_GROUP)
+    now = int(datetime.now(UTC).timestamp() * 1000) - 60_000
+
+    def write(stream, events):
+        logs.create_log_stream(logGroupName=monitor.LOG_GROUP, logStreamName=stream)
+        entries = [{"timestamp": now + offset, "message": text} for offset, text in events]
+        for at in range(0, len(entries), 1000):
+            logs.put_log_events(
+                logGroupName=monitor.LOG_GROUP,
+                logStreamName=stream,
+                logEvents=entries[at : at + 1000],
+            )
+        return now
+
+    return write

@@ -1,0 +1,200 @@
+"""Each example of the oracle: what deploykit reports for it, and what the real SDK does with it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import oracle, sdk
+from deploykit.backends.sagemaker.oracle import Verdict
+from tests.backends.sagemaker.sdk_requests import sdk_requests
+
+pytestmark = pytest.mark.slow
+
+SOURCE = Path(__file__).parents[3] / "docs/sagemaker_oracle.py"
+TODAY = dt.date(2026, 11, 21)
+HASH = "0123456789abcdef" * 4
+
+
+def load_examples():
+    """The module of docs/ that reads the examples; docs/ is not on the import path."""
+    spec = importlib.util.spec_from_file_location("sagemaker_oracle", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+docs = load_examples()
+RULES = {rule.id: rule for rules in oracle.rules().values() for rule in rules}
+EXAMPLES = {
+    f"{name}-{number}": (name, example)
+    for name, examples in docs.examples().items()
+    for number, example in enumerate(examples)
+}
+each_example = pytest.mark.parametrize("name", EXAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def _no_region(monkeypatch):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+
+
+def rule_and_example(name):
+    rule, example = EXAMPLES[name]
+    return RULES[rule], example
+
+
+def errors(job, options):
+    return [str(p) for p in sagemaker.check(job, options) if p.severity == "error"]
+
+
+@each_example
+def test_the_rule_reports_its_example(name):
+    rule, example = rule_and_example(name)
+    job, options, problems = docs.job(example.change)
+    if rule.when is None:
+        assert [problem.path for problem in problems] == [rule.path]
+        return
+    assert problems == []
+    (consequence, *_) = [
+        one for one in oracle.consequences(job, options, TODAY) if one.rule is rule
+    ]
+    text = f"{consequence.path}{consequence.reason}{consequence.nearest or ''}"
+    assert "{" not in text
+    problem = consequence.problem()
+    if rule.severity is None:
+        assert problem is None
+    else:
+        assert problem in list(sagemaker.check(job, options))
+        assert (problem.severity, problem.source) == (rule.severity, rule.source)
+
+
+@each_example
+def test_the_fixed_example_has_no_errors(name):
+    rule, example = rule_and_example(name)
+    if example.fixed is None:
+        assert rule.severity is None, "an example of a warning or an error needs `fixed`"
+        return
+    job, options, problems = docs.job(example.change, example.fixed)
+    assert problems == []
+    assert rule not in [one.rule for one in oracle.consequences(job, options, TODAY)]
+    assert errors(job, options) == []
+
+
+@each_example
+def test_exactly_the_refused_examples_have_errors(name):
+    rule, example = rule_and_example(name)
+    job, options, problems = docs.job(example.change)
+    refused = rule.verdict is Verdict.REFUSED
+    assert bool(problems or errors(job, options)) == refused
+
+
+def test_every_rule_has_an_example_and_a_source():
+    without = set(RULES) - {name for name, _ in EXAMPLES.values()}
+    assert without == {"invalid-region"}  # of the environment; see test_sagemaker_request.py
+    for rule in RULES.values():
+        assert rule.source.startswith("https://")
+        assert rule.nearest or rule.severity is None
+
+
+def test_ids_are_unique():
+    assert len(RULES) == sum(map(len, oracle.rules().values()))
+
+
+def test_every_condition_is_a_fact(vary):
+    """Also those that a job reaches only if the conditions before them hold."""
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-gpu-py313"
+    case = oracle.Case(*vary(image_uri=image, framework_version=None), TODAY)
+    conditions = [one for rule in RULES.values() for one in rule.when or ()]
+    for condition in conditions:
+        attrgetter(condition.removeprefix("not "))(case)
+    assert len(conditions) > 100
+
+
+def test_a_rule_with_conditions_has_at_least_one():
+    assert () not in [rule.when and tuple(rule.when) for rule in RULES.values()]
+
+
+SHIPPED = sorted(Path(oracle.__file__).parent.glob("*.toml"))
+TYPOS = {
+    "key": ("quiet = true", "quite = true", TypeError),
+    "key of the file": ("[[rule]]", "[[rules]]", TypeError),
+    "missing key": ("reason = ", "# reason = ", TypeError),
+    "verdict": ("as asked", "as aksed", ValueError),
+    "source": ("{launcher}", "{lancher}", KeyError),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong", "error"), TYPOS.values(), ids=TYPOS)
+def test_a_typo_in_the_rules_is_an_error(right, wrong, error):
+    text = SHIPPED[0].read_text(encoding="utf-8").partition("heading =")
+    with pytest.raises(error):
+        oracle.read("".join(text[1:]).replace(right, wrong))
+
+
+@pytest.mark.parametrize("wrong", ["mpirum", "not mpirum", "options.spott"])
+def test_an_unknown_condition_is_an_error(vary, wrong):
+    with pytest.raises(AttributeError):
+        oracle.Case(*vary(), TODAY).items([wrong])
+
+
+@pytest.mark.parametrize("wrong", ["{case.rank}", "{options.spott}", "{items}"])
+def test_an_unknown_placeholder_is_an_error(vary, wrong):
+    rule = replace(RULES["torchrun"], reason=wrong)
+    with pytest.raises((AttributeError, KeyError)):
+        list(rule.apply(oracle.Case(*vary(), TODAY)))
+
+
+def estimator_arguments(*changes, replaced=None):
+    """The SDK's arguments; those of the plain job, `replaced`, where no job file can express it."""
+    job, options, problems = docs.job(*changes)
+    if problems:
+        job, options, problems = docs.job()
+    arguments = sdk.estimator_arguments(job, options, run="digits-1", bundle=HASH)
+    arguments["estimator"] |= replaced or {}
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The SDK's answer to each example, and to each fixed one, from one process."""
+    asked = {}
+    for name, (_, example) in EXAMPLES.items():
+        if example.sdk != "not asked":
+            asked[name] = estimator_arguments(example.change, replaced=example.arguments)
+        if example.fixed is not None:
+            asked[f"fixed {name}"] = estimator_arguments(example.change, example.fixed)
+    answered = sdk_requests(tmp_path_factory.mktemp("oracle"), list(asked.values()))
+    return dict(zip(asked, answered["requests"], strict=True))
+
+
+@each_example
+def test_the_sdk_does_what_the_example_says(name, answers):
+    _, example = rule_and_example(name)
+    if example.sdk == "not asked":
+        assert name not in answers
+        return
+    answer = answers[name]
+    assert ("refused" in answer) == (example.sdk == "refuses"), answer
+    if example.sdk == "refuses":
+        assert example.refusal
+        assert re.search(re.escape(example.refusal), answer["refused"]), answer
+    for key, value in example.sends.items():
+        assert answer["HyperParameters"].get(key) == value
+
+
+@each_example
+def test_the_sdk_accepts_the_fixed_example(name, answers):
+    _, example = rule_and_example(name)
+    if example.fixed is not None:
+        assert "refused" not in answers[f"fixed {name}"], answers[f"fixed {name}"]

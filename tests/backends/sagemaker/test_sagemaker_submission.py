@@ -1,0 +1,341 @@
+"""Submit to a real moto server over HTTP: what arrives, and what is never sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from deploykit.backends import sagemaker
+from deploykit.backends.sagemaker import aws as clients
+from deploykit.backends.sagemaker import submission
+from deploykit.bundle import archive as bundles
+from deploykit.lib.errors import (
+    BackendUnavailable,
+    NotPermitted,
+    SubmitRefused,
+    TryAgain,
+    Uncertain,
+)
+from tests.aws_server import sent_requests
+from tests.backends.sagemaker.sagemaker_jobs import vary
+
+pytestmark = [pytest.mark.aws, pytest.mark.slow]
+
+HOSTILE = textwrap.dedent(
+    """\
+    SchemaVersion: '1.0'
+    SageMaker:
+      TrainingJob:
+        RoleArn: arn:aws:iam::666666666666:role/hostile
+        EnableInterContainerTrafficEncryption: true
+        EnableNetworkIsolation: true
+        Environment: {HOSTILE: '1'}
+        OutputDataConfig: {KmsKeyId: hostile}
+        ResourceConfig: {VolumeKmsKeyId: hostile}
+        Tags: [{Key: hostile, Value: '1'}]
+        VpcConfig: {SecurityGroupIds: [sg-6], Subnets: [subnet-6]}
+      PythonSDK:
+        Modules:
+          Session: {DefaultS3Bucket: hostile}
+    """
+)
+
+
+@pytest.mark.parametrize("sender", ["sdk", "boto3"])
+def test_the_request_that_arrives_is_the_plan(aws, planned, tmp_path, sender):
+    plan = planned(sender=sender, env={"A": "ü \n'\""}, args=("$(x)", "a b"))
+    handle = sagemaker.submit(plan, tmp_path)
+    assert str(handle) == "sagemaker://us-east-1/digits-1"
+    assert sent_requests(aws) == [json.loads(plan.text)]
+    assert (tmp_path / "sdk" / "request.json").exists() == (sender == "sdk")
+
+
+def test_the_bundle_is_uploaded_once(aws, planned, tmp_path, source):
+    for run in ("digits-1", "digits-2"):
+        sagemaker.submit(planned(run, sender="boto3"), tmp_path)
+    puts = [one for one in aws.requests if one.method == "PUT"]
+    assert len(puts) == 1
+    assert len(sent_requests(aws)) == 2
+    key = json.loads(sent_requests(aws)[0]["HyperParameters"]["sagemaker_submit_directory"])
+    stored = boto3.client("s3", "us-east-1").get_object(
+        Bucket="my-bucket", Key=key.removeprefix("s3://my-bucket/")
+    )
+    with tarfile.open(fileobj=BytesIO(stored["Body"].read())) as archive:
+        names = archive.getnames()
+        assert archive.extractfile("train.py").read() == (source / "train.py").read_bytes()
+    assert ".deploykit/launch.py" in names
+
+
+def test_a_changed_source_is_uploaded_again(aws, tmp_path, source):
+    job, options = vary(sender="boto3")
+    for run in ("digits-1", "digits-2"):
+        plan = sagemaker.plan(job, options, run=run, bundle=bundles.scan(source, 10**6))
+        sagemaker.submit(plan, tmp_path)
+        (source / "train.py").write_text("print('other')\n")
+    assert len([one for one in aws.requests if one.method == "PUT"]) == 2
+
+
+def test_a_difference_from_the_sdks_request_is_refused_and_named(aws, planned, tmp_path):
+    plan = planned(sender="sdk")
+    request = json.loads(plan.text)
+    request["StoppingCondition"]["MaxRuntimeInSeconds"] = 1
+    request["EnableNetworkIsolation"] = True
+    with pytest.raises(SubmitRefused) as caught:
+        sagemaker.submit(plan._replace(text=json.dumps(request)), tmp_path)
+    assert "StoppingCondition.MaxRuntimeInSeconds: planned 1, the SDK 1800" in str(caught.value)
+    assert "EnableNetworkIsolation: planned true, the SDK null" in str(caught.value)
+    assert aws.requests == []
+
+
+def test_a_job_that_the_sdk_refuses_is_refused(aws, planned, tmp_path):
+    plan = planned(sender="sdk")
+    options = replace(plan.options, framework_version="2.4.0")
+    with pytest.raises(SubmitRefused, match=r"the SageMaker SDK refuses this job.*2\.4\.0"):
+        sagemaker.submit(plan._replace(options=options), tmp_path)
+    assert aws.requests == []
+
+
+def test_a_missing_sdk_matters_only_if_it_is_required(aws, planned, tmp_path, monkeypatch):
+    monkeypatch.setattr(submission, "sdk_available", lambda: False)
+    with pytest.raises(BackendUnavailable, match="not installed"):
+        sagemaker.submit(planned(sender="sdk"), tmp_path)
+    sagemaker.submit(planned(sender="auto"), tmp_path)
+    assert len(sent_requests(aws)) == 1
+
+
+def test_only_the_endpoint_is_contacted_and_no_configuration_is_read(
+    aws, planned, tmp_path, source
+):
+    """Records every socket of the submitting process and of its SDK child, in a hostile home."""
+    home, records = tmp_path / "home", tmp_path / "records"
+    for folder in (".config/sagemaker", "xdg/sagemaker"):
+        (home / folder).mkdir(parents=True)
+        (home / folder / "config.yaml").write_text(HOSTILE)
+    records.mkdir()
+    (records / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "def record(event, args):\n"
+        "    if event in ('socket.connect', 'socket.sendto'):\n"
+        f"        with open({str(records)!r} + f'/{{os.getpid()}}.txt', 'a') as file:\n"
+        "            print(args[1], file=file)\n"
+        "sys.addaudithook(record)\n"
+        f"open({str(records)!r} + f'/{{os.getpid()}}.txt', 'a').close()\n"
+    )
+    code = (
+        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "from pathlib import Path\n"
+        "from sagemaker_jobs import vary\n"
+        "from deploykit.bundle import archive as bundle\n"
+        "from deploykit.backends import sagemaker\n"
+        "job, options = vary(sender='sdk')\n"
+        "scanned = bundle.scan(Path(sys.argv[1]), 10**6)\n"
+        "plan = sagemaker.plan(job, options, run='digits-1', bundle=scanned)\n"
+        "Path(sys.argv[2], 'plan.json').write_text(plan.text)\n"
+        "sagemaker.submit(plan, Path(sys.argv[2]))\n"
+    )
+    here = Path(__file__).parent
+    environment = {
+        name: value for name, value in os.environ.items() if name != "AWS_EC2_METADATA_DISABLED"
+    }
+    environment |= {
+        "HOME": str(home),
+        "XDG_CONFIG_DIRS": str(home / "xdg"),
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(home / "xdg/sagemaker/config.yaml"),
+        "PYTHONPATH": str(records),
+    }
+    import_path = [str(here), str(here.parents[1])]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(tmp_path), *import_path],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+    assert sent_requests(aws) == [json.loads((tmp_path / "plan.json").read_text())]
+    processes = list(records.glob("*.txt"))
+    assert len(processes) == 2
+    contacted = {line for file in processes for line in file.read_text().splitlines()}
+    assert contacted == {f"('127.0.0.1', {aws.port})"}
+
+
+def test_a_bucket_that_does_not_exist_is_refused(aws, planned, tmp_path):
+    with pytest.raises(SubmitRefused) as caught:
+        sagemaker.submit(planned(sender="boto3", bucket="no-such-bucket"), tmp_path)
+    assert caught.value.hint == "create the bucket, or correct sagemaker.bucket"
+    assert sent_requests(aws) == []
+
+
+def test_missing_credentials_are_reported(aws, planned, tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(NotPermitted, match="no valid AWS credentials"):
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+    assert aws.requests == []
+
+
+def test_an_unreachable_endpoint_is_reported(aws, planned, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(clients, "_ATTEMPTS", 1)
+    with pytest.raises(BackendUnavailable, match="cannot reach AWS"):
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+
+
+REFUSALS = {
+    "AccessDeniedException": (NotPermitted, "IAM"),
+    "ExpiredTokenException": (NotPermitted, "log in again"),
+    "ResourceLimitExceeded": (SubmitRefused, "quota"),
+    "ThrottlingException": (TryAgain, "try again"),
+    "ValidationException": (SubmitRefused, "sagemaker section"),
+}
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """A client with scripted answers, instead of a server."""
+    client = boto3.client(
+        "sagemaker", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    monkeypatch.setattr(clients, "client", lambda *_: client)
+    monkeypatch.setattr(submission, "upload", lambda _: None)
+    with Stubber(client) as stub:
+        yield stub
+        stub.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize(("code", "expected"), REFUSALS.items(), ids=REFUSALS)
+def test_an_error_of_the_service_has_its_class_and_a_hint(
+    stubbed, planned, tmp_path, code, expected
+):
+    kind, hint = expected
+    stubbed.add_client_error("create_training_job", code, "the service's message")
+    with pytest.raises(kind, match="the service's message") as caught:
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+    assert type(caught.value) is kind
+    assert hint in caught.value.hint
+
+
+def test_a_role_that_cannot_be_assumed_has_a_hint(stubbed, planned, tmp_path):
+    message = "Could not assume role arn:aws:iam::123456789012:role/training."
+    stubbed.add_client_error("create_training_job", "ValidationException", message)
+    with pytest.raises(SubmitRefused) as caught:
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+    assert "trust sagemaker.amazonaws.com" in caught.value.hint
+
+
+def test_an_existing_job_of_the_same_plan_is_accepted(stubbed, planned, tmp_path):
+    stubbed.add_client_error("create_training_job", "ResourceInUse", "already exists")
+    plan = planned(sender="boto3")
+    stubbed.add_response("describe_training_job", described(plan), {"TrainingJobName": "digits-1"})
+    assert sagemaker.submit(plan, tmp_path).id == "digits-1"
+
+
+def test_after_a_failed_answer_the_job_is_looked_up(stubbed, planned, tmp_path):
+    stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
+    plan = planned(sender="boto3")
+    stubbed.add_response("describe_training_job", described(plan))
+    assert sagemaker.submit(plan, tmp_path).id == "digits-1"
+
+
+DIFFERENCES = {
+    "role": ("RoleArn", {"RoleArn": "arn:aws:iam::123456789012:role/other"}),
+    "code": (
+        "HyperParameters.sagemaker_submit_directory",
+        {"HyperParameters": {"sagemaker_submit_directory": '"s3://b/k"'}},
+    ),
+    "no code": ("HyperParameters.deploykit_argv_0", {"HyperParameters": {}}),
+    "image": (
+        "TrainingImage",
+        {"AlgorithmSpecification": {"TrainingInputMode": "File", "TrainingImage": "evil:1"}},
+    ),
+    "results": ("S3OutputPath", {"OutputDataConfig": {"S3OutputPath": "s3://evil/runs"}}),
+}
+
+
+@pytest.mark.parametrize("code", ["ResourceInUse", "InternalFailure"])
+@pytest.mark.parametrize(("field", "changes"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_a_different_job_of_the_same_name_is_refused(
+    stubbed, planned, tmp_path, code, field, changes
+):
+    plan = planned(sender="boto3")
+    stubbed.add_client_error("create_training_job", code, "already exists")
+    stubbed.add_response("describe_training_job", described(plan, **changes))
+    with pytest.raises(SubmitRefused, match="a different training job digits-1") as caught:
+        sagemaker.submit(plan, tmp_path)
+    assert field in str(caught.value)
+    assert "choose another --run" in caught.value.hint
+
+
+def test_after_a_failed_answer_without_a_job_the_error_is_raised(stubbed, planned, tmp_path):
+    stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
+    stubbed.add_client_error("describe_training_job", "ValidationException", "job not found.")
+    with pytest.raises(TryAgain, match="broken"):
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+
+
+def test_a_failed_answer_and_a_failed_lookup_are_uncertain(stubbed, planned, tmp_path):
+    stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
+    stubbed.add_client_error("describe_training_job", "ThrottlingException", "busy")
+    with pytest.raises(Uncertain, match="did not answer whether the job exists"):
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+
+
+@pytest.fixture
+def stubbed_s3(monkeypatch):
+    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x")
+    monkeypatch.setattr(clients, "client", lambda *_: client)
+    with Stubber(client) as stub:
+        yield stub
+        stub.assert_no_pending_responses()
+
+
+def test_upload_works_without_permission_to_list(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "403", "Forbidden", 403)
+    stubbed_s3.add_response("put_object", {})
+    submission.upload(planned())
+
+
+def test_a_denied_upload_names_the_missing_permission(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "404", "Not Found", 404)
+    stubbed_s3.add_client_error("put_object", "AccessDenied", "Access Denied", 403)
+    with pytest.raises(NotPermitted) as caught:
+        submission.upload(planned())
+    assert "PutObject" in caught.value.hint
+
+
+def test_a_bucket_in_another_region_has_a_hint(stubbed_s3, planned):
+    stubbed_s3.add_client_error("head_object", "301", "Moved Permanently", 301)
+    with pytest.raises(SubmitRefused) as caught:
+        submission.upload(planned())
+    assert "another region" in caught.value.hint
+
+
+def described(plan, **more):
+    """The response of DescribeTrainingJob for this plan, or for one that differs."""
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-1"
+    request = json.loads(plan.text)
+    fields = ("RoleArn", "HyperParameters", "AlgorithmSpecification", "OutputDataConfig")
+    response = {
+        **{name: request[name] for name in fields},
+        "TrainingJobName": "digits-1",
+        "TrainingJobArn": arn,
+        "ModelArtifacts": {"S3ModelArtifacts": "s3://b/m"},
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
+        "ResourceConfig": {"VolumeSizeInGB": 1},
+        "StoppingCondition": {},
+        "CreationTime": 0,
+    }
+    return response | more

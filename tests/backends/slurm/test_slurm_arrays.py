@@ -1,0 +1,143 @@
+"""Job arrays: expanding ids, combining the status of tasks, and a real array."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options, arrays, states
+from deploykit.job.model import State, Status
+from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_for
+
+real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+
+
+@pytest.mark.parametrize(
+    ("job", "tasks"),
+    [
+        ("38", ["38"]),
+        ("38_4", ["38_4"]),
+        ("38_[5-7,9%2]", ["38_5", "38_6", "38_7", "38_9"]),
+        ("38_[3]", ["38_3"]),
+    ],
+)
+def test_task_ids(job, tasks):
+    assert list(arrays.task_ids(job)) == tasks
+
+
+def test_squeue_rows_have_one_row_for_each_task():
+    line = "38_[0-1]|PENDING|N/A|N/A|1|main|9|Priority|run-a|/a"
+    assert [row.id for row in states.parse_squeue(line)] == ["38_0", "38_1"]
+
+
+@pytest.mark.parametrize(
+    ("states_of_tasks", "state", "reason"),
+    [
+        (
+            [State.SUCCEEDED, State.RUNNING, State.QUEUED, State.FAILED],
+            State.RUNNING,
+            "4 tasks: 1 running, 1 queued, 1 succeeded, 1 failed; task 1: running",
+        ),
+        (
+            [State.SUCCEEDED, State.FAILED],
+            State.FAILED,
+            "2 tasks: 1 succeeded, 1 failed; task 1: failed",
+        ),
+        ([State.SUCCEEDED] * 2, State.SUCCEEDED, "2 tasks: 2 succeeded"),
+        (
+            [State.SUCCEEDED, State.CANCELLED],
+            State.CANCELLED,
+            "2 tasks: 1 succeeded, 1 cancelled; task 1: cancelled",
+        ),
+        (
+            [State.SUCCEEDED, State.UNKNOWN, State.RUNNING],
+            State.UNKNOWN,
+            "3 tasks: 1 running, 1 unknown, 1 succeeded; task 1: unknown",
+        ),
+    ],
+)
+def test_the_combined_status_of_tasks(states_of_tasks, state, reason):
+    status = arrays.combined_status([Status(one, reason=one.value) for one in states_of_tasks])
+    assert (status.state, status.reason) == (state, reason)
+
+
+TASK = """
+import os, sys
+number = os.environ["SLURM_ARRAY_TASK_ID"]
+open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/number", "w").write(number)
+print("task", number, flush=True)
+sys.exit(3 if number == "1" else 0)
+"""
+
+
+REQUEUED = """
+import os, time
+restart = os.environ["DEPLOYKIT_RESTART_COUNT"]
+print("restart", restart, flush=True)
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1" and restart == "0":
+    time.sleep(900)
+"""
+
+
+class TestOnACluster:
+    pytestmark = real
+
+    def test_an_array(self, cluster, make_plan, send, tmp_path):
+        options = Options(array=3, at_once=2, extra={"hold": ""})
+        handle = send(make_plan(TASK, options=options))
+        (job,) = output("squeue", "--me", "--noheader", "--format=%i").split()
+        assert job == f"{handle.id}_[0-2%2]"
+        held = slurm.status([handle])[handle]
+        assert held.reason.startswith("3 tasks: 3 queued; task 0: held by its owner")
+        output("scontrol", "release", handle.id)
+        status = ended(handle)
+        assert (status.state, status.exit_code) == (State.FAILED, 3)
+        assert status.reason == (
+            "3 tasks: 2 succeeded, 1 failed; task 1: rank 0 exited with code 3"
+        )
+        folder = folder_of("one-1", tmp_path)
+        for number in range(3):
+            assert (folder / f"output/{number}/number").read_text() == str(number)
+        lines = [line for line in slurm.logs(handle, follow=False) if line.rank == 0]
+        assert sorted((line.task, line.text) for line in lines) == [
+            (n, f"task {n}") for n in range(3)
+        ]
+        assert slurm.find("one-1", folder, "localhost") == handle
+
+    def test_an_array_is_cancelled_as_a_whole(self, cluster, make_plan, send):
+        options = Options(array=2, at_once=1)
+        handle = send(make_plan("import time; time.sleep(900)", options=options))
+        wait_for(lambda: slurm.status([handle])[handle].state is State.RUNNING)
+        slurm.cancel(handle)
+        status = ended(handle)
+        assert (status.state, status.reason[:24]) == (State.CANCELLED, "2 tasks: 2 cancelled; ta")
+
+    def test_one_task_is_requeued(self, cluster, make_plan, send, tmp_path):
+        handle = send(make_plan(REQUEUED, options=Options(array=2)))
+        statuses = []
+
+        def reason():
+            statuses.append(slurm.status([handle])[handle])
+            return statuses[-1].reason
+
+        wait_for(lambda: "1 running, 1 succeeded" in reason())
+        log = folder_of("one-1", tmp_path) / "tasks/1/logs/node-0.log"
+        wait_for(lambda: log.exists() and "restart 0" in log.read_text())
+        output("scontrol", "requeue", f"{handle.id}_1")
+        wait_for(lambda: "task 1:" in reason() and "restart 1 pending (request 1)" in reason())
+        status = ended(handle)
+        assert (status.state, status.reason) == (State.SUCCEEDED, "2 tasks: 2 succeeded")
+        assert not any(one.state.final for one in statuses)
+        tasks = folder_of("one-1", tmp_path) / "tasks"
+        restarts = {
+            task: sorted((tasks / task / "exit_records").glob("restart-*.json")) for task in "01"
+        }
+        assert restarts["0"] == []
+        (restart,) = restarts["1"]
+        assert json.loads(restart.read_text())["why"] == "request"
+        lines = [
+            (line.task, line.text) for line in slurm.logs(handle, follow=False) if line.rank == 0
+        ]
+        assert sorted(lines) == [(0, "restart 0"), (1, "restart 0"), (1, "restart 1")]

@@ -1,0 +1,112 @@
+"""Doctor on a real Slurm cluster, and its profile on a machine without Slurm.
+
+`sbatch --test-only` must reject exactly the jobs that the profile rejects.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import site, site_checks
+from deploykit.cli import main as cli
+from deploykit.job.model import Entrypoint, JobSpec, Resources
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+GIB = 1024**3
+
+
+def doctor(capsys, *words):
+    code = cli.main(["doctor", "--backend", "slurm", "--json", *words])
+    return code, json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_a_job_that_fits_the_cluster_has_only_notes(cluster, project, capsys):
+    code, findings = doctor(capsys)
+    assert code == 0
+    assert {one["severity"] for one in findings} == {"note"}
+    assert {one["code"] for one in findings} == {"preemption", "no_accounting"}
+
+
+def test_what_the_cluster_would_reject_is_found_live_and_from_saved_facts(
+    cluster, project, capsys, tmp_path
+):
+    settings = ["--set", "resources.gpus_per_node=3", "--set", "resources.memory=9GiB"]
+    code, findings = doctor(capsys, *settings, "--save", str(tmp_path / "facts"))
+    assert code == 80
+    assert [one["code"] for one in findings[:2]] == ["site_rejects", "site_rejects"]
+    assert "no node of partition main has 3 GPUs" in findings[0]["message"]
+    assert "2 GPUs" in " ".join(findings[0]["evidence"])
+    assert (code, findings) == doctor(capsys, *settings, "--from", str(tmp_path / "facts"))
+
+
+JOBS = {
+    "fits": ({"nodes": 4, "gpus_per_node": 2, "cpus_per_node": 8, "memory": 7 * GIB}, {}, ""),
+    "too many nodes": ({"nodes": 5}, {}, "resources.nodes"),
+    "too many GPUs": ({"gpus_per_node": 3}, {}, "resources.gpus_per_node"),
+    "too many CPUs": ({"cpus_per_node": 9}, {}, "resources.cpus_per_node"),
+    "too much memory": ({"memory": 9 * GIB}, {}, "resources.memory"),
+    "no such partition": ({}, {"partition": "gpu"}, "slurm.partition"),
+    "no such feature": ({}, {"constraint": "a100"}, "slurm.constraint"),
+    "partition that is down": ({}, {"partition": "high"}, "slurm.partition"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_profile_rejects_what_the_controller_rejects(name, cluster, make_plan):
+    resources, options, path = JOBS[name]
+    subprocess.run(["scontrol", "update", "PartitionName=high", "State=INACTIVE"], check=True)
+    try:
+        chosen = slurm.Options(**options)
+        job = JobSpec("one", Entrypoint("train.py"), Resources(**{"time_limit": 600, **resources}))
+        problems = list(site_checks.problems(job, chosen, site.read()))
+        plan = make_plan("", options=chosen, **resources)
+        done = subprocess.run(
+            ["sbatch", "--test-only"], input=plan.text, capture_output=True, text=True, check=False
+        )
+    finally:
+        subprocess.run(["scontrol", "update", "PartitionName=high", "State=UP"], check=True)
+    assert [problem.path for problem in problems] == ([path] if path else [])
+    assert (done.returncode != 0) is bool(path), done.stderr
+
+
+def test_time_limits_of_a_partition(cluster, project):
+    subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=4"], check=True)
+    try:
+        profile = site.read()
+    finally:
+        subprocess.run(["scontrol", "update", "PartitionName=low", "MaxTime=INFINITE"], check=True)
+    job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600))
+    (problem,) = site_checks.problems(job, slurm.Options(partition="low"), profile)
+    assert problem.path == "resources.time_limit"
+    assert "240 s" in problem.message
+    assert not list(site_checks.problems(job, slurm.Options(), profile))
+
+
+def test_a_drained_node_makes_the_job_wait(cluster):
+    drain = ["scontrol", "update", "NodeName=n1", "Reason=test"]
+    subprocess.run([*drain, "State=DRAIN"], check=True)
+    try:
+        profile = site.read()
+    finally:
+        subprocess.run([*drain, "State=RESUME"], check=True)
+    job = JobSpec("one", Entrypoint("train.py"), Resources(time_limit=600, nodes=4))
+    (problem,) = site_checks.problems(job, slurm.Options(), profile)
+    assert (problem.path, problem.severity) == ("resources.nodes", "warning")
+
+
+def test_a_profile_of_the_cluster_is_used_by_check_elsewhere(cluster, project, capsys, monkeypatch):
+    assert cli.main(["backends", "slurm", "--probe"]) == 0
+    assert "4 of 4 nodes usable" in capsys.readouterr().out
+    words = ["check", "--backend", "slurm", "--set", "slurm.site=box"]
+    with monkeypatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        off_cluster.setenv("PATH", "")
+        assert cli.main(words) == 0
+        assert cli.main([*words, "--set", "slurm.partition=lwo"]) == 65
+    err = capsys.readouterr().err
+    assert "the profile of box" in err
+    assert "did you mean 'low'?" in err

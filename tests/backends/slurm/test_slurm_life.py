@@ -1,0 +1,320 @@
+"""Jobs on a real cluster, from submit to their end, with the real launcher on every node."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import Options, client
+from deploykit.job.model import Handle, State
+from deploykit.lib.errors import BackendUnavailable, SubmitRefused
+from tests.backends.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+
+REPORT = """
+import json, os, sys
+path = os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/" + os.environ["RANK"]
+with open(path, "w") as file:
+    json.dump([sys.argv[1:], dict(os.environ)], file)
+print("here", flush=True)
+"""
+SLOW = "import time; print('up', flush=True); time.sleep(300)"
+HOSTILE = ("", "a b", "it's", "$(id)", "`id`", "a\r\nb", "#SBATCH --hold", "\\", "é☃", "%j", ":")
+
+
+def state_of(handle):
+    return slurm.status([handle])[handle]
+
+
+def stored(handle):
+    """The batch script that the controller stores."""
+    return subprocess.run(
+        ["scontrol", "write", "batch_script", handle.id, "-"], check=True, capture_output=True
+    ).stdout
+
+
+def test_the_network_is_tested_before_the_trainer(cluster, make_plan, send, tmp_path):
+    env = {"DEPLOYKIT_PREFLIGHT": "200"}
+    handle = send(make_plan("print('trained')", nodes=3, env=env))
+    status = ended(handle)
+    logs = folder_of("one-1", tmp_path) / "logs"
+    text = (logs / "node-0.log").read_text()
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), text
+    assert "preflight: passed, 3 nodes in " in text
+    assert "preflight: bus bandwidth: " in text  # of all pairs, though one node is always left out
+    assert "preflight: FAILED" not in text
+
+
+def test_two_nodes_by_two_ranks(cluster, make_plan, send, tmp_path):
+    plan = make_plan(
+        REPORT,
+        args=HOSTILE,
+        env={"OMP_NUM_THREADS": "1", "ODD": "a\nb '$(id)'"},
+        nodes=2,
+        processes_per_node=2,
+        cpus_per_node=2,
+        gpus_per_node=2,
+        memory=512 * 1024**2,
+        options=Options(extra={"comment": "it's #1: a\\b $(id)"}, partition="main"),
+    )
+    handle = send(plan)
+    assert stored(handle) == plan.text.encode()
+    # with --json, squeue lists every job, whatever --jobs says
+    jobs = json.loads(output("squeue", "--json"))["jobs"]
+    job = next(job for job in jobs if str(job["job_id"]) == handle.id)
+    assert job["comment"] == "it's #1: a\\b $(id)"
+    assert (job["name"], job["partition"], job["requeue"]) == ("one-1", "main", True)
+    assert (job["time_limit"], job["node_count"], job["memory_per_node"]) == (10, 2, 512)
+    status = ended(handle)
+    folder = folder_of("one-1", tmp_path)
+    logs = {path.name: path.read_text() for path in (folder / "logs").iterdir()}
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), logs
+    assert status.started <= status.finished
+    for rank in range(4):
+        arguments, environ = json.loads((folder / "output" / str(rank)).read_text())
+        assert arguments == list(HOSTILE)
+        assert environ["WORLD_SIZE"] == "4"
+        assert environ["ODD"] == "a\nb '$(id)'"
+        assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert environ["DEPLOYKIT_RUN"] == "one-1"
+    ranks = [line.rank for line in slurm.logs(handle, follow=False) if line.text == "here"]
+    assert sorted(ranks) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_exit_code_of_the_trainer(cluster, make_plan, send, nodes):
+    program = "import os, sys, time; time.sleep(1); sys.exit(7 if os.environ['RANK'] == '0' else 0)"
+    status = ended(send(make_plan(program, nodes=nodes)))
+    assert (status.state, status.native, status.exit_code) == (State.FAILED, "FAILED", 7)
+    assert "7" in status.reason
+
+
+def test_states_from_queued_to_cancelled(cluster, make_plan, send, tmp_path):
+    handle = send(make_plan(SLOW, options=Options(extra={"begin": "now+1hour"})))
+    assert state_of(handle).state is State.QUEUED
+    assert "start time" in wait_for(lambda: state_of(handle).reason)
+    output("scontrol", "update", f"JobId={handle.id}", "StartTime=now")
+    log = folder_of("one-1", tmp_path) / "logs/node-0.log"
+    wait_for(lambda: log.exists() and "up" in log.read_text())
+    status = state_of(handle)
+    assert (status.state, status.native) == (State.RUNNING, "RUNNING")
+    assert status.started is not None
+    slurm.cancel(handle)
+    assert ended(handle).state is State.CANCELLED
+    slurm.cancel(handle)
+
+
+def test_cancel_a_pending_job(cluster, make_plan, send):
+    handle = send(make_plan(SLOW, options=Options(extra={"hold": ""})))
+    assert "held" in wait_for(lambda: state_of(handle).reason)
+    slurm.cancel(handle)
+    assert ended(handle).state is State.CANCELLED
+
+
+def test_cancel_does_not_affect_a_job_of_another_name(cluster, make_plan, send):
+    handle = send(make_plan(SLOW))
+    slurm.cancel(Handle("slurm", "localhost", handle.id, "another", handle.folder))
+    assert not state_of(handle).state.final
+    slurm.cancel(handle)
+
+
+def test_a_log_is_followed_until_the_job_ends(cluster, make_plan, send):
+    program = "import time\nfor n in range(20): print('line', n, flush=True); time.sleep(0.1)"
+    handle = send(make_plan(program))
+    lines = [line.text for line in slurm.logs(handle, follow=True) if line.rank == 0]
+    assert lines == [f"line {n}" for n in range(20)]
+
+
+def test_no_line_is_lost_or_repeated_across_a_requeue(cluster, tmp_path, monkeypatch):
+    """The benchmark of logs, 8 ranks on 2 nodes, with a fifth of its lines."""
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks/slurm.py")
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    monkeypatch.setattr(figures, "LINES", 10_000)
+    monkeypatch.chdir(tmp_path)
+    result = figures.logs(tmp_path)
+    assert (result["lines"], result["exit_code"]) == (8 * 10_000, 0)
+    assert result["ranks_with_every_line_once_in_order"] == 8
+
+
+def test_find_returns_the_handle_of_a_run(cluster, make_plan, send, tmp_path):
+    plan = make_plan(REPORT)
+    folder = folder_of(plan.run, tmp_path)
+    assert slurm.find(plan.run, folder, plan.target) is None
+    handle = send(plan)
+    assert slurm.find(plan.run, folder, plan.target) == handle
+    assert ended(handle).state is State.SUCCEEDED
+    assert slurm.find(plan.run, folder, plan.target) == handle
+
+
+def test_a_repeated_submit_trains_once(cluster, make_plan, send, tmp_path):
+    count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
+    plan = make_plan(count, options=Options(extra={"hold": ""}))
+    handles = [send(plan), send(plan)]
+    output("scontrol", "release", *(handle.id for handle in handles))
+    assert {ended(handle).state for handle in handles} == {State.SUCCEEDED}
+    assert (tmp_path / "starts").read_text() == "x"
+    folder = folder_of(plan.run, tmp_path)
+    first = slurm.find(plan.run, folder, plan.target)
+    assert first.id == str((folder / "claim").readlink())
+    log = (folder / "logs/slurm.log").read_text()
+    assert f"job {first.id} has already started this run" in log
+
+
+def test_the_status_of_many_runs(cluster, make_plan, send):
+    handles = [
+        send(make_plan(REPORT, run=f"many-{n}", options=Options(extra={"hold": ""})))
+        for n in range(5)
+    ]
+    slurm.cancel(handles[0])
+    ended(handles[0])
+    status_by_handle = slurm.status(handles)
+    assert [status_by_handle[handle].state for handle in handles] == [
+        State.CANCELLED,
+        *[State.QUEUED] * 4,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hint"),
+    [
+        ({"options": Options(partition="nope")}, "slurm.partition"),
+        ({"options": Options(nodelist="n9")}, "slurm.nodelist"),
+        ({"options": Options(constraint="a100")}, "slurm.constraint"),
+        ({"options": Options(reservation="tuesday")}, "slurm.reservation"),
+        ({"gpus_per_node": 9}, "per node"),
+        ({"gpus_per_node": 9, "options": Options(gres_style="gres")}, "per node"),
+        ({"memory": 1024**4}, "resources.memory"),
+        ({"options": Options(mail_type="NOPE")}, "slurm.mail_type"),
+        ({"options": Options(extra={"no-such-option": ""})}, "slurm.extra"),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_refusals(make_plan, send, capfd, wanted, hint):
+    with pytest.raises(SubmitRefused, match="Slurm refused the job: ") as caught:
+        send(make_plan(REPORT, **wanted))
+    assert hint in caught.value.hint
+    assert capfd.readouterr() == ("", "")
+    assert output("squeue", "--noheader") == ""
+
+
+def test_a_controller_that_is_down(box, make_plan, send, monkeypatch):
+    assert cluster_command("start", box, "--nodes", "1").returncode == 0
+    assert cluster_command("stop", box).returncode == 0
+    conf = box / "slurm.conf"
+    conf.write_text(conf.read_text().replace("MessageTimeout=10", "MessageTimeout=2"))
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    with pytest.raises(BackendUnavailable, match="Unable to contact slurm controller"):
+        send(make_plan(REPORT))
+    handle = Handle("slurm", "localhost", "1", "one-1", str(box))
+    assert state_of(handle).state is State.UNKNOWN
+
+
+def test_a_job_is_found_that_a_frozen_controller_queued(cluster, make_plan, send, monkeypatch):
+    plan = make_plan(REPORT)
+    controller = int((cluster / "run/slurmctld.pid").read_text())
+    monkeypatch.setattr(
+        client, "cluster_name", lambda _host: "box"
+    )  # as if queried before the freeze
+    pauses = []
+
+    def thaw(seconds):
+        os.kill(controller, signal.SIGCONT)
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=thaw))
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        handle = send(plan)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert pauses, "sbatch did not time out"
+    assert stored(handle) == plan.text.encode()
+    assert ended(handle).state is State.SUCCEEDED
+
+
+def test_a_submit_from_a_rank_of_another_job(cluster, make_plan, send, tmp_path, monkeypatch):
+    inherited = {
+        "RANK": "3",
+        "WORLD_SIZE": "9",
+        "DEPLOYKIT_NODE_RANK": "5",
+        "DEPLOYKIT_NODES": "7",
+        "SLURM_JOB_ID": "1",
+        "SLURM_NODEID": "4",
+        "SLURM_MEM_PER_CPU": "5",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_ARRAY_INX": "0-3",
+        "SQUEUE_STATES": "CG",
+        "SBATCH_EXPORT": "NONE",
+    }
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    handle = send(make_plan(REPORT, memory=512 * 1024**2))
+    assert ended(handle).state is State.SUCCEEDED
+    _, environ = json.loads((folder_of("one-1", tmp_path) / "output/0").read_text())
+    assert environ["WORLD_SIZE"] == "1"
+
+
+def test_export_none_does_not_affect_the_steps(cluster, make_plan, send):
+    options = Options(extra={"export": "NONE"})
+    assert ended(send(make_plan(REPORT, options=options))).state is State.SUCCEEDED
+
+
+def test_sampled_states_agree_with_the_controllers_throughout_a_requeue(cluster, make_plan, send):
+    """A sample counts if the controller reports the same state before and after it."""
+    program = (
+        "import os, time; time.sleep(0 if os.environ['DEPLOYKIT_RESTART_COUNT'] > '0' else 900)"
+    )
+    handle = send(make_plan(program))
+    show = ["scontrol", "--oneliner", "show", "job", handle.id]
+
+    def sample():
+        before, status, after = output(*show), state_of(handle), output(*show)
+        natives = {re.search(r"JobState=(\S+)", text)[1] for text in (before, after)}
+        if len(natives) > 1:
+            return None
+        assert natives == {status.native}
+        return status.native
+
+    wait_for(lambda: sample() == "RUNNING")
+    output("scontrol", "requeue", handle.id)
+    wait_for(lambda: sample() == "PENDING")
+    wait_for(lambda: sample() == "COMPLETED")
+
+
+def test_gpus_by_gres(cluster, make_plan, send, tmp_path):
+    plan = make_plan(REPORT, gpus_per_node=2, options=Options(gres_style="gres"))
+    assert ended(send(plan)).state is State.SUCCEEDED
+    ranks = sorted(path.name for path in (folder_of("one-1", tmp_path) / "output").iterdir())
+    assert ranks == ["0", "1"]
+
+
+def test_setup_runs_first_and_is_not_read_as_a_directive(cluster, make_plan, send, tmp_path):
+    marker = tmp_path / "set up"
+    options = Options(setup=("#SBATCH --hold", f"echo \"$SLURM_JOB_ID\" > '{marker}'"))
+    handle = send(make_plan(REPORT, options=options))
+    assert ended(handle).state is State.SUCCEEDED
+    assert marker.read_text() == f"{handle.id}\n"
+
+
+def test_the_source_is_the_bundle(cluster, make_plan, send, tmp_path):
+    """A change of the source after the submit has no effect."""
+    plan = make_plan("print('as submitted', flush=True)", options=Options(extra={"hold": ""}))
+    handle = send(plan)
+    Path(plan.bundle.source, "train.py").write_text("raise SystemExit(9)")
+    output("scontrol", "release", handle.id)
+    assert ended(handle).state is State.SUCCEEDED
+    assert "as submitted" in [line.text for line in slurm.logs(handle, follow=False)]

@@ -1,0 +1,108 @@
+"""Jobs that a real cluster refuses, never starts, or starts without reaching the trainer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit.cli import main as cli
+from tests.backends.slurm.slurm_helpers import output, wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+
+@pytest.fixture
+def deploykit(project, cluster, capsys):
+    """Run a verb: its exit code, JSON and messages."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = cli.main([*words, "--json"])
+        told = capsys.readouterr()
+        return code, json.loads(told.out), told.err
+
+    run.status = lambda name: run("status", name)[1][0]
+    return run
+
+
+def submit(run, *settings):
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return ["submit", "--backend", "slurm", "--run", run, *chosen]
+
+
+def test_a_job_for_more_nodes_than_there_are_is_warned_of_and_not_waited_for(deploykit, caplog):
+    code, row, _ = deploykit(*submit("nine", "resources.nodes=9"))
+    assert (code, row["state"]) == (0, "blocked")
+    assert row["reason"].endswith("so it can never start")
+    (warning,) = [r.getMessage() for r in caplog.records if "nine is queued, but" in r.getMessage()]
+    assert "so it can never start; to remove it: deploykit cancel nine" in warning
+    code, row, told = deploykit("wait", "nine")
+    assert (code, row["state"], row["native"]) == (81, "blocked", "PENDING")
+    assert row["reason"].endswith("so it can never start")
+    assert "nine is still in the queue; to remove it: deploykit cancel nine" in told
+    code, row, _ = deploykit("cancel", "nine")
+    assert (code, row["state"]) == (0, "cancelled")
+
+
+def test_a_job_that_merely_waits_is_waited_for(deploykit):
+    output("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 900")
+    deploykit(*submit("next"))
+    wait_for(lambda: deploykit.status("next")["reason"])
+    assert deploykit("wait", "next", "--timeout", "0.1")[0] == 124
+    output("scontrol", "hold", "jobname=next")
+    wait_for(lambda: "held by " in deploykit.status("next")["reason"])
+    code, row, _ = deploykit("wait", "next", "--timeout", "0.1")
+    assert (code, row["state"]) == (124, "queued")
+
+
+def test_a_refused_job_has_one_story(deploykit):
+    """The controller lists the job as failed, although sbatch refused it."""
+    code, told, _ = deploykit(*submit("gpu", "resources.gpus_per_node=8"))
+    assert code == 76
+    assert "Slurm refused the job" in told["error"]["message"]
+    assert "BadConstraints" in output("squeue", "--states=all", "--name=gpu", "--format=%r")
+    row = deploykit.status("gpu")
+    assert (row["state"], row["handle"], row["exit_code"]) == ("unsent", None, None)
+    assert row["reason"] == told["error"]["message"]
+
+
+def test_a_module_that_cannot_be_loaded_is_the_reason_and_the_cause(deploykit):
+    deploykit(*submit("one", "slurm.modules=[cuda/99]"))
+    code, row, _ = deploykit("wait", "one")
+    assert (code, row["reason"]) == (
+        78,
+        "the job cannot start: a module of slurm.modules cannot be loaded: cuda/99",
+    )
+    _, found, _ = deploykit("diagnose", "one")
+    assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
+
+
+def test_a_setup_that_fails_is_the_reason_and_the_cause(deploykit):
+    deploykit(*submit("one", "slurm.setup=[source nowhere/activate]"))
+    code, row, _ = deploykit("wait", "one")
+    why = "the job cannot start: slurm.setup failed with exit code 1: source nowhere/activate"
+    assert (code, row["reason"]) == (78, why)
+    _, found, _ = deploykit("diagnose", "one")
+    assert [cause["cause"] for cause in found["causes"]] == ["environment_setup"]
+
+
+ONE_FAILS = """\
+import os
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1":
+    raise ValueError("label 7 is not below 5")
+"""
+
+
+def test_an_array_is_diagnosed_from_the_log_of_the_task_that_failed(deploykit, project, capsys):
+    (project / "train.py").write_text(ONE_FAILS)
+    deploykit(*submit("arr", "slurm.array=3"))
+    assert deploykit("wait", "arr")[0] == 1
+    _, found, _ = deploykit("diagnose", "arr")
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["first_rank"]) == ("user_code_error", 0)
+    assert "/tasks/1/logs/node-0.log" in cause["evidence"][0]["file"]
+    assert cli.main(["logs", "arr", "--first-error"]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "[task 1] [rank 0] ValueError: label 7 is not below 5"
+    assert "cause: user_code_error, " in told.err

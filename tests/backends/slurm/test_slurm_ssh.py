@@ -1,0 +1,335 @@
+"""Submitting from another machine: a real cluster behind a real sshd, with a user of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploykit.cli import main as cli
+from deploykit.lib import paths
+from tests.backends.slurm.login_node import SSHD, login_node
+from tests.backends.slurm.slurm_helpers import PATIENCE, output, wait_for
+from tests.backends.slurm.test_slurm_stacks import HANGING
+from tests.run.test_debugger import check
+from tests.strangers import modes, too_wide
+
+pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm-ssh")]
+
+TRAINER = """
+import getpass, os, sys, time
+with open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/starts", "a") as file:
+    print(getpass.getuser(), file=file)
+print("hello", *sys.argv[1:], flush=True)
+if sys.argv[1:] == ["wait"]:
+    time.sleep(900)
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+JOB = """\
+name: far
+entrypoint: {script: train.py, args: ["it's", "$(id)", "é"]}
+resources: {time_limit: 10m}
+"""
+
+ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
+"""The ranks of HANGING by place."""
+
+
+@pytest.fixture(scope="module")
+def node(running_cluster):
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("not installed: openssh-server")
+    for folder in (running_cluster, running_cluster / "munge"):
+        folder.chmod(0o755)  # the other user needs slurm.conf and the socket of munge
+    with login_node(running_cluster / "slurm.conf") as started:
+        yield started
+
+
+@pytest.fixture
+def laptop(cluster, node, tmp_path, monkeypatch):
+    """A project on a machine without Slurm, where `ssh login1` works."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAINER)
+    (folder / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{node.folder}/bin:{os.environ['PATH']}")
+    yield node
+    node.proxy.left = None
+    node.close()
+    output("scancel", f"--user={node.user}")
+
+
+def run(*words):
+    """Run a command in a process without a cluster: exit code, standard output and error."""
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
+    argv = [sys.executable, "-m", "deploykit", *words]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def submit(node, name, *words):
+    """Submit in this process, which is faster: exit code, standard output and error."""
+    argv = ["submit", "--backend", "slurm", "--run", name, *node.settings, *words]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(argv)
+    return code, out.getvalue(), err.getvalue()
+
+
+def remote_folder(node, name):
+    """The run's folder on the login node."""
+    return Path(f"{node.folder}/home/runs of {node.user}/runs/{name}")
+
+
+def jobs_of(name):
+    ids = output("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i")
+    return ids.split()
+
+
+def test_the_life_of_a_run(laptop):
+    code, out, err = submit(laptop, "life")
+    assert code == 0, err
+    assert "slurm://login1/" in out
+    code, out, err = run("wait", "life")
+    assert code == 0, (out, err, run("logs", "life"))
+    code, out, _ = run("logs", "life", "--rank", "0")
+    assert (code, out) == (0, "[rank 0] hello it's $(id) é\n")
+    assert (remote_folder(laptop, "life") / "output/starts").read_text() == f"{laptop.user}\n"
+    (row,) = json.loads(run("status", "life", "--json")[1])
+    assert row["output"] == f"login1:{remote_folder(laptop, 'life')}/output"
+    assert len(jobs_of("life")) == 1
+
+
+def test_an_array_and_the_exit_code_of_the_trainer(laptop):
+    assert submit(laptop, "seven", "--set", "env.CODE=7", "--set", "slurm.array=2")[0] == 0
+    assert len(jobs_of("seven")) in (1, 2), "one job, or its tasks"
+    code, out, _ = run("wait", "seven")
+    assert code == 7
+    assert "2 tasks: 2 failed; task 0: rank 0 exited with code 7" in out
+    code, out, _ = run("logs", "seven", "--task", "1", "--rank", "0")
+    assert (code, out) == (0, "[task 1] [rank 0] hello it's $(id) é\n")
+    assert (remote_folder(laptop, "seven") / "output/1/starts").read_text() == f"{laptop.user}\n"
+
+
+def test_a_command_beside_a_rank(laptop):
+    (Path.cwd() / "train.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    assert submit(laptop, "inside")[0] == 0
+    wait_for(lambda: "up" in run("logs", "inside")[1])
+    wait_for(lambda: json.loads(run("status", "inside", "--json")[1])[0]["state"] == "running")
+    script = 'echo "$RANK $1 $(id -un)"; exit 7'
+    code, out, err = run("exec", "inside", "--", "sh", "-c", script, "sh", "it's  $HOME")
+    assert code == 7, err
+    assert out.endswith(f"\n0 it's  $HOME {laptop.user}\n")  # after what the login prints
+    assert run("cancel", "inside")[0] == 0
+
+
+def test_the_stacks_of_eight_ranks_of_an_ordinary_user(laptop):
+    """Who may read their own processes, and no others."""
+    Path("train.py").write_text(HANGING)
+    settings = ["--nodes", "2", "--processes-per-node", "4"]
+    assert submit(laptop, "stacks", *settings)[0] == 0
+
+    def found():
+        code, out, _ = run("dump", "stacks", "--json")
+        data = json.loads(out) if code == 0 else {"groups": []}
+        return data if [one["ranks"] for one in data["groups"]] == ODD else None
+
+    data = wait_for(found)
+    assert {(one["tool"], one["problem"]) for one in data["ranks"]} == {("py-spy", None)}
+    assert len({one["host"] for one in data["ranks"]}) == 2
+    assert data["groups"][0]["called_at"]["text"] == "time.sleep(900)"
+    assert run("cancel", "stacks")[0] == 0
+
+
+def test_an_editor_stops_a_rank_behind_the_login_node(laptop, monkeypatch):
+    """Whose start-up files greet their user before anything else."""
+    with monkeypatch.context() as off_cluster:
+        off_cluster.delenv("SLURM_CONF")
+        words = ["--processes-per-node", "2", "--nodes", "2", "--backend", "slurm"]
+        check(Path.cwd(), "3", *words, *laptop.settings)
+
+
+def test_a_refusal(laptop):
+    code, _, err = submit(laptop, "refused", "--set", "slurm.partition=nope")
+    assert code == 76
+    assert "error: Slurm refused the job: invalid partition specified: nope; Batch job" in err
+    assert "\n  set slurm.partition to one that" in err
+    assert len(err.splitlines()) == 2
+
+
+def doctor(node, *words):
+    """The findings about the host, by code; this machine has no cluster."""
+    argv = ["doctor", "--backend", "slurm", *node.settings, *words, "--json"]
+    code, out, err = run(*argv)
+    assert code in (0, 80), err
+    return code, {one["code"]: one for one in json.loads(out)["findings"]}
+
+
+def test_doctor_examines_the_host_and_not_this_machine(laptop):
+    code, findings = doctor(laptop)
+    assert code == 0
+    assert "no_accounting" in findings
+    assert {one["severity"] for one in findings.values()} == {"note"}
+    code, findings = doctor(laptop, "--set", "resources.gpus_per_node=3")
+    assert code == 80
+    assert "no node of partition main has 3 GPUs" in findings["site_rejects"]["message"]
+
+
+def test_doctor_finds_what_would_stop_a_submit_to_the_host(laptop):
+    """The folder belongs to root, and there is no such Python; nothing is created there."""
+    if not os.getuid() and laptop.user == "root":
+        pytest.skip("optional: the login is root's, who can write anywhere")
+    settings = ["slurm.folder=/nobody/writes/here", "slurm.python=~/no venv/bin/python"]
+    code, findings = doctor(laptop, *(word for one in settings for word in ("--set", one)))
+    assert code == 80
+    assert findings["login_node_folder"]["severity"] == "error"
+    assert "slurm.folder" in findings["login_node_folder"]["fix"]["settings"]
+    assert "cannot be run on login1" in findings["login_node_python"]["message"]
+    assert not Path("/nobody").exists()
+
+
+def test_doctor_says_that_the_host_cannot_be_reached(laptop):
+    code, _, err = run(
+        "doctor", "--backend", "slurm", *laptop.settings, "--set", "slurm.host=x.invalid"
+    )
+    assert code == 69
+    assert "error: ssh x.invalid" in err
+
+
+def test_a_probe_of_the_host(laptop):
+    code, out, err = run("backends", "slurm", "--probe", "--target", "login1")
+    assert code == 0, err
+    assert "4 of 4 nodes usable" in out
+    assert run("check", "--backend", "slurm", *laptop.settings, "--set", "slurm.site=box")[0] == 0
+
+
+def test_an_unknown_host(laptop):
+    code, _, err = run("backends", "slurm", "--probe", "--target", "nowhere.invalid")
+    assert code == 69
+    assert "nowhere.invalid" in err
+
+
+def test_logs_are_followed_and_a_run_is_cancelled(laptop):
+    assert submit(laptop, "long", "--set", "entrypoint.args=[wait]")[0] == 0
+    argv = [sys.executable, "-m", "deploykit", "logs", "-f", "--rank", "0", "long"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout.readline() == "[rank 0] hello wait\n"
+        assert run("cancel", "long")[0] == 0
+        assert run("wait", "long")[0] == 143
+        assert follower.wait(PATIENCE) == 0
+
+
+def test_a_bundle_is_copied_once(laptop):
+    def bundles():
+        folder = remote_folder(laptop, "held").parents[1] / "bundles"
+        return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+    held = ("--set", "slurm.extra.hold=")
+    assert submit(laptop, "held", *held)[0] == 0
+    before = bundles()
+    assert submit(laptop, "again", *held)[0] == 0
+    assert bundles() == before
+    assert submit(laptop, "again", *held)[0] == 0
+    assert len(jobs_of("again")) == 1
+
+
+def test_an_archive_on_the_host_is_verified(laptop):
+    """A replaced archive and a truncated one are uploaded again."""
+    Path("train.py").write_text("print('evil')")
+    evil = sent_archive(laptop, "evil").read_bytes()
+    Path("train.py").write_text(TRAINER)
+    archive = sent_archive(laptop, "good")
+    good = archive.read_bytes()
+    for name, planted in (("replaced", evil), ("truncated", good[:-9])):
+        archive.write_bytes(planted)
+        assert sent_archive(laptop, name).read_bytes() == good
+        assert (remote_folder(laptop, name) / "source/train.py").read_text() == TRAINER
+
+
+def sent_archive(node, name):
+    """Submit a held job; the path of its archive on the login node."""
+    assert submit(node, name, "--set", "slurm.extra.hold=")[0] == 0
+    record = json.loads((paths.run_folder(name) / "source.json").read_text())
+    return remote_folder(node, name).parents[1] / f"bundles/{record['bundle']}.tar.gz"
+
+
+def test_files_on_the_host_are_private(laptop):
+    """Whatever the umask there, which only the trainer keeps; an open folder is closed."""
+    home = remote_folder(laptop, "closed").parents[1]
+    with Path(f"{laptop.folder}/home/.bashrc").open("a") as file:
+        print("umask 0", file=file)
+    home.mkdir(exist_ok=True)
+    if not os.getuid():
+        shutil.chown(home, laptop.user)
+    home.chmod(0o777)
+    code, _, err = run("submit", "--backend", "slurm", "--run", "closed", *laptop.settings)
+    assert code == 0, err
+    assert f"login1: {home}: it was accessible to other users; its mode is now 0700" in err
+    assert run("wait", "closed")[0] == 0
+    run("logs", "closed")
+    mode_by_path = modes(home)
+    assert mode_by_path["runs/closed/output/starts"] == 0o666
+    trainers = {path for path in mode_by_path if path.endswith("/starts") or "__pycache__" in path}
+    new = {path: mode for path, mode in mode_by_path.items() if "/" not in path or "closed" in path}
+    assert too_wide({path: mode for path, mode in new.items() if path not in trainers}) == {}
+    assert too_wide(modes(paths.state())) == {}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can change the owner of a folder")
+def test_a_folder_of_another_user_is_refused(laptop):
+    folder = Path(f"{laptop.folder}/home/another's")
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    words = ["--set", f"slurm.folder={folder}"]
+    code, _, err = submit(laptop, "another-owner", *words)
+    assert code == 73
+    assert f"login1: {folder} belongs to another user" in err
+    assert list(folder.iterdir()) == []
+
+
+def test_a_broken_connection_neither_loses_nor_repeats_a_job(laptop):
+    """Broken at ten points: five while the bundle is copied, and five with the bundle in place."""
+    whole = passed(laptop, "whole", fresh=True)
+    short = passed(laptop, "short", fresh=False)
+    cuts = [(whole * n // 6, True) for n in range(1, 6)]
+    cuts += [(short * n // 11, False) for n in range(2, 11, 2)]
+    ends = [cut(laptop, f"cut-{n}", *at) for n, at in enumerate(cuts)]
+    assert any(ends), "no submit failed"
+
+
+def passed(node, name, *, fresh):
+    """The number of bytes of an undisturbed submit on a new connection."""
+    before = node.proxy.passed
+    assert send(node, name, fresh=fresh) == 0
+    return node.proxy.passed - before
+
+
+def send(node, name, *, fresh):
+    if fresh:
+        with Path("train.py").open("a") as file:
+            print(f"# {name}", file=file)
+    node.close()
+    return submit(node, name, "--set", "slurm.extra.hold=")[0]
+
+
+def cut(node, name, after, fresh):
+    """Submit with a connection that breaks after `after` bytes, then again; the first exit code."""
+    broken = node.proxy.broken
+    node.proxy.left = after
+    first = send(node, name, fresh=fresh)
+    assert node.proxy.broken == broken + 1, "the connection did not break"
+    code, out, err = submit(node, name, "--set", "slurm.extra.hold=")
+    assert code == 0, err
+    (job,) = jobs_of(name)
+    assert f"slurm://login1/{job}" in out
+    return first

@@ -1,0 +1,97 @@
+"""The stacks of a job's ranks, taken by a step beside them on each of their nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from deploykit.backends import slurm
+from deploykit.backends.slurm import stacks as slurm_stacks
+from deploykit.job.model import Handle
+from deploykit.lib.errors import TryAgain, UsageError
+from deploykit.observe import exit_records
+from deploykit.observe.inspect import places, report, stacks
+from tests.backends.slurm.slurm_helpers import ended, wait_for
+
+HANGING = """
+import os, time
+def work():
+    if os.environ["RANK"] == "5":
+        time.sleep(900)
+    time.sleep(900)
+print("up", flush=True)
+work()
+"""
+STANDING = ["work at train.py:5: time.sleep(900)", "work at train.py:6: time.sleep(900)"]
+
+
+def test_one_task_on_each_node_beside_the_others():
+    argv = slurm_stacks.srun_argv("42", ["n1", "n2"])
+    assert argv[0] == "srun"
+    assert {"--jobid=42", "--overlap", "--nodelist=n1,n2", "--ntasks=2"} <= set(argv)
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+def test_eight_ranks_on_two_nodes(cluster, make_plan, send, monkeypatch):
+    """Also from inside another job, whose variables srun would obey."""
+    handle = send(make_plan(HANGING, nodes=2, processes_per_node=4))
+    folder = Path(handle.folder)
+    monkeypatch.setenv("SLURM_NNODES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    wait_for(lambda: len(list(folder.glob("exit_records/process-*.json"))) == 8)
+
+    def all_up():
+        name = str(time.monotonic_ns())
+        assert slurm.dump(handle, folder / "stacks" / name, native=False) == []
+        dump = stacks.read(folder / "stacks" / name)
+        merged = places.groups(dump.ranks)
+        where = [str(group.place) for group in merged]
+        return (dump, merged) if where == STANDING else None
+
+    dump, merged = wait_for(all_up)
+    assert [group.label for group in merged] == ["rank 5", "ranks 0-4,6-7"]
+    assert len({one.host for one in dump.ranks}) == 2
+    assert {one.tool for one in dump.ranks} == {"py-spy"}, list(report.lines(dump))
+    assert dump.absent == []
+    slurm.cancel(handle)
+    ended(handle)
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+def test_a_command_beside_a_rank_of_the_second_node(cluster, make_plan, send, monkeypatch):
+    """Also from inside another job, and with input that it reads."""
+    handle = send(make_plan(HANGING, nodes=2, processes_per_node=2, env={"MINE": "a  b"}))
+    folder = Path(handle.folder)
+    monkeypatch.setenv("SLURM_NNODES", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    wait_for(lambda: len(list(folder.glob("exit_records/process-*.json"))) == 4)
+    hosts = {one.rank: one.host for one in exit_records.processes(folder)}
+    script = 'cat; echo "$RANK $MINE $SLURMD_NODENAME $PWD"; exit 7'
+    argv = slurm.enter(handle, 3, ["sh", "-c", script], terminal=False)
+    done = subprocess.run(argv, input="in\n", capture_output=True, text=True, check=False)
+    assert done.stdout == f"in\n3 a  b {hosts[3]} {folder / 'source'}\n", done.stderr
+    assert done.returncode == 7
+    assert "--pty" in slurm.enter(handle, 3, (), terminal=True)
+    assert len(list(folder.glob("exit_records/process-*.json"))) == 4  # all go on
+    slurm.cancel(handle)
+    ended(handle)
+
+
+def test_a_job_without_a_running_rank(make_plan, tmp_path):
+    handle = Handle("slurm", "localhost", "42", "one-1", str(tmp_path))
+    with pytest.raises(TryAgain, match="no rank of one-1 is running"):
+        slurm.dump(handle, tmp_path / "stacks/1", native=False)
+    with pytest.raises(TryAgain, match="no rank of one-1 is running"):
+        slurm.enter(handle, 0, (), terminal=True)
+    (tmp_path / "array").write_text("3\n")
+    with pytest.raises(UsageError, match="is a job array"):
+        slurm.dump(handle, tmp_path / "stacks/1", native=False)
+    with pytest.raises(UsageError, match="is a job array"):
+        slurm.enter(handle, 0, (), terminal=True)

@@ -1,0 +1,288 @@
+"""`states` and `queue_position`, with texts recorded from Slurm 22.05."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from deploykit.backends.slurm import queue_position, states
+from deploykit.backends.slurm.queue_position import PendingJob, Queue
+from deploykit.job.model import State, Status
+from tests.backends.slurm.slurm_answers import SACCT, SQUEUE, at, scontrol
+
+
+def one(text):
+    (row,) = states.parse_scontrol(text)
+    return states.status(row)
+
+
+def test_squeue():
+    rows = {row.id: row for row in states.parse_squeue(SQUEUE)}
+    assert [states.status(rows[job]).state for job in ("37", "36", "34")] == [
+        State.QUEUED,
+        State.QUEUED,
+        State.RUNNING,
+    ]
+    assert states.status(rows["34"]).started == at(2, 15, 18)
+    assert states.status(rows["37"]).started is None
+    assert states.status(rows["37"]).reason == "waiting for the job that it depends on"
+    assert states.status(rows["39"]).reason == (
+        "nodes that it requires are down, drained or reserved (UnavailableNodes:n1)"
+    )
+    assert (rows["34"].name, rows["39"].folder) == ("run-a", "/a|b/source")
+
+
+def test_commands():
+    assert states.squeue_argv() == [
+        *("squeue", "--me", "--noheader", "--format=%i|%T|%S|%e|%D|%P|%Q|%r|%j|%Z")
+    ]
+    assert "--states=all" in states.squeue_argv("run-a")
+    assert states.scontrol_argv(["4"]) == ["scontrol", "--oneliner", "show", "job", "4"]
+    assert states.scontrol_argv(["4", "5"]) == ["scontrol", "--oneliner", "show", "job"]
+    assert "--jobs=4,5" in states.sacct_argv(["4", "5"])
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected", "exit_code", "reason"),
+    [
+        ("COMPLETED", "0:0", State.SUCCEEDED, 0, ""),
+        ("COMPLETED", "1:0", State.SUCCEEDED, None, ""),
+        ("FAILED", "7:0", State.FAILED, 7, ""),
+        ("FAILED", "255:0", State.FAILED, 255, ""),
+        ("FAILED", "256:0", State.FAILED, None, ""),
+        ("FAILED", "0:9", State.FAILED, 137, ""),
+        ("FAILED", "0:31", State.FAILED, 159, ""),
+        ("FAILED", "0:32", State.FAILED, None, ""),
+        ("FAILED", "143:0", State.FAILED, 143, ""),
+        ("CANCELLED", "0:15", State.CANCELLED, None, "cancelled"),
+        ("TIMEOUT", "0:0", State.FAILED, 124, "time limit"),
+        ("OUT_OF_MEMORY", "0:125", State.FAILED, 137, "memory"),
+        ("NODE_FAIL", "1:0", State.FAILED, 1, "a node failed"),
+        ("PREEMPTED", "0:15", State.FAILED, 143, "preempted"),
+        ("BOOT_FAIL", "0:0", State.FAILED, None, "boot"),
+    ],
+)
+def test_final_states(state, code, expected, exit_code, reason):
+    status = one(scontrol(state, code=code, reason="NonZeroExitCode"))
+    assert (status.state, status.native, status.exit_code) == (expected, state, exit_code)
+    assert reason in status.reason
+    assert (status.started, status.finished) == (at(2, 15, 18), at(2, 15, 19))
+
+
+def test_a_job_that_was_cancelled_in_the_queue_never_started():
+    text = scontrol("CANCELLED", code="0:0", reason="None")
+    ended = text.replace("StartTime=2026-11-21T02:15:18", "StartTime=2026-11-21T02:15:19")
+    assert (one(ended).started, one(ended).finished) == (None, at(2, 15, 19))
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL", "BOOT_FAIL"])
+def test_a_job_that_slurm_requeues_has_not_ended(state):
+    status = one(scontrol(state, requeue=1))
+    assert status.state is State.QUEUED
+    assert "Slurm requeues it" in status.reason
+
+
+def test_a_preempted_job_of_which_slurm_keeps_only_the_account_has_ended():
+    times = "2026-11-21T02:15:18|2026-11-21T02:15:19"
+    (row,) = states.parse_sacct(f"40|PREEMPTED|0:15|{times}|run-a\n")
+    assert states.status(row).state is State.FAILED
+
+
+@pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PENDING"])
+def test_a_requeued_job_is_queued(state):
+    assert one(scontrol(state)).state is State.QUEUED
+
+
+def test_a_state_of_a_newer_slurm():
+    expected = Status(State.UNKNOWN, "DREAMING", "unknown Slurm state DREAMING")
+    assert one(scontrol("DREAMING")) == expected
+
+
+def test_every_documented_state_is_known():
+    """The states of squeue(1), Slurm 22.05 to 24.11."""
+    assert set(states._STATES) >= {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE"),
+        *("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RUNNING"),
+        *("RESV_DEL_HOLD", "REQUEUE_FED", "REQUEUE_HOLD", "REQUEUED", "RESIZING", "REVOKED"),
+        *("SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        ("Resources", "waiting for free nodes"),
+        ("(Resources)", "waiting for free nodes"),
+        ("QOSMaxJobsPerUserLimit", "a limit of its quality of service is reached"),
+        ("AssocGrpCpuLimit", "a limit of its account is reached (AssocGrpCpuLimit)"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", "(UnavailableNodes:n1)"),
+        ("launch_failed_requeued_held", "a node could not launch it, and it is held"),
+        ("Something new", "Slurm gives the reason Something new"),
+        ("None", ""),
+    ],
+)
+def test_a_reason_becomes_a_sentence(reason, sentence):
+    assert sentence in one(scontrol("PENDING", reason=reason)).reason
+
+
+NEVER = (
+    *("PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints"),
+    *("AccountNotAllowed", "InvalidQOS", "DependencyNeverSatisfied"),
+    *("QOSMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"),
+)
+WAITS = (
+    *("None", "Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "Licenses"),
+    *("ReqNodeNotAvail,_UnavailableNodes:n1", "PartitionDown", "QOSMaxJobsPerUserLimit"),
+    *("AssocGrpCpuLimit", "Nodes required for job are DOWN, DRAINED or reserved", "New reason"),
+)
+
+
+@pytest.mark.parametrize("reason", NEVER)
+def test_a_job_that_can_never_start_is_blocked(reason):
+    status = one(scontrol("PENDING", reason=reason))
+    assert status.state is State.BLOCKED
+    assert status.reason.endswith(", so it can never start")
+    assert not status.state.final
+    assert status.started is None
+
+
+@pytest.mark.parametrize("reason", WAITS)
+def test_a_job_that_merely_waits_is_queued(reason):
+    status = one(scontrol("PENDING", reason=reason))
+    assert status.state is State.QUEUED
+    assert "never" not in status.reason
+
+
+def test_the_reason_of_a_failed_launch_says_what_to_check():
+    status = one(scontrol("FAILED", code="0:53", reason="JobLaunchFailure"))
+    assert status.exit_code is None
+    assert "logs" in status.reason
+
+
+def test_a_job_that_slurm_cancels_for_its_dependency():
+    status = one(scontrol("CANCELLED", reason="DependencyNeverSatisfied"))
+    assert status.state is State.CANCELLED
+    assert status.reason.startswith("the job that it depends on did not end as required")
+
+
+QUEUE = """\
+30|main|12
+35_[1-9%2]|main,other|9
+36|other|99
+40|main|9
+50|main|10
+nonsense
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "37|PENDING|2026-11-21T03:15:17|N/A|2|main|9|Resources|a|/a",
+            (
+                "waiting for 2 nodes in partition main; 3 jobs ahead; "
+                "expected to start at 2026-11-21 03:15 UTC"
+            ),
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|big,other|9|Priority|a|/a",
+            "waiting for 1 node in partition big,other; 2 jobs ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|11|Priority|a|/a",
+            "waiting for 1 node in partition main; 1 job ahead",
+        ),
+        (
+            "37|PENDING|N/A|N/A|1|main|13|Priority|a|/a",
+            "waiting for 1 node in partition main; no jobs ahead",
+        ),
+    ],
+)
+def test_the_position_in_the_queue(line, sentence):
+    (row,) = states.parse_squeue(line)
+    assert queue_position.has_position(row)
+    assert queue_position.describe(row, Queue(queue_position.parse_pending(QUEUE))) == sentence
+
+
+def test_thousands_of_jobs_are_counted_as_one_by_one():
+    chance = random.Random(1)
+    pending = [
+        PendingJob(str(n), frozenset(chance.sample("abc", chance.randint(1, 2))), n * 7 % 5)
+        for n in range(200)
+    ]
+    queue = Queue(pending)
+    for job in pending:
+        row = states.Row(job.id, "n", "PENDING", partition=",".join(job.partitions))
+        row = row._replace(priority=job.priority)
+        before = (
+            other
+            for other in pending
+            if not other.partitions.isdisjoint(job.partitions)
+            and (-other.priority, int(other.id)) < (-job.priority, int(job.id))
+        )
+        assert queue.ahead(row) == sum(1 for _ in before)
+
+
+def test_a_held_job_has_no_position_in_the_queue():
+    (row,) = states.parse_squeue("37|PENDING|N/A|N/A|2|main|9|JobHeldUser|a|/a")
+    assert not queue_position.has_position(row)
+
+
+def test_a_job_that_squeue_did_not_list_has_no_position_in_the_queue():
+    """It was requeued after squeue and before scontrol, which says no partition and priority."""
+    (row,) = states.parse_scontrol(scontrol("PENDING", reason="Resources"))
+    assert not queue_position.has_position(row)
+    assert states.status(row).reason == "waiting for free nodes"
+
+
+def test_sacct():
+    rows = [states.status(row) for row in states.parse_sacct(SACCT)]
+    assert [row.state for row in rows] == [State.SUCCEEDED, State.CANCELLED, State.FAILED]
+    assert [row.exit_code for row in rows] == [0, None, 124]
+
+
+def test_a_name_may_hold_a_bar():
+    (row,) = states.parse_sacct("40|COMPLETED|0:0|N/A|N/A|run|a\n")
+    assert (row.id, row.name) == ("40", "run|a")
+
+
+def test_the_id_of_a_task_is_that_of_its_array_and_its_number():
+    (job,) = states.parse_scontrol(scontrol("RUNNING"))
+    (task,) = states.parse_scontrol(scontrol("RUNNING", id="41 ArrayJobId=38 ArrayTaskId=5"))
+    assert (job.id, task.id) == ("34", "38_5")
+
+
+@pytest.mark.parametrize(("text", "priority"), [("9", 9), ("0", 0), ("N/A", 0)])
+def test_a_priority_that_is_no_number_is_the_lowest(text, priority):
+    (row,) = states.parse_squeue(f"37|PENDING|N/A|N/A|1|main|{text}|Priority|a|/a")
+    assert row.priority == priority
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "text"),
+    [
+        ([], State.RUNNING, ""),
+        (["preemption"], State.RUNNING, "restart 1 (preemption 1)"),
+        (["preemption"], State.QUEUED, "restart 1 pending (preemption 1)"),
+        (["node_failure"], State.STOPPING, "restart 1 pending (node failure 1)"),
+        (["request"], State.SUCCEEDED, "after 1 restart (request 1)"),
+        (
+            ["time_limit", "preemption", "time_limit"],
+            State.FAILED,
+            "after 3 restarts (time limit 2, preemption 1)",
+        ),
+        (["request", "request"], State.CANCELLED, "after 2 restarts (request 2)"),
+    ],
+)
+def test_restarts_are_counted_by_reason(reasons, state, text):
+    assert states.restarted(reasons, state) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "x", "a|b|c", "JobId=x", "|||||\n", "1|2|3|4|5", "||||||||"]
+)
+def test_malformed_lines_are_skipped(text):
+    for parse in (states.parse_squeue, states.parse_scontrol, states.parse_sacct):
+        assert [row for row in parse(text) if row.id] == []

@@ -1,0 +1,462 @@
+"""The bundle: reproducible, without ignored files and secrets."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploykit.bundle import archive as bundle
+from deploykit.bundle import node_plane, revision, source_tree
+from deploykit.job.model import Entry
+from deploykit.lib import paths
+from deploykit.lib.errors import JobFileError, TryAgain
+
+LIMIT = 10**6
+KEY_BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+"""The beginning of a private key, the same for all of its kind."""
+
+
+def tree(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def names(folder, limit=LIMIT):
+    scanned = bundle.scan(folder, limit)
+    return {e.path for e in scanned.entries if not e.path.startswith(f"{node_plane.FOLDER}/")}
+
+
+def scan_problems(folder, limit=LIMIT):
+    with pytest.raises(JobFileError) as caught:
+        bundle.scan(folder, limit)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_same_tree_same_hash_and_same_archive(tmp_path):
+    files = {"b.py": "1", "a/c.txt": "2", "a/ü ' \n.txt": "3"}
+    one = tree(tmp_path / "one", files)
+    two = tree(tmp_path / "two", dict(reversed(files.items())))
+    for path in two.rglob("*"):
+        os.utime(path, (1, time.time() - 10**6))
+    (two / "b.py").chmod(0o600)
+    first, second = bundle.scan(one, LIMIT), bundle.scan(two, LIMIT)
+    assert first.hash == second.hash
+    archive = bundle.store(first).read_bytes()
+    bundle.store(first).unlink()
+    assert bundle.store(second).read_bytes() == archive
+
+
+@pytest.mark.parametrize("change", ["content", "name", "mode", "link"])
+def test_what_changes_the_hash(tmp_path, change):
+    before = bundle.scan(tree(tmp_path / "src", {"a.py": "1", "b.py": "1"}), LIMIT).hash
+    path = tmp_path / "src/a.py"
+    if change == "content":
+        path.write_text("2")
+    elif change == "name":
+        path.rename(tmp_path / "src/c.py")
+    elif change == "mode":
+        path.chmod(0o755)
+    else:
+        path.unlink()
+        path.symlink_to("b.py")
+    assert bundle.scan(tmp_path / "src", LIMIT).hash != before
+
+
+PLANTED = {
+    "another bundle": lambda path, other: path.write_bytes(other.read_bytes()),
+    "torn": lambda path, _: path.write_bytes(path.read_bytes()[:-9]),
+    "more after its end": lambda path, other: path.write_bytes(
+        path.read_bytes() + other.read_bytes()
+    ),
+    "no archive": lambda path, _: path.write_text("evil"),
+    "a link": lambda path, other: (path.unlink(), path.symlink_to(other)),
+    "a folder's link": lambda path, _: (path.unlink(), path.symlink_to("/tmp")),
+    "a pipe": lambda path, _: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_a_stored_archive_is_not_believed_by_its_name(tmp_path, plant):
+    scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
+    other = bundle.store(bundle.scan(tree(tmp_path / "other", {"train.py": "evil"}), LIMIT))
+    plant(bundle.store(scanned), other)
+    bundle.unpack(bundle.store(scanned), tmp_path / "out")
+    assert (tmp_path / "out/train.py").read_text() == "good"
+    assert not bundle.store(scanned).is_symlink()
+
+
+def test_a_stored_archive_is_not_written_again(tmp_path):
+    scanned = bundle.scan(tree(tmp_path / "src", {"train.py": "good"}), LIMIT)
+    before = bundle.store(scanned).stat()
+    assert bundle.store(scanned).stat().st_ino == before.st_ino
+
+
+def test_unpacks_what_was_packed(tmp_path):
+    source = tree(tmp_path / "src", {"run.sh": "#!/bin/sh", "deep/er/x": "y", "empty": ""})
+    (source / "run.sh").chmod(0o700)
+    (source / "deep/link").symlink_to("../run.sh")
+    bundle.unpack(bundle.store(bundle.scan(source, LIMIT)), tmp_path / "out")
+    assert (tmp_path / "out/run.sh").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "out/deep/er/x").read_text() == "y"
+    assert (tmp_path / "out/empty").read_text() == ""
+    assert (tmp_path / "out/deep/link").readlink().as_posix() == "../run.sh"
+    assert {node_plane.FILES, *node_plane.node_plane()} == {
+        path.relative_to(tmp_path / "out").as_posix()
+        for path in (tmp_path / "out" / node_plane.FOLDER).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_an_unchanged_bundle_is_written_once(tmp_path):
+    source = tree(tmp_path / "src", {"a": "1"})
+    first = bundle.store(bundle.scan(source, LIMIT))
+    stamp = first.stat().st_mtime_ns
+    assert bundle.store(bundle.scan(source, LIMIT)).stat().st_mtime_ns == stamp
+    assert len(list(first.parent.iterdir())) == 1
+
+
+def test_a_source_that_changes_meanwhile_is_not_stored(tmp_path):
+    source = tree(tmp_path / "src", {"a": "1"})
+    scanned = bundle.scan(source, LIMIT)
+    (source / "a").write_text("2")
+    with pytest.raises(TryAgain, match="changed while"):
+        bundle.store(scanned)
+
+
+def grow(path):
+    path.write_text("12")
+
+
+def shrink(path):
+    path.write_text("")
+
+
+def rewrite(path):
+    path.write_text("2")
+
+
+def replace_by(make):
+    def change(path):
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def link_parent(path):
+    """The same file is still found by its path, but somewhere else."""
+    path.parent.rename(path.parent.parent.parent / "moved")
+    path.parent.symlink_to(path.parent.parent.parent / "moved")
+
+
+CHANGES = {
+    "grows": grow,
+    "shrinks": shrink,
+    "is written to": rewrite,
+    "vanishes": Path.unlink,
+    "becomes a pipe": replace_by(os.mkfifo),
+    "becomes a link": replace_by(lambda path: path.symlink_to("/etc/passwd")),
+    "becomes a folder": replace_by(Path.mkdir),
+    "is below a folder that becomes a link": link_parent,
+    "is below a folder that vanishes": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_before_it_is_stored(tmp_path, change):
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    scanned = bundle.scan(source, LIMIT)
+    CHANGES[change](source / "below/a")
+    with pytest.raises(TryAgain, match="changed while it was being bundled"):
+        bundle.store(scanned)
+    assert list(paths.bundles().iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_the_pieces_of_a_file_are_all_of_it_and_no_more(tmp_path, size):
+    content = os.urandom(size)
+    file = tmp_path / "a"
+    file.write_bytes(content)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with source_tree.opened(tmp_path) as top:
+        assert b"".join(source_tree.pieces(top, Entry("a", size=size))) == content
+        for listed in {size + 1, max(0, size - 1)} - {size}:
+            with pytest.raises(TryAgain):
+                list(source_tree.pieces(top, Entry("a", size=listed)))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_bundle_that_will_be_stored_is_read_once(tmp_path, monkeypatch):
+    source, read = tree(tmp_path / "source", {"a": "one", "b": "two", "c/d": "x" * 3_000_000}), []
+    pieces = bundle.pieces
+    monkeypatch.setattr(
+        bundle, "pieces", lambda top, entry: read.append(entry.path) or pieces(top, entry)
+    )
+    packed = bundle.scan(source, 4 * LIMIT, pack=True)
+    path = bundle.store(packed)
+    assert read == ["a", "b", "c/d"]
+    assert bundle.holds(path, packed.hash)
+    content = path.read_bytes()
+    path.unlink()
+    assert bundle.store(bundle.scan(source, 4 * LIMIT)).read_bytes() == content
+    assert [one.name for one in paths.bundles().iterdir()] == [path.name]
+
+
+def test_a_key_that_is_found_while_packing_is_not_in_the_archive(tmp_path):
+    files = {"a": "one", "key": f"-----BEGIN PRIVATE KEY-----\n{KEY_BODY}\n", "z": "two"}
+    packed = bundle.scan(tree(tmp_path / "source", files), LIMIT, pack=True)
+    assert packed.archive is None
+    assert packed.kept_back == ("key",)
+    assert list(paths.bundles().iterdir()) == []
+    path = bundle.store(packed)
+    assert bundle.holds(path, packed.hash)
+    with tarfile.open(path) as archive:
+        assert {"a", "z"} < set(archive.getnames())
+        assert "key" not in archive.getnames()
+
+
+def test_what_was_written_of_a_key_is_removed_at_once(tmp_path):
+    """The process may be killed before its scratch is removed."""
+    with (tmp_path / "archive").open("wb") as file:
+        archive = bundle._Archive(file)
+        mark = archive.mark()
+        archive.add(Entry("key", size=3), [b"abc"])
+        archive.reset(mark)
+        archive.add(Entry("a", size=3), [b"one"])
+        assert (tmp_path / "archive").stat().st_size == 0
+    assert (tmp_path / "archive").stat().st_size == 0
+
+
+def test_an_archive_that_is_given_up_is_closed(tmp_path, monkeypatch):
+    """Else Python 3.13 writes `Exception ignored` and a traceback beside the error."""
+    packed, make = [], gzip.GzipFile
+    monkeypatch.setattr(
+        gzip, "GzipFile", lambda *args, **how: packed.append(make(*args, **how)) or packed[-1]
+    )
+    scanned = bundle.scan(tree(tmp_path / "source", {"a": "one"}), LIMIT)
+    tree(tmp_path / "source", {"a": "three"})
+    with pytest.raises(TryAgain):
+        bundle.store(scanned)
+    assert [file.closed for file in packed] == [True]
+
+
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "is written to"])
+def test_a_file_that_changes_between_its_listing_and_its_reading(tmp_path, change, monkeypatch):
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    read = bundle._read
+
+    def meanwhile(*args):
+        CHANGES[change](source / "below/a")
+        return read(*args)
+
+    monkeypatch.setattr(bundle, "_read", meanwhile)
+    with pytest.raises(TryAgain, match="below/a changed while it was being bundled"):
+        bundle.scan(source, LIMIT)
+
+
+def test_a_source_that_never_comes_to_rest(tmp_path):
+    """Another process writes all the while: a bundle of one moment, or exit code 75."""
+    tree(tmp_path, {"secret": "the-words-of-another-file"})
+    source = tree(tmp_path / "src", {f"{n}": "x" * n for n in range(50)})
+    code = """
+import os, random, sys
+while True:
+    path = os.path.join(sys.argv[1], str(random.randrange(50)))
+    open(path + "w", "w").write("y" * random.randrange(99))
+    try:
+        random.choice([os.unlink, os.mkfifo, lambda p: os.symlink("../secret", p),
+                       lambda p: os.rename(p + "w", p)])(path)
+    except OSError:
+        pass
+"""
+    ends = []
+    writer = subprocess.Popen([sys.executable, "-c", code, str(source)])
+    try:
+        for _ in range(100):
+            try:
+                archive = bundle.store(bundle.scan(source, LIMIT))
+            except (TryAgain, JobFileError) as error:
+                ends.append(error.exit_code)
+            else:
+                ends.append(0)
+                assert b"the-words-of-another-file" not in gzip.decompress(archive.read_bytes())
+    finally:
+        writer.kill()
+        writer.wait()
+    assert set(ends) <= {0, 65, 75}
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".deploykitignore", "below/.gitignore"])
+def test_an_ignore_file_that_cannot_be_read_is_a_problem(tmp_path, name):
+    """What it names might travel."""
+    source = tree(tmp_path / "src", {"below/a": "1"})
+    os.mkfifo(source / name)
+    (problem,) = scan_problems(source)
+    assert "gnore" in problem
+    assert "is not a regular file" in problem
+    (source / name).unlink()
+    (source / name).write_text("x\n" * 600_000)
+    (problem,) = scan_problems(source)
+    assert "File too large" in problem
+
+
+def test_an_ignore_file_above_the_source_that_cannot_be_read_is_a_problem(tmp_path):
+    source = tree(tmp_path / "repo/src", {"a": "1"})
+    (tmp_path / "repo/.git").mkdir()
+    os.mkfifo(tmp_path / "repo/.gitignore")
+    assert "cannot be read" in scan_problems(source)[0]
+
+
+def test_invalid_patterns_are_skipped(tmp_path):
+    ignore = "\ufeff*.log\r\n!\n\\\n[z-a]\nb.txt\n"
+    source = tree(tmp_path / "src", {".gitignore": ignore, "a.log": "", "b.txt": "", "c": ""})
+    assert names(source) == {".gitignore", "c"}
+
+
+def test_the_rules_above_count_behind_a_link_too(tmp_path):
+    source = tree(tmp_path / "repo/src", {"a": "1", "private.txt": "2"})
+    tree(tmp_path / "repo", {".gitignore": "private.txt\n", ".git/HEAD": ""})
+    (tmp_path / "link").symlink_to(source)
+    assert names(tmp_path / "link") == {"a"}
+
+
+def test_secrets_and_clutter_stay_behind(tmp_path):
+    secret = {".env": "", "sub/.env.local": "", "id_rsa": "", "x.pem": "", ".aws/credentials": ""}
+    clutter = {
+        "__pycache__/a.pyc": "",
+        ".venv-x/y": "",
+        ".git/config": "",
+        ".deploykit/launch.py": "",
+    }
+    kept = {"train.py": "", ".env.example": "", "keys.py": ""}
+    key = {"sub/deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"}
+    source = tree(tmp_path / "src", {**secret, **clutter, **kept, **key})
+    assert names(source) == set(kept)
+    assert bundle.scan(source, LIMIT).kept_back == ("sub/deploy",)
+
+
+def test_deploykitignore_has_the_last_word(tmp_path):
+    files = {"a.txt": "", "b.txt": "", ".env": "", "out/x": "", ".gitignore": "a.txt\nout/\n"}
+    ours = {".deploykitignore": "b.txt\n!a.txt\n!.env\n"}
+    source = tree(tmp_path / "src", {**files, **ours})
+    assert names(source) == {"a.txt", ".env", ".gitignore", ".deploykitignore"}
+
+
+def test_agrees_with_git(tmp_path):
+    top = tree(
+        tmp_path / "repo",
+        {
+            ".gitignore": "*.log\n/build\n!keep.log\ndata/**/raw\n# no\n\\#odd\ntrailing \n",
+            "src/.gitignore": "local/\n!important.log\n*.tmp\n",
+            "src/deep/.gitignore": "!x.tmp\n",
+        }
+        | dict.fromkeys(
+            [
+                *("a.log", "keep.log", "build/x", "src/build/x", "src/local/y", "#odd", "trailing"),
+                *("src/important.log", "src/x.tmp", "src/deep/x.tmp", "src/deep/y.tmp"),
+                *("data/a/b/raw/f", "data/raw/f", "src/deep/local/z", "src/üñ.log"),
+            ],
+            "",
+        ),
+    )
+    git = ["git", "-C", str(top), "-c", "core.quotepath=off"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for folder in (top, top / "src"):
+        argv = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
+        listed = subprocess.run(argv, cwd=folder, check=True, capture_output=True).stdout
+        assert names(folder) == set(listed.decode().split("\0")) - {""}
+
+
+def test_links_that_leave_the_tree_are_refused(tmp_path):
+    tree(tmp_path, {"outside": ""})
+    source = tree(tmp_path / "src", {"in/side": ""})
+    (source / "good").symlink_to("in/side")
+    (source / "loop").symlink_to("loop")
+    (source / "up").symlink_to("../outside")
+    (source / "in/abs").symlink_to("/etc/passwd")
+    found = scan_problems(source)
+    assert len(found) == 2
+    assert "up is a link to ../outside, outside the source folder" in found[0]
+    assert "in/abs is a link to /etc/passwd, outside" in found[1]
+
+
+def test_special_files_are_refused(tmp_path, monkeypatch):
+    source = tree(tmp_path / "src", {"a": ""})
+    os.mkfifo(source / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(source)  # a socket's path must be short
+        server.bind("sock")
+        assert scan_problems(source) == [
+            "pipe is neither a file, a folder nor a link",
+            "sock is neither a file, a folder nor a link",
+        ]
+
+
+def test_too_large_names_the_largest(tmp_path):
+    source = tree(tmp_path / "src", {"small": "1", "big.bin": "x" * 5000})
+    with pytest.raises(JobFileError) as caught:
+        bundle.scan(source, 3000)
+    (problem,) = caught.value.problems
+    assert problem.path == "max_bundle"
+    assert "big.bin (5.0 kB), small (1 B)" in problem.hint
+
+
+def test_records_the_commit(tmp_path):
+    source = tree(tmp_path / "repo/sub", {"a": "1"})
+    assert bundle.scan(source, LIMIT).commit is None
+    git = ["git", "-C", str(tmp_path / "repo"), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for argv in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *argv], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = head.stdout.strip()
+    assert bundle.scan(source, LIMIT).commit == commit
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    assert revision.commit(source) == commit
+    subprocess.run([*git, "checkout", "-q", "--detach"], check=True)
+    assert revision.commit(source) == commit
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree"), "-b", "w"], check=True)
+    assert revision.commit(tmp_path / "tree/sub") == commit
+
+
+def test_archive_holds_no_owner_and_no_clock(tmp_path):
+    archive = bundle.store(bundle.scan(tree(tmp_path / "src", {"a": "1"}), LIMIT))
+    with tarfile.open(archive) as tar:
+        for info in tar:
+            assert (info.uid, info.gid, info.uname, info.mtime) == (0, 0, "", 0)
+
+
+@pytest.mark.parametrize("mark", ["myenv/pyvenv.cfg", "myenv/conda-meta/history"])
+def test_a_python_environment_stays_behind_and_is_named_with_its_size(tmp_path, mark):
+    tree(tmp_path, {"train.py": "", mark: "x", "myenv/lib/big.py": "x" * 2_000_000})
+    (tmp_path / "myenv/python").symlink_to("/usr/bin/python3")
+    assert names(tmp_path, limit=10) == {"train.py"}
+    (warning,) = bundle.scan(tmp_path, LIMIT).warnings
+    assert warning.message == "left out: the Python environment myenv/ (2 MB)"
+    assert warning.severity == "warning"
+    (tmp_path / ".deploykitignore").write_text("!/myenv/\n")
+    assert any("is a link to /usr/bin/python3" in one for one in scan_problems(tmp_path))
+
+
+@given(
+    path=st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=120),
+    size=st.integers(0, 8**11 + 1),
+    mode=st.sampled_from([0o644, 0o755]),
+    target=st.none() | st.just("elsewhere"),
+)
+def test_the_header_is_that_of_tarfile(path, size, mode, target):
+    entry = Entry(path, mode, 0 if target else size, target=target)
+    assert bundle._header(entry) == bundle._header_by_tarfile(entry)

@@ -1,0 +1,298 @@
+"""Private keys that are left out, tokens that are warned of, and text that is neither."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from deploykit.bundle import archive as bundle
+from deploykit.bundle import secret_rules, secret_scan
+from deploykit.bundle.secret_scan import Scanner
+from tests.bundle.test_bundle import LIMIT, names, tree
+from tests.bundle.test_secret_scan_job import HEX, RANDOM, SHAPES
+
+
+def openssl(*argv, data=None):
+    done = subprocess.run(["openssl", *argv], check=True, capture_output=True, input=data)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def key():
+    return openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+@pytest.fixture(scope="module")
+def certificate(key, tmp_path_factory):
+    path = tmp_path_factory.mktemp("key") / "key"
+    path.write_bytes(key)
+    return openssl("req", "-x509", "-new", "-key", str(path), "-subj", "/CN=x")
+
+
+def disguises(key, certificate, tmp_path):
+    """Real private keys in common formats."""
+    path = tmp_path / "plain"
+    path.write_bytes(key)
+    one_line = key.decode().replace("\n", "\\n")
+    indented = b"".join(b"      " + line for line in key.splitlines(keepends=True))
+    encoded = base64.b64encode(key)
+    return {
+        "plain": key,
+        "encrypted": openssl("pkcs8", "-topk8", "-in", str(path), "-passout", "pass:x"),
+        "legacy": openssl("ec", "-in", str(path), "-aes128", "-passout", "pass:x"),
+        "ed25519": openssl("genpkey", "-algorithm", "ED25519"),
+        "bag attributes": b"Bag Attributes\n  friendlyName: x\nKey Attributes: <none>\n" + key,
+        "certificate then key": certificate + key,
+        "parameters then key": b"-----BEGIN EC PARAMETERS-----\nBggq\n-----END EC-----\n" + key,
+        "comment": b"# the deploy key\n\n" + key,
+        "BOM": b"\xef\xbb\xbf" + key,
+        "UTF-16 with BOM": key.decode().encode("utf-16"),
+        "UTF-16 big endian": key.decode().encode("utf-16-be"),
+        "UTF-32": key.decode().encode("utf-32"),
+        "CRLF": key.replace(b"\n", b"\r\n"),
+        "CR": key.replace(b"\n", b"\r"),
+        "YAML": b"tls:\n  key: |\n" + indented,
+        "JSON": json.dumps({"type": "service_account", "private_key": key.decode()}).encode(),
+        "JSON in JSON": json.dumps(json.dumps({"private_key": key.decode()})).encode(),
+        "dotenv": f'KEY="{one_line}"\n'.encode(),
+        "Python": f"KEY = '''{key.decode()}'''\n".encode(),
+        "joined lines": b"".join(b'  "%b\\n" +\n' % line for line in key.splitlines()),
+        "one line": key.replace(b"\n", b" "),
+        "commented out": b"".join(b"# " + line for line in key.splitlines(keepends=True)),
+        "kubeconfig": b"users:\n- user:\n    client-key-data: " + encoded + b"\n",
+        "after 64 KiB": b"x = 1\n" * 20_000 + key,
+        "after 3 MiB": b"x = 1\n" * 500_000 + key + b"y = 2\n" * 500_000,
+        "in a binary": bytes(random.Random(1).randbytes(100_000)) + key + b"\0\1\2" * 1000,
+        "a header and one line": b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n",
+        "PGP": b"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n\n"
+        + encoded[:64]
+        + b"\n"
+        + encoded[64:128]
+        + b"\n=abcd\n-----END PGP PRIVATE KEY BLOCK-----\n",
+        "SSH2": b'---- BEGIN SSH2 PRIVATE KEY ----\nComment: "x"\n' + encoded[:70] + b"\n",
+        "PuTTY": b"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPublic-Lines: 2\n"
+        + encoded[:64]
+        + b"\nPrivate-Lines: 1\n"
+        + encoded[:44]
+        + b"\n",
+        "age": b"# created\nAGE-SECRET-KEY-1" + b"QPZRY9X8GF2TVDW0" * 4,
+    }
+
+
+DISGUISES = (
+    *("plain", "encrypted", "legacy", "ed25519", "bag attributes", "certificate then key"),
+    *("parameters then key", "comment", "BOM", "UTF-16 with BOM", "UTF-16 big endian", "UTF-32"),
+    *("CRLF", "CR", "YAML", "JSON", "JSON in JSON", "dotenv", "Python", "joined lines"),
+    *("one line", "commented out", "kubeconfig", "after 64 KiB", "after 3 MiB", "in a binary"),
+    *("a header and one line", "PGP", "SSH2", "PuTTY", "age"),
+)
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_a_private_key_stays_behind(key, certificate, tmp_path, name):
+    made = disguises(key, certificate, tmp_path)
+    assert set(made) == set(DISGUISES)
+    source = tree(tmp_path / "src", {"train.py": ""})
+    (source / "settings").write_bytes(made[name])
+    scanned = bundle.scan(source, 10**8)
+    assert scanned.kept_back == ("settings",)
+    assert "settings" not in names(source, 10**8)
+    (warning,) = scanned.warnings
+    assert "contain private keys: settings (line " in warning.message
+    tree(source, {".deploykitignore": "!settings\n"})
+    scanned = bundle.scan(source, 10**8)
+    assert "settings" in names(source, 10**8)
+    assert (scanned.kept_back, scanned.warnings) == ((), ())
+
+
+def test_the_line_of_a_key_is_that_of_its_header(key, tmp_path):
+    for count in (0, 9, 400_000):
+        source = tree(tmp_path / str(count), {})
+        source.mkdir(exist_ok=True)
+        (source / "x").write_bytes(b"a = 1\n" * count + key)
+        assert f"x (line {count + 1})" in bundle.scan(source, 10**8).warnings[0].message
+
+
+NO_KEY = {
+    "certificate": "-----BEGIN CERTIFICATE-----\n" + RANDOM[:64] + "\n-----END CERTIFICATE-----\n",
+    "public key": "-----BEGIN PUBLIC KEY-----\n" + RANDOM[:64] + "\n-----END PUBLIC KEY-----\n",
+    "code that looks for one": 'if "-----BEGIN RSA PRIVATE KEY-----" in text:\n    raise X\n',
+    "both marks": 'BEGIN = "-----BEGIN PRIVATE KEY-----"\nEND = "-----END PRIVATE KEY-----"\n',
+    "a manual": "-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----\n",
+    "a manual in words": "-----BEGIN PRIVATE KEY-----\n<your key here>\n-----END-----\n",
+    "a sentence": "it begins with -----BEGIN PRIVATE KEY----- and goes on in base64, such as MIIE",
+    "code, and a hash": 'x = b"-----BEGIN PRIVATE KEY-----"\n' + "a = b + c\n" * 9 + HEX[:64],
+    "base64 of something else": "LS0tLS1CRUdJTi" + RANDOM[:80],
+}
+
+
+@pytest.mark.parametrize("name", NO_KEY)
+def test_what_is_no_private_key_travels(tmp_path, name):
+    source = tree(tmp_path / "src", {"file": NO_KEY[name]})
+    assert names(source) == {"file"}
+    assert bundle.scan(source, LIMIT).warnings == ()
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "private key"])
+def test_a_token_travels_with_a_warning(tmp_path, name):
+    source = tree(tmp_path / "src", {"conf.py": f"a = 1\n\nx = '{SHAPES[name]}'\n"})
+    (warning,) = bundle.scan(source, LIMIT).warnings
+    assert warning.message.startswith("conf.py, line 3: looks like a")
+    assert warning.severity == "warning"
+    assert SHAPES[name][-12:] not in warning.message
+    assert names(source) == {"conf.py"}
+    tree(source, {".deploykitignore": "!/conf.py\n"})
+    assert bundle.scan(source, LIMIT).warnings == ()
+
+
+@pytest.mark.parametrize("place", ["UTF-16", "far", "twice", "across pieces"])
+def test_a_token_in_an_odd_place(tmp_path, place):
+    token = SHAPES["Hugging Face token"].encode()
+    content = {
+        "UTF-16": f"\nx = '{token.decode()}'".encode("utf-16"),
+        "far": b"\n" * 1_500_000 + token + b"\n",
+        "twice": token + b"\n\n" + token,
+        "across pieces": b"\n" + b"#" * ((1 << 20) - 20) + b" " + token,
+    }[place]
+    source = tree(tmp_path / "src", {})
+    source.mkdir()
+    (source / "a").write_bytes(content)
+    (warning,) = bundle.scan(source, 10**8).warnings
+    lines = {"UTF-16": "line 2", "far": "line 1500001", "twice": "lines 1, 3"}
+    assert f"a, {lines.get(place, 'line 2')}: looks like a Hugging Face token" in warning.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("AKIAIOSFODNN7EXAMPLE", "hf_" + "x" * 34, "ghp_" + "x" * 36, "ghp_your_token_here"),
+        *("sk-" + "your-key", "hf_hub_download(repo_id)", "xoxb-your-token", "npm_config_cache"),
+        *(HEX[:40], f"commit {HEX[:40]}", f"sha256:{HEX[:64]}", "_authToken=${NPM_TOKEN}"),
+        *("see github.com/wandb/wandb/blob/" + HEX[:40], "a" + SHAPES["GitHub token"]),
+        *(
+            "wandb.login()",
+            "AKIA" + "A" * 30,
+            "risk-" + RANDOM[:48],
+            "AccountKey=" + "x" * 86 + "==",
+        ),
+    ],
+)
+def test_what_is_no_token(tmp_path, text):
+    source = tree(tmp_path / "src", {"a": text})
+    assert bundle.scan(source, LIMIT).warnings == ()
+
+
+def test_many_findings_give_few_warnings(tmp_path):
+    token = SHAPES["GitHub token"]
+    source = tree(tmp_path / "src", {f"{n:02}.py": f"{token}\n" * 500 for n in range(50)})
+    warnings = bundle.scan(source, LIMIT * 9).warnings
+    assert len(warnings) == 21
+    assert "lines 1, 2, 3, 4, 5, ...: looks like" in warnings[0].message
+    assert warnings[-1].message == "30 more files seem to contain tokens"
+
+
+SECRET_NAMES = (
+    *(".ENV", ".env", ".Env.local", ".env.production", ".envrc", ".pgpass", ".huggingface/token"),
+    *("kaggle.json", ".kaggle/x", "application_default_credentials.json", "terraform.tfstate"),
+    *(
+        "prod.tfstate.backup",
+        ".netrc",
+        "_netrc",
+        ".git-credentials",
+        ".docker/config.json",
+        ".pypirc",
+    ),
+    *(".npmrc", "id_rsa", "ID_ED25519", "server.PEM", "a.key", "a.p12", "client_secret_1.json"),
+    *(".aws/credentials", ".AWS/credentials", ".ssh/config", ".azure/x", ".s3cfg", "rclone.conf"),
+)
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_file_that_holds_secrets_by_its_name_stays_behind(tmp_path, name):
+    source = tree(tmp_path / "src", {name: "x", f"below/{name}": "x", "train.py": ""})
+    assert names(source) == {"train.py"}
+    tree(source, {".deploykitignore": f"!{name.split('/')[0]}\n"})
+    assert {name, f"below/{name}"} < names(source)
+
+
+def test_files_that_only_sound_alike_travel(tmp_path):
+    files = [".env.example", ".env.sample", "environment.py", "token.py", "keys.py", "kaggle.py"]
+    files += [
+        "netrc.md",
+        "docker/config.json",
+        "tokenizer.json",
+        "config.json",
+        "envrc",
+        "env/x.py",
+    ]
+    source = tree(tmp_path / "src", dict.fromkeys(files, "x"))
+    assert names(source) == set(files)
+
+
+def test_without_the_library_the_same_is_found(monkeypatch, key):
+    """A machine for which it is not built searches more slowly, and finds the same."""
+    data = b"\n".join([*(shape.encode() for shape in SHAPES.values()), key, RANDOM.encode() * 50])
+    assert importlib.util.find_spec("ahocorasick_rs")
+    with_library, without = Scanner(), Scanner()
+    with_library.feed(data)
+    secret_scan._finder.cache_clear()
+    real = builtins.__import__
+
+    def none(name, *rest):
+        if name == "ahocorasick_rs":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", none)
+    without.feed(data)
+    secret_scan._finder.cache_clear()
+    assert len(with_library.secrets) >= len(SHAPES)
+    assert with_library.secrets == without.secrets
+
+
+def test_there_are_not_too_many_literals_for_a_fast_search():
+    assert len(secret_scan._literals()) <= secret_rules.MOST_LITERALS
+    assert all(len(literal) > 2 for literal in secret_scan._literals())
+
+
+def test_many_tokens_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"a": f"{SHAPES['GitHub token']}\n" * 500 + key.decode()})
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
+
+
+def test_other_scripts_in_utf_16_hide_no_key(tmp_path, key):
+    source = tree(tmp_path / "src", {"train.py": ""})
+    (source / "a").write_bytes(("鍵" * 1000 + "\n" + key.decode()).encode("utf-16"))
+    assert bundle.scan(source, LIMIT).kept_back == ("a",)
+
+
+def test_pieces_of_any_size_find_the_same():
+    rng = random.Random(3)
+    parts = [
+        shape.encode() + b" " + rng.randbytes(3000).replace(b"\n", b"") for shape in SHAPES.values()
+    ]
+    data = b"# \n" + b"\n".join(parts)
+    whole = Scanner()
+    whole.feed(data)
+    assert len(whole.secrets) == len(SHAPES)
+    for size in (100, 5000, 9000, 20_000):
+        pieces = [data[start : start + size] for start in range(0, len(data), size)]
+        scanner = Scanner()
+        assert b"".join(scanner.watch(pieces, len(data))) == data
+        assert scanner.secrets == whole.secrets
+        assert scanner.lines(pieces) == whole.lines([data])
+
+
+def test_finding_nothing_loads_no_pattern():
+    """Patterns are compiled only when their literal occurs, so that a dry run starts fast."""
+    code = "import deploykit.bundle.secret_scan as s; s.Scanner().feed(b'x' * 9999); "
+    code += "print(s._pattern.cache_info().currsize)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "0\n"

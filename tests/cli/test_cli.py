@@ -1,0 +1,490 @@
+"""The command line as users and programs see it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from deploykit.backends import base as backend
+from deploykit.backends import capabilities
+from deploykit.cli import main as cli
+from deploykit.cli.wait import follow
+from deploykit.lib import errors
+from deploykit.lib.version import __version__
+from deploykit.run import registry
+from deploykit.run import state as run_state
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*argv):
+    return cli.main(list(argv))
+
+
+def test_help_loads_next_to_nothing(monkeypatch):
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # coverage is not light
+    code = (
+        "import sys; sys.argv=['deploykit','--help']\n"
+        "try:\n import deploykit.cli.main as c; c.main()\n"
+    )
+    code += "except SystemExit: print(*sorted(sys.modules))"
+    argv = [sys.executable, "-c", code]
+    out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    loaded = set(out.splitlines()[-1].split())
+    allowed = {"deploykit", "deploykit.cli", "deploykit.cli.main", "deploykit.lib"}
+    allowed |= {"deploykit.lib.errors", "deploykit.lib.version"}
+    assert {name for name in loaded if name.startswith("deploykit")} == allowed
+    heavy = {"asyncio", "boto3", "botocore", "jinja2", "rich", "sagemaker", "sqlite3", "ssl"}
+    heavy |= {"submitit", "torch", "yaml", "typing_extensions", "numpy", "socket", "dataclasses"}
+    assert loaded & heavy <= loaded_by_any_help()
+
+
+def test_a_dry_run_imports_no_more_than_it_needs(project):
+    code = "import sys; from deploykit.cli import main as cli\n"
+    code += "cli.main(['submit', sys.argv[1], '--dry-run', '-b', 'slurm']); print(*sys.modules)"
+    argv = [sys.executable, "-c", code, str(project / "job.yaml")]
+    out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "#SBATCH" in out
+    rarely_needed = {"gzip", "shutil", "subprocess", "tarfile", "tempfile", "unicodedata"}
+    assert set(out.splitlines()[-1].split()) & rarely_needed <= loaded_by_any_help()
+
+
+@pytest.mark.parametrize("columns", ["60", "0", "", "wide", None])
+def test_help_is_as_wide_as_argparse_makes_it(columns, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert cli._columns() == shutil.get_terminal_size().columns
+
+
+def loaded_by_any_help():
+    """What argparse itself loads: from Python 3.14 on, dataclasses."""
+    code = "import argparse, sys; argparse.ArgumentParser().format_help(); print(*sys.modules)"
+    argv = [sys.executable, "-c", code]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return set(shown.split())
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_explains_itself(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run(verb, "--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: deploykit {verb}" in text
+    assert ("--json" in text) == (verb != "completion")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        run("--version")
+    assert capsys.readouterr().out.startswith("deploykit 0.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        (["sbumit"], "unknown command 'sbumit'", "did you mean 'submit'?"),
+        ([], "no command is given", "start with `deploykit init`"),
+        (["attach", "one"], "backend local does not offer `attach`", "offered by: sagemaker"),
+        (["submit", "--", "\udcff"], "an argument of the trainer is not UTF-8 text", ""),
+        (["logs", "--first-eror"], "unrecognized arguments: --first-eror", "'--first-error'?"),
+        (["logs", "a", "b"], "unrecognized arguments: b", "see `deploykit logs --help`"),
+        (["wait", "--timeout", "2x"], "'2x' is not a time such as 90s or 30m", "wait --help"),
+        (["submit", "--backend", "slrum"], "unknown backend 'slrum'", "did you mean 'slurm'?"),
+        (["submit", "--backend", "local", "--run", "a b"], "the run id 'a b' is not valid", ""),
+        (["submit", "--backend", "local", "--set", "x"], "expected KEY=VALUE", "resources.nodes=2"),
+    ],
+)
+def test_wrong_command_lines(project, capsys, argv, said, hint):
+    assert run(*argv) == 64
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert hint in shown.err
+    assert shown.out == ""
+
+
+def test_missing_job_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("submit", "--backend", "local") == 66
+    assert "deploykit init" in capsys.readouterr().err
+
+
+def test_all_problems_with_lines(project, capsys):
+    (project / "job.yaml").write_text("nmae: x\nentrypoint: {script: trian.py}\n")
+    missing = "entrypoint.script: file 'trian.py' not found"
+    assert run("check") == 65
+    assert capsys.readouterr().err.splitlines() == [
+        "error: job.yaml: 2 problems",
+        "  line 1: nmae: unknown key (did you mean 'name'?)",
+        f"  line 2: {missing} in {project} (did you mean 'train.py'?)",
+    ]
+
+
+def test_problems_as_json(project, capsys):
+    assert run("check", "--json", "--set", "resources.nodes=x") == 65
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 65
+    assert error["problems"][0]["path"] == "resources.nodes"
+
+
+def test_check_says_for_which_backends(project, capsys):
+    assert run("check", "--set", "data.train=s3://b/x", "--backend", "local") == 65
+    assert "--set data.train=FOLDER" in capsys.readouterr().err
+    assert run("check") == 0
+    assert capsys.readouterr().out == "job.yaml: no errors for local\n"
+
+
+def test_init_writes_a_file_that_check_accepts(project, capsys):
+    (project / "job.yaml").unlink()
+    assert run("init") == 0
+    assert run("check") == 0
+    assert run("init") == 64
+    assert "job.yaml already exists" in capsys.readouterr().err
+    assert run("init", "other.yaml") == 0
+
+
+def test_init_says_where_it_cannot_write(project, capsys):
+    assert run("init", "no folder/job.yaml") == 64
+    assert "no folder: No such file" in capsys.readouterr().err
+    assert run("init", "--full", "no folder/job.yaml") == 64
+    assert "cannot write no folder/job.yaml: No such file" in capsys.readouterr().err
+    assert run("init", "--full", "--json", "other.yaml") == 0
+    assert json.loads(capsys.readouterr().out) == {"path": "other.yaml"}
+
+
+def test_a_list_without_runs_says_how_to_start_one(project, capsys):
+    assert run("list") == 0
+    assert capsys.readouterr() == ("", "no runs yet; `deploykit submit` starts one\n")
+    (project / "job.yaml").unlink()
+    assert run("list") == 0
+    assert capsys.readouterr().err == (
+        "no runs yet; `deploykit init` writes a job file, then `deploykit submit` starts one\n"
+    )
+
+
+def test_dry_run_prints_the_artifact_and_nothing_else(project, capsys, tmp_path):
+    argv = ["submit", "--backend", "local", "--dry-run", "--run", "one"]
+    assert run(*argv) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/sh\n")
+    assert "torchrun --nnodes=1 --nproc-per-node=1" in text
+    assert run(*argv, "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["text"] == text
+    assert data["bundle"]["files"][-3:] == ["job.yaml", "train.py", ".deploykit/files.json"]
+    assert not (tmp_path / "state folder").exists()
+
+
+def test_switches_of_submit_are_in_the_dry_run_of_every_backend(project, capsys):
+    place = "region: eu-west-1, bucket: my-bucket, role: arn:aws:iam::123456789012:role/r"
+    image = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"
+    sagemaker = f"sagemaker={{{place}, image_uri: '{image}', instance_type: ml.g5.xlarge}}"
+    for chosen in ("local", "slurm", "sagemaker"):
+        argv = ["submit", "--backend", chosen, "--dry-run", "--run", "one", "--set", sagemaker]
+        assert run(*argv) == 0
+        assert "DEPLOYKIT_PREFLIGHT" not in capsys.readouterr().out
+        assert run(*argv, "--preflight", "--debug") == 0
+        text = capsys.readouterr().out
+        for name, value in (("PREFLIGHT", "30"), ("DEBUG", "1")):
+            assert re.search(rf'DEPLOYKIT_{name}(=|": "){value}\b', text), text
+
+
+def test_unexpected_errors_name_a_log_and_show_no_traceback(project, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("deploykit.cli.check.run", lambda args: 1 // 0)
+    assert run("check") == 70
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "Traceback" not in shown
+    (log,) = (tmp_path / "state folder/crashes").iterdir()
+    assert str(log) in shown
+    assert "Traceback" in log.read_text()
+
+
+def test_interrupt_is_130(project, monkeypatch):
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deploykit.cli.check.run", interrupt)
+    assert run("check") == 130
+
+
+def test_closed_pipe_is_quiet(project):
+    argv = f"{sys.executable} -m deploykit list --json | true"
+    done = subprocess.run(["sh", "-c", argv], capture_output=True, check=False)
+    assert done.stderr == b""
+
+
+def test_exit_codes_are_distinct_and_explained():
+    of_a_run = {errors.TimedOut, errors.NeverStarts, errors.RunFailed}  # raised from Python only
+    kinds = [errors.DeploykitError, *{*errors.DeploykitError.__subclasses__()} - of_a_run]
+    codes = [kind.exit_code for kind in kinds]
+    assert len(set(codes)) == len(codes)
+    assert all(64 <= code <= 78 for code in codes)
+    assert all(kind.meaning for kind in kinds)
+
+
+def test_backends_say_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert run("backends", "--json") == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(found)[:3] == ["local", "slurm", "sagemaker"]
+    assert "sbatch" in found["slurm"]["missing"]
+    assert not found["slurm"]["usable"]
+
+
+LOG = """\
+2026-11-21T01:00:00.000Z [rank {0}] early
+a traceback of its own
+2026-11-21T02:00:00.000Z [rank {0}] late
+  more of it
+"""
+
+
+@pytest.fixture
+def logged(project, monkeypatch, tmp_path):
+    """A run that has ended, with one log for each of two nodes."""
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    for node in (0, 1):
+        (folder / f"logs/node-{node}.log").write_text(LOG.format(node))
+    row = registry.Run("one", "x", "local", "here", str(folder), "a", "b", None, 1.0, "/out", "one")
+    registry.add(row)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--rank", "1"], ["[rank 1] early", "[rank 1] late"]),
+        (
+            ["--node", "0", "--since", "2026-11-21T01:30"],
+            ["[rank 0] late", "[node 0]   more of it"],
+        ),
+        (["--since", "1s"], []),
+    ],
+)
+def test_logs_by_rank_node_and_time(logged, capsys, options, shown):
+    assert run("logs", "one", *options) == 0
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+RESTARTED = """\
+2026-11-21T01:00:00.000Z [rank 0] begun
+2026-11-21T01:00:01.000Z [rank 1] Traceback (most recent call last):
+2026-11-21T01:00:02.000Z [rank 0] RuntimeError: a peer is gone
+2026-11-21T01:00:02.000Z [rank 1]   File "train.py", line 7
+2026-11-21T01:00:02.000Z [rank 1] ValueError: no such sample
+2026-11-21T01:00:02.000Z [rank 1] a later word
+2026-11-21T02:00:00.000Z [node 0] restart 1 (error 1)
+2026-11-21T02:00:00.000Z [rank 0] restart 7 of my own
+2026-11-21T02:00:01.000Z [rank 0] done
+"""
+FIRST_ERROR = [
+    "[rank 1] Traceback (most recent call last):",
+    '[rank 1]   File "train.py", line 7',
+    "[rank 1] ValueError: no such sample",
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--attempt", "0", "--rank", "0"], ["begun", "RuntimeError: a peer is gone"]),
+        (["--attempt", "1", "--rank", "0"], ["restart 7 of my own", "done"]),
+        (["--attempt", "2"], []),
+        (["--first-error"], FIRST_ERROR),
+        (["--first-error", "--rank", "0"], ["RuntimeError: a peer is gone"]),
+        (["--first-error", "--attempt", "1"], []),
+    ],
+)
+def test_logs_by_attempt_and_the_first_error(logged, tmp_path, capsys, options, shown):
+    (tmp_path / "run/logs/node-1.log").unlink()
+    (tmp_path / "run/logs/node-0.log").write_text(RESTARTED)
+    assert run("logs", "one", *options) == 0
+    found = capsys.readouterr()
+    assert [line.removeprefix("[rank 0] ") for line in found.out.splitlines()] == shown
+    assert bool(found.err) is not bool(shown)
+
+
+def test_logs_of_an_invalid_time(logged, capsys):
+    assert run("logs", "one", "--since", "soon") == 64
+    assert "'soon' is not a time such as 10m" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "task", "said"),
+    [
+        (None, 0, "one is not a job array"),
+        (2, 2, "one has no task 2"),
+        (2, -1, "one has no task -1"),
+    ],
+)
+def test_logs_of_a_task_that_does_not_exist(logged, capsys, monkeypatch, count, task, said):
+    tasks = types.SimpleNamespace(tasks=lambda handle: count)
+    monkeypatch.setattr(capabilities, "require", lambda name, capability: tasks)
+    assert run("logs", "one", f"--task={task}") == 64
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_while_a_run_is_followed_says_how_to_stop_the_run(logged, capsys, monkeypatch):
+    def wait(names, timeout):
+        yield [registry.get(*names)]
+        raise KeyboardInterrupt
+
+    silent = types.SimpleNamespace(logs=lambda handle, *, follow: iter(()))
+    monkeypatch.setattr(backend, "find", lambda name: silent)
+    monkeypatch.setattr(run_state, "wait_all", wait)
+    with pytest.raises(KeyboardInterrupt):
+        follow(registry.get("one"), as_json=False, timeout=None)
+    assert "one is still running; `deploykit cancel one` stops it" in capsys.readouterr().err
+
+
+def test_a_run_is_waited_for_although_its_logs_are_gone(logged, capsys, monkeypatch):
+    def no_logs(handle, *, follow):
+        raise errors.BackendUnavailable("the disk is gone")
+
+    local = types.SimpleNamespace(logs=no_logs)
+    ended = registry.get("one")._replace(state="succeeded")
+    monkeypatch.setattr(backend, "find", lambda name: local)
+    monkeypatch.setattr(run_state, "wait_all", lambda names, timeout: iter([[ended]]))
+    assert follow(registry.get("one"), as_json=False, timeout=None) == 0
+    said = capsys.readouterr().err
+    assert "the logs of one are no longer available: the disk is gone; the run continues" in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_verb(shell, capsys):
+    assert run("completion", shell) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in cli.VERBS)
+    assert "--dry-run" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "words", "name"),
+    [
+        ("", "", [], "local"),
+        ("", "slurm", [], "slurm"),
+        ("backend: slurm\n", "sagemaker", [], "slurm"),
+        ("backend: slurm\n", "", ["-b", "local"], "local"),
+        ("backend: slurm\n", "", ["--set", "backend=local"], "local"),
+    ],
+)
+def test_the_backend_is_that_of_the_command_the_file_the_environment_or_local(
+    project, capsys, monkeypatch, file, variable, words, name
+):
+    monkeypatch.setenv("DEPLOYKIT_BACKEND", variable)
+    with (project / "job.yaml").open("a") as job:
+        job.write(file)
+    assert cli.main(["submit", "--dry-run", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == name
+
+
+def test_what_follows_two_hyphens_goes_to_the_trainer(project, capsys):
+    assert cli.main(["submit", "--dry-run", "--", "--lr", "0.1", "--", "--json", "a b"]) == 0
+    assert "-- train.py --epochs 5 --lr 0.1 -- --json 'a b'\n" in capsys.readouterr().out
+    assert cli.main(["check", "job.yaml", "--", "--lr"]) == 0
+
+
+@pytest.mark.parametrize("spelling", ["--dry-run", "--dry_run", "--dryrun"])
+def test_spellings_of_a_dry_run(project, capsys, spelling):
+    assert cli.main(["submit", spelling, "--set", "env.A_B=c_d"]) == 0
+    assert "export A_B=c_d\n" in capsys.readouterr().out
+
+
+def test_a_list_that_is_cut_says_so(project, capsys):
+    for name in ("one", "two", "three"):
+        registry.add(registry.Run(name, name, "local", "", str(project), "", "", None, 1.0, ""))
+    assert cli.main(["list", "-n", "2"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2
+    assert shown.err == "the newest 2 of 3 runs; all: -n 3\n"
+
+
+def _actions(verb):
+    (kinds,) = (one for one in cli.parser([verb])._actions if isinstance(one.choices, dict))
+    return kinds.choices[verb], kinds.choices[verb]._actions
+
+
+@pytest.mark.parametrize("verb", [one for one in cli.VERBS if one not in {"init", "completion"}])
+def test_the_examples_of_each_verb_are_command_lines_that_it_takes(verb):
+    """`init` and `completion` have examples in other forms."""
+    parser, _ = _actions(verb)
+    lines = [one for one in parser.description.splitlines() if one.startswith("deploykit ")]
+    assert lines, parser.description
+    for line in lines:
+        words = shlex.split(re.split(r"\s{2,}", line)[0])[1:]
+        own, _ = cli._split(words)
+        assert own[0] == verb
+        assert parser.parse_known_args(own[1:])[1] == []
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_value_of_each_option_is_named_by_what_it_is(verb):
+    for action in _actions(verb)[1]:
+        assert action.metavar not in {"X", "B", "T"}
+        if action.option_strings and action.nargs != 0 and not action.choices:
+            assert action.metavar, action.option_strings
+
+
+def test_no_text_names_a_file_that_a_wheel_lacks():
+    sources = [*(ROOT / "deploykit").rglob("*.py"), *(ROOT / "deploykit").rglob("*.toml")]
+    told = re.compile(r"(?<![/\w])(docs|tests|examples|benchmarks)/[\w-]+[/.][\w./-]+")
+    for path in sources:
+        text = re.sub(r"(?m)^#.*$", "", path.read_text())
+        if path.suffix == ".py":
+            tree = ast.parse(text)
+            own = {id(node.body[0].value) for node in ast.walk(tree) if _has_doc(node, path)}
+            strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            strings = [node for node in strings if isinstance(node.value, str)]
+            text = "\n".join(node.value for node in strings if id(node) not in own)
+        assert told.search(text) is None, path
+
+
+def _has_doc(node, path):
+    """Whether a docstring is for readers of the code; that of a verb is its help."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    if not isinstance(node, kinds) or ast.get_docstring(node) is None:
+        return False
+    return path.parent.name != "cli" or not isinstance(node, ast.Module)
+
+
+def test_versions_are_told_without_importing_anything(capsys):
+    with pytest.raises(SystemExit) as end:
+        run("--version")
+    first, python, *packages = capsys.readouterr().out.splitlines()
+    assert (end.value.code, first) == (0, f"deploykit {__version__}")
+    assert re.fullmatch(r"Python 3\.\d+\.\S+ \(/.*\)", python)
+    names = [line.split()[0].rstrip(":") for line in packages]
+    assert names == ["torch", "submitit", "boto3", "sagemaker"]
+    assert all(re.search(r" \d+\.\d+|not installed here$", line) for line in packages)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resources.time_limit=25s"], "must be at least 60 s, got '25s'"),
+        (["slurm.signal_seconds=0"], "must be at least 1 s, got '0'"),
+        (["sagemaker.volume_size=0"], "must be at least 1 GB, got '0'"),
+        (["sagemaker.bucket=B"], "expected a bucket name of 3 to 63 lower-case letters"),
+        (["output=s3://B/x"], "is not a location that SageMaker can read and write"),
+    ],
+)
+def test_bounds_have_units_and_places_their_rules(project, overrides, message, capsys):
+    words = [word for one in overrides for word in ("--set", one)]
+    valid = (
+        "sagemaker={region: us-east-1, bucket: my-bucket, instance_type: ml.g5.xlarge, "
+        "role: 'arn:aws:iam::123456789012:role/r', framework_version: 2.8.0}"
+    )
+    backends = ["-b", "slurm", "-b", "sagemaker"]
+    assert run("check", *backends, "--set", valid, "--set", "slurm={}", *words) == 65
+    assert message in capsys.readouterr().err

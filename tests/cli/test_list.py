@@ -1,0 +1,133 @@
+"""`list` and `status`: times, filters and colors."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from deploykit.cli import main as cli
+from deploykit.cli import output
+from deploykit.job.model import State, Status
+from deploykit.run import registry
+from deploykit.run.registry import Run
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Three runs that ended, an hour ago, and what one of them took."""
+    monkeypatch.setattr(registry, "now", lambda: 7200.0)
+    monkeypatch.setattr(output, "now", lambda: 7200.0)
+    for number, (name, state) in enumerate(
+        [("exp-a", State.SUCCEEDED), ("exp-b", State.FAILED), ("other-c", State.CANCELLED)]
+    ):
+        registry.add(
+            Run(name, "j", "local", "here", "/", "", "", None, 3600.0 + number, "", id=name)
+        )
+        registry.update(name, Status(state, "", "why", 1))
+    start, end = (output.datetime.fromtimestamp(at, output.UTC) for at in (3610.5, 7190.0))
+    registry.update("exp-b", Status(State.FAILED, "", "why", 1, start, end))
+
+
+def listed(capsys, *words, code=0):
+    assert cli.main(["list", *words]) == code
+    out, err = capsys.readouterr()
+    return [line.split("\t")[0] for line in out.splitlines()], err
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--state", "failed"], ["exp-b"]),
+        (["--state", "failed", "--state", "cancelled"], ["other-c", "exp-b"]),
+        (["--name", "exp-*"], ["exp-b", "exp-a"]),
+        (["--name", "xp-"], ["exp-b", "exp-a"]),
+        (["--name", "x*"], []),
+        (["--name", "exp-*", "-n", "1"], ["exp-b"]),
+        (["--name", "exp", "--state", "succeeded"], ["exp-a"]),
+    ],
+)
+def test_filters_choose_runs(capsys, words, names):
+    assert listed(capsys, *words)[0] == names
+
+
+@pytest.mark.usefixtures("three")
+def test_what_is_left_out_is_said(capsys):
+    assert "the newest 1 of 2 runs; all: -n 2" in listed(capsys, "--name", "exp", "-n", "1")[1]
+    assert "none of the 3 runs match" in listed(capsys, "--state", "running")[1]
+
+
+@pytest.mark.usefixtures("three")
+def test_a_word_that_is_no_state_is_answered_with_the_nearest(capsys):
+    err = listed(capsys, "--state", "faild", code=64)[1]
+    assert "unknown state 'faild'" in err
+    assert "did you mean 'failed'?" in err
+
+
+@pytest.mark.usefixtures("three")
+def test_times_are_told_in_utc_and_in_seconds(capsys):
+    assert cli.main(["list", "--json", "--name", "exp-b"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["created"] == "1970-01-01T01:00:01Z"
+    assert row["started"] == "1970-01-01T01:00:10Z"
+    assert row["finished"] == "1970-01-01T01:59:50Z"
+    assert (row["queue_seconds"], row["duration_seconds"]) == (9.5, 3579.5)
+    assert cli.main(["list", "--name", "exp-b"]) == 0
+    assert capsys.readouterr().out.split("\t")[3:6] == ["1970-01-01 01:00", "59m 39s", "59m 59s"]
+    assert cli.main(["status", "exp-b"]) == 0
+    shown = capsys.readouterr().out
+    assert "sent    1970-01-01T01:00:01Z, 59m 59s ago\n" in shown
+    assert "ended   1970-01-01T01:59:50Z, after 59m 39s\n" in shown
+    assert cli.main(["status", "exp-a", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [row[name] for name in ("started", "finished", "duration_seconds")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.4, "0s"), (59, "59s"), (60, "1m 0s"), (3700, "1h 1m"), (90061, "1d 1h")],
+)
+def test_durations_have_two_units(seconds, text):
+    assert output.span(seconds) == text
+
+
+class Terminal(io.StringIO):
+    """Text that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("settings", "colored"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),  # as no-color.org says
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+@pytest.mark.usefixtures("three")
+def test_states_are_colored_where_the_terminal_has_colors(monkeypatch, settings, colored):
+    for name in ("NO_COLOR", "TERM", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    for verb in (["list"], ["status", "exp-b"]):
+        monkeypatch.setattr("sys.stdout", Terminal())
+        assert cli.main(verb) == 0
+        shown = output.sys.stdout.getvalue()
+        assert ("\x1b[31mfailed\x1b[0m" in shown) is colored
+        assert ("\x1b" in shown) is colored
+
+
+@pytest.mark.usefixtures("three")
+def test_a_pipe_gets_no_colors(capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(["list"]) == cli.main(["status"]) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,129 @@
+"""Troubleshooting guides: with placeholders, with a run's values, and with hostile ones.
+
+tests/cli/test_every_verb.py renders them for real runs of every backend.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from deploykit.cli import main as cli
+from deploykit.diagnose import cause_rules, guides
+from deploykit.diagnose.guides import GUIDES, GuideContext
+from deploykit.job.model import LogLine
+from deploykit_node.network import interfaces
+from deploykit_node.network.interfaces import Route
+
+CHOSEN = "network: {0} ({1}) is the route to another node ({2}): NCCL_SOCKET_IFNAME=={0}"
+
+
+def case(*lines):
+    result = GuideContext(
+        "digits-1", "slurm", "42", state="failed", reason="rank 0 exited with code 1"
+    )
+    guides.read_nodes(result, [LogLine(text, node) for node, text in lines])
+    return result
+
+
+def commands(page):
+    """The lines of all shell blocks."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    return [line.strip() for block in blocks for line in block.replace("\\\n", "").splitlines()]
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_page_says_what_the_symptom_means_and_how_to_prove_the_cure(name):
+    page = guides.page(name, GuideContext())
+    assert page.startswith("# ")
+    for heading in ("## The symptom", "## What it means", "## Prove", "## If it st"):
+        assert heading in page
+    assert all(shlex.split(line, comments=True) for line in commands(page))
+    assert "{{" not in page
+    assert max(map(len, page.splitlines())) < 220
+
+
+def test_one_interface_on_all_nodes_is_set_exactly():
+    nodes = case(
+        (0, "interfaces: lo 127.0.0.1; ens5 10.0.0.1; docker0 172.17.0.1 (down)"),
+        (0, CHOSEN.format("ens5", "10.0.0.1", "10.0.0.2")),
+        (1, CHOSEN.format("ens5", "10.0.0.2", "10.0.0.1")),
+    )
+    page = guides.page("nccl", nodes)
+    assert "Run digits-1 on slurm: failed. rank 0 exited with code 1" in page
+    assert "| 0 | ens5 | 10.0.0.1 | 10.0.0.2 | lo 127.0.0.1; ens5 10.0.0.1; docker0 172." in page
+    assert 'NCCL_SOCKET_IFNAME: "=ens5"' in page
+    assert "export GLOO_SOCKET_IFNAME=ens5" in page
+    assert "deploykit logs digits-1 --first-error" in page
+
+
+def test_unlike_interfaces_are_excluded_not_named():
+    nodes = case(
+        (0, CHOSEN.format("ens5", "10.0.0.1", "10.0.0.2")),
+        (1, CHOSEN.format("enp3s0", "10.0.0.2", "10.0.0.1")),
+    )
+    assert '  NCCL_SOCKET_IFNAME: "^lo,docker,veth,br-,virbr,cni"\n' in guides.page("nccl", nodes)
+
+
+def test_what_the_user_chose_is_told_apart_from_what_the_launcher_chose():
+    page = guides.page(
+        "nccl", case((1, "network: NCCL_SOCKET_IFNAME=eth9, as you chose (WARNING)"))
+    )
+    assert "Node 1 kept your own setting, `NCCL_SOCKET_IFNAME=eth9`" in page
+
+
+def test_a_node_without_a_route_says_why():
+    reason = "there is no route to another node of the job"
+    page = guides.page("nccl", case((0, f"network: no interface is set, since {reason}")))
+    assert f"Node 0 chose none: {reason}." in page
+
+
+def test_the_rendezvous_page_names_where_the_nodes_met():
+    meeting = (0, "node 0 of 2 (srun): rendezvous at 10.0.0.1 port 12345")
+    page = guides.page("rendezvous", case(meeting))
+    assert "nc -vz 10.0.0.1 12345" in commands(page)
+
+
+def test_the_sentences_are_those_of_the_launcher(monkeypatch):
+    monkeypatch.setattr(interfaces, "_problem", lambda _: None)
+    monkeypatch.setattr(interfaces, "_first_address", lambda route: route.source)
+    choice = interfaces.choose(Route("10.0.0.2", "10.0.0.1", "ens5"), {})
+    (node,) = case((0, choice.why)).nodes
+    assert (node.interface, node.address, node.peer) == ("ens5", "10.0.0.1", "10.0.0.2")
+    (node,) = case((0, f"interfaces: {interfaces.inventory()}")).nodes
+    assert "lo 127.0.0.1" in node.interfaces
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_hostile_values_become_neither_commands_nor_markup(name):
+    evil = "x`; touch canary #|\n```sh\nrm -rf ~"
+    context = GuideContext(
+        evil, evil, evil, state=evil, reason=evil, file=evil, host=evil, port=evil
+    )
+    page = guides.page(name, context)
+    assert all("touch" not in shlex.split(line, comments=True) for line in commands(page))
+    assert page.count("\n```") == guides.page(name, GuideContext(state="failed")).count("\n```")
+    assert not re.search(r"^rm -rf", page, re.MULTILINE)
+
+
+def test_the_list_and_an_unknown_name(capsys):
+    assert cli.main(["guide"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(GUIDES)
+    assert cli.main(["guide", "nccll"]) == 64
+    assert "did you mean 'nccl'?" in capsys.readouterr().err
+    assert cli.main(["guide", "efa", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["guide"] == "efa"
+
+
+def test_causes_point_to_guides_that_exist(tmp_path, capsys):
+    assert set(guides.BY_CAUSE) <= {rule.label for rule in cause_rules.load().causes}
+    assert set(guides.BY_CAUSE.values()) <= set(GUIDES)
+    log = tmp_path / "node-0.log"
+    log.write_text("NCCL WARN Bootstrap : no socket interface found\n")
+    assert cli.main(["diagnose", str(log)]) == 79
+    assert capsys.readouterr().out.endswith(
+        "\nmore about this, step by step: deploykit guide nccl\n"
+    )

@@ -1,0 +1,204 @@
+"""The docs say what the code does: generated pages, links, names, and consoles that are run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from deploykit.bundle import node_plane
+from deploykit.cli import main as cli
+from deploykit.job import checks
+from deploykit.job.model import JobSpec, State
+from tests.docs_runner import blocks, fits, play
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+SHOWN = ("submit --dry-run", "submit -b slurm", "submit -b sagemaker --wait")
+
+
+def named(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def generator():
+    before = list(sys.path)
+    sys.path.insert(0, str(DOCS))
+    try:
+        spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = before
+    return module
+
+
+def test_generated_pages_are_what_the_code_says_now(generator):
+    pages = generator.pages()
+    on_disk = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("reference/*")}
+    assert set(on_disk) - {"glossary.md"} == set(pages)
+    for name, text in pages.items():
+        assert on_disk[name] == text, f"docs/reference/{name} is out of date: make docs"
+
+
+@pytest.mark.torch
+def test_the_code_of_the_python_guide_runs(project):
+    page = (DOCS / "how-to/python.md").read_text(encoding="utf-8")
+    code = [block.text for block in blocks(page) if block.language == "python"]
+    assert len(code) == 6
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[rank 0] hello ['--epochs', '3']" in done.stdout
+    assert "retries must be at least 0" in done.stdout
+    assert "#SBATCH --nodes=1" in done.stdout
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_option_is_documented_and_explained(verb):
+    page = (DOCS / "reference/commands.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## deploykit {verb}\n")[2].partition("\n## ")[0]
+    kinds = cli.parser([verb])._actions
+    sub = next(a for a in kinds if isinstance(a, argparse._SubParsersAction)).choices[verb]
+    assert section
+    for action in sub._actions:
+        assert action.help
+        for form in action.option_strings:
+            assert form in {"-h", "--help"} or f"`{form}" in section
+
+
+def test_every_key_of_a_job_file_is_documented(generator):
+    page = (DOCS / "reference/job-file.md").read_text(encoding="utf-8")
+    for name, cls in {"": JobSpec, **generator.options()}.items():
+        prefix = f"{name}." if name else ""
+        assert all(f"`{prefix}{field.name}`" in page for field in dataclasses.fields(cls))
+
+
+def test_the_states_are_explained(generator):
+    assert set(generator.words.STATES) == {state.value for state in State}
+
+
+def test_the_variables_on_the_node_are_those_of_the_code(generator):
+    files = [
+        ROOT / name.replace(node_plane.FOLDER, "entrypoints") for name in node_plane.node_plane()
+    ]
+    files += [ROOT / "deploykit/backends/base.py", ROOT / "deploykit/job/checks.py"]
+    files += [ROOT / "deploykit/backends/sagemaker/request.py"]
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in [*files, *ROOT.glob("templates/*.sh")]
+    )
+    described = {*generator.words.VARIABLES, *generator.words.INTERNAL}
+    ours = {name.replace("<NAME>", "") for name in described if name.startswith("DEPLOYKIT_")}
+    assert set(re.findall(r"\bDEPLOYKIT_[A-Z_]+", code)) == ours
+    assert set(checks._RESERVED) - {"GROUP_RANK"} == {
+        name for name in described if not name.startswith("DEPLOYKIT_")
+    }
+    assert "\nGRACE = 30.0\n" in code  # the number that the page gives
+
+
+@pytest.mark.parametrize("path", PAGES, ids=named)
+def test_pages_name_no_path_of_the_machine_that_wrote_them(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"(?<![\w.:/])/(home|root|tmp|work|var|usr)/", text) is None
+
+
+def test_readme_is_short_and_comes_to_the_point():
+    lines = README.splitlines()
+    assert len(lines) <= 100
+    head = "\n".join(lines[:30])
+    assert head.count("```") % 2 == 0
+    assert "pip install" in head
+    assert "name: digits" in head
+    for words in SHOWN:
+        assert re.search(rf"^deploykit {words}\b", head, re.MULTILINE)
+
+
+@pytest.fixture
+def readme_project(tmp_path, monkeypatch):
+    """The job file of the README beside the project's own trainer."""
+    folder = tmp_path / "a project"
+    shutil.copytree(ROOT / "entrypoints/trainer", folder / "trainer")
+    shutil.copy(ROOT / "entrypoints/train.py", folder)
+    job = next(block.text for block in blocks(README) if block.language == "yaml")
+    (folder / "job.yaml").write_text(job)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_the_three_commands_of_the_readme_can_be_planned(words, readme_project, capsys):
+    argv = words.split()
+    assert cli.main([*argv, *(["--dry-run"] if "--dry-run" not in argv else [])]) == 0
+    assert "torch" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_readme_runs(readme_project):
+    play(README, readme_project)
+
+
+@pytest.mark.torch
+def test_first_steps_run(tmp_path, monkeypatch):
+    monkeypatch.delenv("DEPLOYKIT_HOME")
+    folder = tmp_path / "hello"
+    folder.mkdir()
+    play((DOCS / "tutorial/first-steps.md").read_text(encoding="utf-8"), folder)
+
+
+@pytest.mark.torch
+def test_trainer_guide_runs(tmp_path):
+    for name in ("train.py", "report.py", "export.py", "trainer"):
+        copy = shutil.copytree if name == "trainer" else shutil.copy
+        copy(ROOT / "entrypoints" / name, tmp_path / name)
+    play((DOCS / "how-to/trainer.md").read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.timeout(900)
+def test_infra_guide_runs(tmp_path):
+    play((DOCS / "how-to/infra.md").read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
+def test_slurm_guide_runs(tmp_path, monkeypatch):
+    project = tmp_path / "checkout"
+    for name in ("infra", "entrypoints"):
+        shutil.copytree(ROOT / name, project / name)
+    shutil.copy(ROOT / "job.yaml", project)
+    boxes = Path(tempfile.mkdtemp(prefix="boxes-"))
+    monkeypatch.setenv("TMPDIR", str(boxes))
+    try:
+        play((DOCS / "how-to/slurm.md").read_text(encoding="utf-8"), project)
+    finally:
+        for box in boxes.iterdir():
+            stop = [sys.executable, ROOT / "infra/slurm/cluster.py", "stop", box]
+            subprocess.run(stop, capture_output=True, check=True)
+        shutil.rmtree(boxes)
+
+
+def test_the_runner_sees_differences(tmp_path):
+    assert fits("one ... three\n...\nend\n", "one two three\nx\ny\nend\n")
+    assert not fits("one\n", "one\ntwo\n")
+    with pytest.raises(AssertionError, match="and the page says"):
+        play("```console\n$ echo yes\nno\n```\n", tmp_path)
+    with pytest.raises(AssertionError, match="false"):
+        play("```console\n$ false\n```\n", tmp_path)
+    play(
+        "`f`:\n\n```text\nyes\n```\n```console\n$ cat f; exit_with() { return $1; }\nyes\n"
+        "$ exit_with 3\n[exit code 3]\n```\n",
+        tmp_path,
+    )

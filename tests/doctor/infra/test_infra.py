@@ -1,0 +1,224 @@
+"""`deploykit infra`: answers, the rendered files, and cfn-lint and moto on them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from importlib.resources import files as resources
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from botocore.exceptions import ClientError
+
+from deploykit.cli import main as cli
+from deploykit.doctor.infra import ec2, rendering, validation
+from tests.doctor.infra.infra_answers import GIVEN
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+REGION = "us-east-1"
+
+
+def run(capsys, *words):
+    code = cli.main(["infra", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def linter(monkeypatch):
+    """cfn-lint, as it stands beside this Python."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+
+
+def test_the_files_of_the_repository_are_made_of_its_answers():
+    made = rendering.files(validation.load(GIVEN))
+    assert set(made) == {path.name for path in GIVEN.parent.iterdir()} - {GIVEN.name}
+    for name, text in made.items():
+        assert (GIVEN.parent / name).read_text() == text, f"render {name} again: see {GIVEN.name}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cluster": None, "log_group": False, "name": "no", "block": "172.31.0.0/28"},
+        {"region": "cn-north-1", "zone": "cn-north-1b", "prefix": "true", "keep_sources": 1},
+    ],
+    ids=["all", "least", "China"],
+)
+def test_cfn_lint_finds_nothing(answers, capsys, linter, changes):
+    code, out, err = run(capsys, "check", answers(changes), "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["linted"]
+
+
+def test_what_cfn_lint_finds_is_said(answers, capsys, monkeypatch, linter):
+    good = rendering.files(validation.load(answers()))
+    bad = good["stack.yaml"].replace("BucketName:", "BucketNam:")
+    monkeypatch.setattr(rendering, "files", lambda _: {**good, "stack.yaml": bad})
+    code, _, err = run(capsys, "check", answers())
+    assert code == 65
+    assert "cfn-lint" in err
+    assert "BucketNam" in err
+
+
+WRONG = {
+    "zone": ("eu-west-1a", "is not in us-east-1"),
+    "block": ("10.0.0.1/16", "host bits set"),
+    "cluster.instance_type": ("p4d.24xlarg", "did you mean 'p4d.24xlarge'?"),
+    "cluster.head_type": ("m5.enormous", "unknown EC2 instance type m5.enormous"),
+    "cluster.min_nodes": (5, "more than max_nodes (4)"),
+    "cluster.storage": (1300, "1200 or 2400"),
+}
+
+
+def test_every_wrong_answer_is_said_at_once(answers, capsys):
+    code, _, err = run(capsys, "render", answers({key: value for key, (value, _) in WRONG.items()}))
+    assert code == 65
+    for key, (_, words) in WRONG.items():
+        assert re.search(rf"line \d+: {re.escape(key)}: .*{re.escape(words)}", err), err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cluster.instance_type": "g4dn.xlarge"}, "g4dn.xlarge has no Elastic Fabric Adapter"),
+        ({"bloc": "10.0.0.0/16"}, "did you mean 'block'?"),
+        ({"block": "10.0.0.0/8"}, "between /16 and /28"),
+        ({"block": "10.0.0.256/24"}, "Octet 256 (> 255) not permitted"),
+        ({"email": "nobody"}, "an e-mail address"),
+        ({"monthly_budget": 0}, "at least 1"),
+        ({"cluster.subnet": "my-subnet"}, "subnet-0123456789abcdef0"),
+    ],
+)
+def test_a_wrong_answer(answers, capsys, changes, words):
+    code, _, err = run(capsys, "check", answers(changes))
+    assert code == 65
+    assert words in err
+
+
+def test_files_are_written_and_not_replaced_unasked(answers, capsys, tmp_path):
+    folder = tmp_path / "out"
+    code, out, _ = run(capsys, "render", answers(), "--out", folder)
+    assert code == 0
+    assert {path.name for path in folder.iterdir()} == {"stack.yaml", "cluster.yaml", "Dockerfile"}
+    assert "aws cloudformation deploy" in out
+    code, _, err = run(capsys, "render", answers(), "--out", folder)
+    assert (code, "--force overwrites" in err) == (64, True)
+    assert run(capsys, "render", answers({"name": "other"}), "--out", folder, "--force")[0] == 0
+    assert "other-execution" in (folder / "stack.yaml").read_text()
+
+
+def test_what_we_know_of_efa_is_what_ec2_says():
+    """moto holds EC2's own answer to DescribeInstanceTypes."""
+    packed = resources("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()
+    told = json.loads(gzip.decompress(packed))
+    judged = {name: ec2.has_efa(name) for name in told if ec2.has_efa(name) is not None}
+    wrong = {
+        name for name, has in judged.items() if told[name]["NetworkInfo"]["EfaSupported"] != has
+    }
+    assert wrong == set()
+    assert sum(judged.values()) > 50
+    assert sum(not has for has in judged.values()) > 50
+
+
+def test_the_image_holds_what_the_tests_run_with(answers):
+    pins = {}
+    for file in ("constraints.txt", "tests/backends/sagemaker/launcher/requirements.txt"):
+        lines = (ROOT / file).read_text().splitlines()
+        pins |= dict(line.split("==") for line in lines if not line.startswith("#"))
+    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    pinned = dict(re.findall(r"^    (\w+)==(\S+)", recipe, re.MULTILINE))
+    assert len(pinned) >= 6
+    assert {name: pins[name] for name in pinned} == pinned
+
+
+@pytest.fixture
+def stack(aws, answers):
+    """The outputs of the stack, as moto makes it."""
+    text = rendering.files(validation.load(answers()))["stack.yaml"]
+    formation = boto3.client("cloudformation", REGION)
+    formation.create_stack(
+        StackName="training", TemplateBody=text, Capabilities=["CAPABILITY_NAMED_IAM"]
+    )
+    (made,) = formation.describe_stacks(StackName="training")["Stacks"]
+    assert made["StackStatus"] == "CREATE_COMPLETE"
+    return {one["OutputKey"]: one["OutputValue"] for one in made["Outputs"]}
+
+
+KEYS = ("bundles/0123/sourcedir.tar.gz", "runs/digits-1/output/output.tar.gz")
+
+
+@pytest.mark.aws
+def test_the_stack_on_moto(stack):
+    """Only what moto really makes: no lifecycle, public access, route, egress or budget."""
+    assert re.fullmatch(r"arn:aws:iam::\d+:role/training-execution", stack["RoleArn"])
+    iam, s3, network = (boto3.client(name, REGION) for name in ("iam", "s3", "ec2"))
+    role = iam.get_role(RoleName="training-execution")["Role"]
+    (trust,) = _statements(role["AssumeRolePolicyDocument"])
+    assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+    policy = iam.get_role_policy(RoleName="training-execution", PolicyName="training")
+    rights = {one["Sid"]: one for one in _statements(policy["PolicyDocument"])}
+    assert rights["Objects"]["Resource"] == "arn:aws:s3:::my-training-bucket/*"
+    allowed = [one for one in rights.values() if one["Effect"] == "Allow"]
+    actions = [action for one in allowed for action in _list(one["Action"])]
+    assert not [action for action in actions if "*" in action]
+
+    assert stack["BucketName"] == "my-training-bucket"
+    encrypted = s3.get_bucket_encryption(Bucket="my-training-bucket")
+    (rule,) = encrypted["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+
+    (subnet,) = network.describe_subnets(SubnetIds=[stack["SubnetId"]])["Subnets"]
+    assert (subnet["AvailabilityZone"], subnet["MapPublicIpOnLaunch"]) == ("us-east-1a", False)
+    (group,) = network.describe_security_groups(GroupIds=[stack["SecurityGroupId"]])[
+        "SecurityGroups"
+    ]
+    ((own,),) = [one["UserIdGroupPairs"] for one in group["IpPermissions"]]
+    assert own["GroupId"] == stack["SecurityGroupId"]
+    (endpoint,) = network.describe_vpc_endpoints()["VpcEndpoints"]
+    (table,) = network.describe_route_tables(RouteTableIds=endpoint["RouteTableIds"])["RouteTables"]
+    assert table["VpcId"] == subnet["VpcId"]
+    assert endpoint["ServiceName"] == "com.amazonaws.us-east-1.s3"
+
+
+@pytest.mark.aws
+def test_a_job_cannot_replace_the_source_of_another(stack, enforced, monkeypatch):
+    """A program of one job, with the role's rights, plants an archive for the next one."""
+    iam, s3 = boto3.client("iam", REGION), boto3.client("s3", REGION)
+    bundle, result = ({"Bucket": "my-training-bucket", "Key": f"deploykit/{key}"} for key in KEYS)
+    s3.put_object(**bundle, Body=b"good")
+    policy = iam.get_role_policy(RoleName="training-execution", PolicyName="training")
+    rights = _statements(policy["PolicyDocument"])
+    rights = [one for one in rights if one["Sid"] != "OwnBucketOnly"]  # moto reads no condition
+    iam.create_user(UserName="job")
+    document = json.dumps({"Version": "2012-10-17", "Statement": rights})
+    iam.put_user_policy(UserName="job", PolicyName="training", PolicyDocument=document)
+    key = iam.create_access_key(UserName="job")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    enforced()
+    s3 = boto3.session.Session().client("s3", REGION)
+    for attack in (
+        lambda: s3.put_object(**bundle, Body=b"evil"),
+        lambda: s3.delete_object(**bundle),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            attack()
+    assert s3.get_object(**bundle)["Body"].read() == b"good"
+    s3.put_object(**result, Body=b"weights")
+
+
+def _statements(document):
+    """moto gives some documents as text: Python's, which YAML is too."""
+    return (yaml.safe_load(document) if isinstance(document, str) else document)["Statement"]
+
+
+def _list(value):
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,97 @@
+"""Untrusted JSON, deeply nested or of another shape: an error message, never a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from deploykit.cli import main as cli
+from deploykit.job.model import State, Status
+from deploykit.observe import exit_records
+from deploykit.run import registry
+
+DEEP = "[" * 100_000
+DIGITS = '{"exit_code": ' + "9" * 5000 + "}"
+AWS = (
+    "sagemaker={region: us-east-1, bucket: my-bucket, instance_type: ml.g5.xlarge, "
+    "subnets: [subnet-0123456789abcdef0], security_group_ids: [sg-0123456789abcdef0], "
+    "role: 'arn:aws:iam::123456789012:role/r', "
+    "image_uri: '763104351884.dkr.ecr.us-east-1.amazonaws.com/p:1'}"
+)
+SHAPES = {
+    "get-caller-identity": {"Account": [], "Arn": {}},
+    "get-role": {"Role": {"AssumeRolePolicyDocument": DEEP}},
+    "role-policies": {"Documents": 7},
+    "describe-subnets": {"Subnets": [{"SubnetId": 7}]},
+    "describe-vpcs": {"Vpcs": [{"VpcId": "v", "CidrBlock": "x; touch canary"}]},
+    "describe-route-tables": {"RouteTables": "x"},
+    "describe-network-acls": {"NetworkAcls": [{"NetworkAclId": "a", "VpcId": "b", "Entries": [7]}]},
+    "describe-security-groups": {"SecurityGroups": [None]},
+}
+
+
+def doctor(folder, *argv):
+    return cli.main(["doctor", "--from", str(folder), *argv])
+
+
+@pytest.mark.parametrize(
+    "text", [DEEP, DIGITS, "", "\0", "7", "[]", '"x"', '{"python": 7}'], ids=lambda text: text[:20]
+)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("local", "machine.json"), ("slurm", "site.json"), ("sagemaker", "get-role.json")],
+)
+def test_invalid_facts(project, capsys, text, backend, name):
+    (project / "facts").mkdir()
+    (project / "facts" / name).write_text(text)
+    code = doctor("facts", "--backend", backend, "--set", AWS, "--set", "slurm.partition=x")
+    said = capsys.readouterr().err
+    assert (code, "facts" in said, "Traceback" in said) == (66, True, False), said
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_answers_of_another_shape(project, capsys, name):
+    (project / "facts").mkdir()
+    (project / "facts" / f"{name}.json").write_text(json.dumps(SHAPES[name]))
+    code = doctor("facts", "--backend", "sagemaker", "--set", AWS)
+    shown = capsys.readouterr()
+    assert code in {66, 80}, shown
+    assert code == 80 or "the facts in facts are not valid responses from AWS" in shown.err
+
+
+@pytest.mark.parametrize("text", [DEEP, DIGITS, '{"a":' * 100_000], ids=lambda text: text[:20])
+def test_invalid_exit_records(tmp_path, text):
+    (tmp_path / "exit_records").mkdir()
+    for name in ("node-0", "restart-1", "attempt"):
+        (tmp_path / "exit_records" / f"{name}.json").write_text(text)
+    assert (
+        exit_records.read(tmp_path),
+        exit_records.restarts(tmp_path),
+        exit_records.attempt(tmp_path),
+    ) == ([], [], None)
+
+
+def test_status_of_a_run_whose_exit_record_is_none(project, capsys, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "exit_records").mkdir(parents=True)
+    (folder / "logs").mkdir()
+    (folder / "logs/job.log").touch()
+    (folder / "exit_records/node-0.json").write_text(DEEP)
+    here = os.uname().nodename
+    registry.add(
+        registry.Run("one", "x", "local", here, str(folder), "a", "b", None, 1.0, "/out", "one")
+    )
+    registry.update("one", Status(State.RUNNING))
+    assert cli.main(["status", "one"]) == 0
+    assert "one: failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("python", ["true", "echo", "yes | head -c 9999999"])
+def test_a_python_that_is_no_program(project, capsys, python):
+    (project / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (project / "python").chmod(0o755)
+    argv = ["--backend", "local", "--set", f"local.python={project}/python"]
+    assert cli.main(["doctor", *argv]) == 69
+    assert "it exited with 0 but printed no facts" in capsys.readouterr().err

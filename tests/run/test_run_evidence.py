@@ -1,0 +1,170 @@
+"""What is known of a run beside its logs, as evidence for its diagnosis."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deploykit.backends import local
+from deploykit.backends.slurm import states
+from deploykit.cli import main as cli
+from deploykit.diagnose import cause_rules
+from deploykit.job.model import State, Status
+from deploykit.lib import paths
+from deploykit.run import evidence as run_evidence
+from deploykit.run import registry
+
+BY_STATE = {
+    "TIMEOUT": "slurm_time_limit",
+    "DEADLINE": "slurm_time_limit",
+    "OUT_OF_MEMORY": "slurm_oom",
+    "NODE_FAIL": "slurm_node_fail",
+    "PREEMPTED": "slurm_preempted",
+    "BOOT_FAIL": "slurm_node_boot_failure",
+    "LAUNCH_FAILED": "slurm_node_fail",
+    "RECONFIG_FAIL": "slurm_node_fail",
+    "Stopped/MaxRuntimeExceeded": "slurm_time_limit",
+    "Failed/Interrupted": "slurm_preempted",
+}
+REASONS = {"Failed/Interrupted": "interrupted: the spot instances were reclaimed"}
+QUIET = "2026-11-21T02:00:00.000Z [rank 0] step 1 loss 0.7\n"
+RAISED = """\
+[rank{0}]: Traceback (most recent call last):
+[rank{0}]:   File "/home/ada/job/train.py", line 9, in <module>
+[rank{0}]: ValueError: shard {0} has 3 columns
+"""
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Makes a run with a state, a log and records, and gives the code and JSON of its diagnosis."""
+
+    def diagnosed(capsys, state=State.FAILED, native="ended", reason="", log=QUIET, **records):
+        folder = paths.run_folder("one")
+        for name in ("logs", "exit_records"):
+            (folder / name).mkdir(parents=True)
+        (folder / "logs/node-0.log").write_text(log)
+        for name, record in records.items():
+            (folder / f"exit_records/{name.replace('_', '-')}.json").write_text(json.dumps(record))
+        row = registry.Run("one", "job", "local", "here", str(folder), "a", "b", None, 1.0, "/out")
+        registry.add(row)
+        registry.confirm("one", "7")
+        status = Status(state, native, reason)
+        monkeypatch.setattr(local, "status", lambda handles: dict.fromkeys(handles, status))
+        registry.update("one", status)
+        code = cli.main(["diagnose", "one", "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return diagnosed
+
+
+def ended(code, reason, rank=1, **more):
+    finished = "2026-11-21T02:15:19.250+00:00"
+    return {
+        "exit_code": code,
+        "reason": reason,
+        "rank": rank,
+        "finished": finished,
+        "attempt": 0,
+        **more,
+    }
+
+
+def test_every_state_in_which_slurm_failed_a_job_is_covered():
+    failed = {name for name, state in states._STATES.items() if state is State.FAILED}
+    assert failed - {"FAILED"} == {name for name in BY_STATE if name.isupper()}
+
+
+@pytest.mark.parametrize("native", BY_STATE)
+def test_the_state_alone_names_the_cause(native, run, capsys):
+    code, found = run(capsys, native=native, reason=REASONS.get(native, ""))
+    (cause, *_) = found["causes"]
+    assert (code, cause["cause"]) == (79, BY_STATE[native])
+    assert cause["evidence"][0]["file"] == "status of one"
+
+
+@pytest.mark.parametrize(
+    ("record", "label"),
+    [
+        (ended(139, "rank 1 was terminated by SIGSEGV (exit code 139)"), "segfault"),
+        (ended(137, "rank 1 was terminated by SIGKILL (exit code 137)"), "host_oom"),
+        (ended(137, "rank 1 disappeared, as after SIGKILL"), "host_oom"),
+        (ended(135, "rank 1 was terminated by SIGBUS (exit code 135)"), "shm_too_small"),
+        (ended(127, "rank 1 exited with code 127"), "command_not_found"),
+    ],
+)
+def test_how_a_rank_ended_is_evidence_where_the_log_is_silent(record, label, run, capsys):
+    code, found = run(capsys, node_0=record)
+    (cause, *_) = found["causes"]
+    assert (code, cause["cause"], cause["first_rank"]) == (79, label, 1)
+    assert cause["evidence"][0]["file"] == "exit records of one"
+
+
+def test_a_rank_that_was_stopped_first_did_not_run_out_of_memory(run, capsys):
+    reason = "rank 1 was terminated by SIGKILL (exit code 137) after a signal to stop"
+    _, found = run(capsys, log=f"[node 0] {reason}\n", node_0=ended(137, reason))
+    assert "host_oom" not in {cause["cause"] for cause in found["causes"]}
+
+
+def test_ranks_that_were_ended_because_they_stalled_did_not_run_out_of_memory(run, capsys):
+    reason = "rank 0 was terminated by SIGKILL (exit code 137)"
+    log = f"[node 0] on_stall: restart: sending SIGKILL to the ranks\n[node 0] {reason}\n"
+    _, found = run(capsys, log=log, node_0=ended(137, reason, 0))
+    assert [cause["cause"] for cause in found["causes"]] == ["stalled"]
+
+
+def test_a_node_that_failed_its_check_is_named(run, capsys):
+    why = "node 1 (lynx-2) multiplies matrices wrongly: a bad GPU, processor or memory"
+    unhealthy = {"attempt": 0, "failed_check": True, "hosts": {"lynx-2": why}}
+    record = ended(78, "preflight stopped the job", None)
+    _, found = run(capsys, node_0=record, unhealthy_0=unhealthy)
+    (cause,) = found["causes"]
+    assert (cause["cause"], cause["evidence"][0]["file"]) == ("gpu_hardware", "preflight of one")
+    assert why in cause["evidence"][0]["text"]
+
+
+def test_a_node_that_only_disappeared_failed_no_check(run, capsys):
+    unhealthy = {
+        "attempt": 0,
+        "failed_check": False,
+        "hosts": {"lynx-2": "its launcher disappeared"},
+    }
+    code, found = run(capsys, node_0=ended(3, "rank 1 exited with code 3"), unhealthy_0=unhealthy)
+    assert (code, found["causes"], found["ending"]) == (82, [], "unknown")
+
+
+def test_of_ranks_that_raised_the_one_that_ended_first_is_named(run, capsys):
+    log = RAISED.format(0) + RAISED.format(2)
+    _, found = run(capsys, log=log, node_0=ended(1, "rank 2 exited with code 1", 2))
+    assert found["causes"][0]["first_rank"] == 2
+
+
+@pytest.mark.parametrize(
+    ("attempt", "told", "label"),
+    [
+        (3, "", "user_code_error"),
+        (3, " after a signal to stop", "slurm_preempted"),
+        (0, "", "slurm_preempted"),
+    ],
+)
+def test_preemptions_of_earlier_attempts_are_not_the_cause(attempt, told, label, run, capsys):
+    preempted = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT T DUE TO PREEMPTION ***\n"
+    record = ended(1, f"rank 2 exited with code 1{told}", 2) | {"attempt": attempt}
+    _, found = run(capsys, log=2 * preempted + RAISED.format(2), node_0=record)
+    assert found["causes"][0]["cause"] == label
+
+
+def test_a_run_that_succeeded_overcame_what_its_log_tells(run, capsys):
+    code, found = run(capsys, State.SUCCEEDED, log=RAISED.format(0))
+    assert (code, found["causes"], found["ending"]) == (0, [], "healthy")
+
+
+def test_a_nan_counts_although_the_program_ended_well(run, capsys):
+    code, found = run(capsys, State.SUCCEEDED, log="step 1 loss nan\nstep 2 loss nan\n")
+    assert (code, found["causes"][0]["cause"]) == (79, "nan_loss")
+
+
+def test_every_cause_that_success_does_not_refute_exists():
+    known = {rule.label for rule in cause_rules.load().causes}
+    assert known >= run_evidence._DESPITE_SUCCESS | run_evidence._FROM_OUTSIDE
