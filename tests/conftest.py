@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import programs
 from tests.aws_server import aws, enforced, moto  # noqa: F401 - fixtures for every test
 from tests.live_run import live, start  # noqa: F401
 from tests.slurm_cluster import box, cluster, needs_slurm, running_cluster  # noqa: F401
@@ -64,6 +65,17 @@ def pytest_collection_modifyitems(items):
         slow = item.get_closest_marker("slurm") or item.get_closest_marker("torch")
         if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session):
+    """Below the last line of pytest, name what was skipped and the packages that bring it."""
+    finished = yield
+    if terminal := session.config.pluginmanager.get_plugin("terminalreporter"):
+        skipped = [str(report.longrepr[2]) for report in terminal.stats.get("skipped", [])]
+        if line := programs.summary(skipped):
+            terminal.write_line(line)
+    return finished
 
 
 @pytest.hookimpl(wrapper=True)

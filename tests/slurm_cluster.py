@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -11,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.backends.slurm.slurm_helpers import cluster_command, output, wait_for
-
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 
 
 @pytest.fixture(scope="session")
 def needs_slurm():
-    missing = [
-        p for p in PROGRAMS if shutil.which(p, path=f"{os.environ['PATH']}:/usr/sbin") is None
-    ]
-    if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        pytest.skip(reason)
+    programs.need("slurmctld", "slurmd", "munged", "sbatch")
 
 
 @pytest.fixture

@@ -6,18 +6,16 @@ Slurm's own commands and a moto server answer; where nothing listens, nothing is
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
 from deploykit.backends import slurm
 from deploykit.cli import main as cli
 from tests.ports import free_port
+from tests.programs import needs
 
 SECRET = "aTest/Secret+of+20+letters"
-needs_slurm_commands = pytest.mark.skipif(
-    shutil.which("scontrol") is None, reason="not installed: slurm-client"
-)
+needs_slurm_commands = needs("scontrol")
 
 
 def ask(capsys, name):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from deploykit.cli import main as cli
 from deploykit.run import registry
 from deploykit.run.registry import Run
+from tests.programs import need
 
 BIN = Path(sys.executable).parent
 SHELLS = {
@@ -83,8 +83,7 @@ class Shell:
 @pytest.mark.parametrize("name", SHELLS)
 def test_the_tab_key_completes(name, capsys):
     argv, load = SHELLS[name]
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    need(name)
     script(name, capsys)
     shell = Shell(argv)
     try:
@@ -99,8 +98,7 @@ def test_the_tab_key_completes(name, capsys):
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_fish_completes(capsys):
-    if shutil.which("fish") is None:
-        pytest.skip("fish is not installed")
+    need("fish")
     script("fish", capsys)
     for typed, added in TYPED.items():
         done = subprocess.run(

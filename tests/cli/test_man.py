@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from deploykit.cli import main as cli
+from tests.programs import need
 
 PAGE = Path(__file__).parents[2] / "docs/reference/deploykit.1"
 
 
 def test_man_shows_the_page_without_a_complaint():
-    if shutil.which("man") is None:
-        pytest.skip("man is not installed")
+    need("man")
     argv = ["man", "--warnings=all", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(PAGE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stderr == ""

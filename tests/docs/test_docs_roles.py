@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs_runner import consoles
+from tests.programs import needs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial/roles.md").read_text(encoding="utf-8")
-WITHOUT_SLURM = pytest.mark.skipif(not shutil.which("sbatch"), reason="Slurm is not installed")
 MARKS = {
     "A student with a laptop": (),
     "A researcher on a Slurm cluster": (
         pytest.mark.nightly,
         pytest.mark.slurm,
         pytest.mark.xdist_group("slurm"),
-        WITHOUT_SLURM,
+        needs("sbatch", "slurmctld", "slurmd", "munged"),
     ),
     "An engineer on SageMaker": (pytest.mark.aws,),
     "An operator": (),

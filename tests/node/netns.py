@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.programs import need
+
 _COUNT = itertools.count()
 
 
 def needed(*programs: str) -> None:
     """Skip if namespaces cannot be created here."""
-    missing = [name for name in ("ip", "unshare", *programs) if shutil.which(name) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and {', '.join(missing) or 'network namespaces'}")
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    need("ip", "unshare", *programs)
 
 
 def ip(*words: object) -> None:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 
 import pytest
 
 from deploykit_node import cluster
 from deploykit_node.cluster import BadEnvironment, Cluster, Rank
+from tests.programs import needs
 
 HOSTLISTS = [
     "n1",
@@ -32,10 +32,9 @@ STEP = {
 }
 
 
+@needs("scontrol")
 @pytest.mark.parametrize("hostlist", HOSTLISTS)
 def test_hostlists_expand_as_slurm_expands_them(hostlist, tmp_path):
-    if shutil.which("scontrol") is None:
-        pytest.skip("scontrol is not installed")
     conf = tmp_path / "slurm.conf"  # it must exist; no cluster is asked
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n\nPartitionName=p\n")
     shown = subprocess.run(

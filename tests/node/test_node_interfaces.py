@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from deploykit.lib import paths
 from deploykit_node.network import interfaces
 from deploykit_node.network.interfaces import Choice, Route
+from tests.node import netns
 
 ENTRYPOINTS = paths.shipped("entrypoints")
 
@@ -42,8 +42,7 @@ def settle(namespace, text):
 @pytest.fixture
 def namespaces():
     """Two nodes on 10.77.0.0/24, each with a bridge docker0 that has the same address."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2")
+    netns.needed()
     names = [f"dk{os.getpid()}{letter}" for letter in "ab"]
     try:
         for name in names:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
-import shutil
 import subprocess
 
 import pytest
@@ -15,6 +13,7 @@ from deploykit.observe.inspect import usage as read
 from deploykit_node import exit_records
 from deploykit_node.inspect import nvml, usage
 from tests.node.test_node_stall import ALONE, SLEEPS, SPINS, Node, wait_for
+from tests.programs import needs
 
 NVML = """\
 #include <string.h>
@@ -123,7 +122,7 @@ def test_a_record_that_is_no_record_is_left_out(tmp_path, text):
     assert read.read(tmp_path, 0) == []
 
 
-@pytest.mark.skipif(not shutil.which("gcc") and "CI" not in os.environ, reason="needs gcc")
+@needs("gcc")
 @pytest.mark.parametrize(
     ("visible", "percents"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 
@@ -12,6 +11,7 @@ from deploykit.backends import slurm
 from deploykit.backends.slurm import Options
 from deploykit.job.model import State
 from tests.backends.slurm.slurm_helpers import cluster_command, ended, folder_of, output, wait_for
+from tests.programs import need
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("accounts")]
 
@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("acc
 @pytest.fixture
 def accounts(box, monkeypatch):
     """A cluster with slurmdbd and its own database."""
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    missing = [name for name in ("slurmdbd", "mariadbd") if shutil.which(name, path=path) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    need("slurmdbd", "mariadbd")
     start(box)
     monkeypatch.setenv("SLURM_CONF", str(box / "slurm.conf"))
     return box

@@ -13,8 +13,9 @@ import pytest
 
 from deploykit.backends.slurm import ssh
 from deploykit.lib.errors import BackendUnavailable
-from tests.backends.slurm.login_node import SSHD, login_node
+from tests.backends.slurm.login_node import login_node
 from tests.backends.slurm.slurm_helpers import wait_for
+from tests.programs import need
 from tests.strangers import STRANGER, as_stranger, open_place  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-ssh")]
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-ssh")]
 
 @pytest.fixture(scope="module")
 def node():
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("not installed: openssh-server")
+    need("ssh", "sshd")
     with login_node("unused", startups="1:100:1") as started:  # at most one login at a time
         yield started
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -24,6 +23,7 @@ from deploykit.job.model import Entrypoint, JobSpec
 from deploykit.lib.errors import SubmitRefused
 from tests.backends.slurm.random_jobs import OPTIONS, RESOURCES
 from tests.backends.slurm.slurm_helpers import output
+from tests.programs import need
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(1800)]
 
@@ -45,8 +45,7 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """How the examples ended, and the folder of accepted scripts, which shellcheck checks last."""
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
+    need("shellcheck")
     folder = tmp_path_factory.mktemp("scripts")
     counts = Counter()
     yield counts, folder

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from deploykit.backends.slurm import Options
 from deploykit.backends.slurm.options import Restarts
 from deploykit.job.model import Entrypoint
 from tests.backends.slurm.plans import CASES, HOSTILE, NEVER, PYTHON, directives, job, script
+from tests.programs import need
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -43,8 +43,7 @@ def test_scripts_pass_shellcheck(home, name, tmp_path):
     path = tmp_path / "script.sh"
     path.write_bytes(script(*CASES[name]).encode())
     subprocess.run(["bash", "-n", path], check=True)
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
+    need("shellcheck")
     done = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
     assert done.stdout == ""
 

@@ -15,9 +15,10 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.lib import paths
-from tests.backends.slurm.login_node import SSHD, login_node
+from tests.backends.slurm.login_node import login_node
 from tests.backends.slurm.slurm_helpers import PATIENCE, output, wait_for
 from tests.backends.slurm.test_slurm_stacks import HANGING
+from tests.programs import need
 from tests.run.test_debugger import check
 from tests.strangers import modes, too_wide
 
@@ -44,8 +45,7 @@ ODD = [[5], [0, 1, 2, 3, 4, 6, 7]]
 
 @pytest.fixture(scope="module")
 def node(running_cluster):
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("not installed: openssh-server")
+    need("ssh", "sshd")
     for folder in (running_cluster, running_cluster / "munge"):
         folder.chmod(0o755)  # the other user needs slurm.conf and the socket of munge
     with login_node(running_cluster / "slurm.conf") as started:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from tests import trainer_losses
 from tests.backends.slurm import survival_runs as runs
 from tests.backends.slurm.slurm_helpers import output, wait_for
+from tests.programs import need
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
 pytestmark += [pytest.mark.timeout(2 * runs.PATIENCE)]
@@ -149,9 +149,7 @@ def make_way(job, *chosen):
 @pytest.fixture(scope="module")
 def outranked(needs_slurm, tmp_path_factory):
     """A job that was preempted by one with another QOS, on its own cluster."""
-    programs = ("slurmdbd", "mariadbd")
-    if None in {shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in programs}:
-        pytest.skip("not installed: slurmdbd, mariadb-server")
+    need("slurmdbd", "mariadbd")
     with contextlib.ExitStack() as stack:
         enter_home(stack, tmp_path_factory)
         box = stack.enter_context(runs.cluster_of(1, "--accounting", 1))

@@ -41,12 +41,6 @@ session required pam_env.so
 """
 
 
-def missing():
-    """The requirements that this computer does not meet."""
-    programs = [name for name in ("ip", "mpirun", "sshd", "unshare") if shutil.which(name) is None]
-    return [*programs, *(["root"] if os.geteuid() else [])]
-
-
 @contextlib.contextmanager
 def namespaces(folder, count):
     """Hosts algo-1, algo-2 and so on, for `run_on_hosts`, with folders in `folder`."""

@@ -16,8 +16,9 @@ from deploykit.backends.sagemaker.request import PROCESSES
 from deploykit.job.model import Entrypoint
 from tests.aws_server import recorder
 from tests.backends.sagemaker.launcher.sagemaker_hosts import LauncherFailedError, run_on_hosts
-from tests.backends.sagemaker.launcher.sagemaker_namespaces import GATEWAY, missing, namespaces
+from tests.backends.sagemaker.launcher.sagemaker_namespaces import GATEWAY, namespaces
 from tests.backends.sagemaker.launcher.test_sagemaker_launcher import ARGUMENTS
+from tests.programs import needs
 from tests.trainer_losses import losses
 
 TIMEOUT = 600
@@ -27,7 +28,8 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.timeout(TIMEOUT + 300),
     pytest.mark.xdist_group("port-7777"),
-    pytest.mark.skipif(bool(missing()), reason=f"requires {', '.join(missing())}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    needs("ip", "mpirun", "sshd", "unshare"),
 ]
 
 TRAINER = Path(__file__).parents[4] / "entrypoints"
