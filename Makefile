@@ -107,20 +107,14 @@ docs-site: .venv-docs/.ready
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going -q -b html docs build/site
 	@echo 'open build/site/index.html'
 
-# The environments. torch is installed first, so that nothing else chooses its build; `make CPU=1`
-# takes the one without GPU libraries, 1.4 GB in all instead of 5.8.
-TORCH_INDEX := $(if $(CPU),--index-url https://download.pytorch.org/whl/cpu)
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.train: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) $(TORCH_INDEX) torch
-	$(PIP) -e '.[train]'
-	touch $@
+# The environments. infra/install.py chooses the build of PyTorch, and uv or pip.
+$(VENV)/.train: pyproject.toml constraints.txt
+	@$(PYTHON) infra/install.py $(VENV) -e '.[train]'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[dev,sagemaker,train]'
-	touch $@
+	@$(PYTHON) infra/install.py $(VENV) -e '.[dev,sagemaker,train]'
+	@touch $@
 
 LAUNCHER := tests/backends/sagemaker/launcher
 .venv-sagemaker/.ready: $(VENV)/.dev $(LAUNCHER)/environment.sh $(LAUNCHER)/requirements.txt

@@ -19,6 +19,7 @@ from deploykit.cli import main as cli
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, State
 from tests.docs_runner import blocks, fits, play
+from tests.programs import needs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -117,7 +118,8 @@ def test_pages_name_no_path_of_the_machine_that_wrote_them(path):
 def test_readme_is_short_and_comes_to_the_point():
     lines = README.splitlines()
     assert len(lines) <= 100
-    head = "\n".join(lines[:30])
+    assert "make run" in "\n".join(lines[:10])
+    head = "\n".join(lines[:32])
     assert head.count("```") % 2 == 0
     assert "pip install" in head
     assert "name: digits" in head
@@ -173,7 +175,7 @@ def test_infra_guide_runs(tmp_path):
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm is not installed")
+@needs("sbatch", "slurmctld", "slurmd", "munged")
 def test_slurm_guide_runs(tmp_path, monkeypatch):
     project = tmp_path / "checkout"
     for name in ("infra", "entrypoints"):
