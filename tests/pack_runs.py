@@ -1,4 +1,4 @@
-"""Pack logs of real runs into diagnosis/runs.jsonl.gz, with other names and paths, 60 lines each.
+"""Pack logs of real runs into tests/diagnose/logs, with other names and paths, 60 lines each.
 
 python tests/pack_runs.py FOLDER
 
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-PACKED = Path(__file__).with_name("diagnosis") / "runs.jsonl.gz"
+PACKED = Path(__file__).parent / "diagnose/logs/runs.jsonl.gz"
 MOST, HEAD, WIDEST = 60, 25, 300
 """Lines of a log that are kept, those of them from its beginning, and their characters."""
 _ALIKE = 2

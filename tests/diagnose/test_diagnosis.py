@@ -22,7 +22,7 @@ from deploykit.lib import paths
 from deploykit.run import diagnosis as run_diagnosis
 from deploykit.run import registry
 
-LOGS = Path(__file__).parents[1] / "diagnosis"
+LOGS = Path(__file__).with_name("logs")
 
 
 def logs(name):
@@ -287,7 +287,7 @@ def test_a_fix_has_the_values_of_the_line_and_of_the_run(tmp_path, capsys):
 
 
 def test_fixes_name_keys_and_commands_that_exist():
-    reference = LOGS.parent.parent / "docs/reference"
+    reference = Path(__file__).parents[2] / "docs/reference"
     page = (reference / "job-file.md").read_text(encoding="utf-8")
     keys = set(re.findall(r"`((?:resources|slurm|sagemaker|local)\.[a-z_]+)", page))
     sections = (reference / "commands.md").read_text(encoding="utf-8").split("\n## deploykit ")
@@ -497,7 +497,7 @@ def test_lines_that_differ_in_digits_only_are_told_apart_where_a_rule_does():
     index = cause_rules.load().index
     lines = ["exit code 1", "exit code 137", "Xid 79 seen", "Xid 13 seen", "exitcode: -9"]
     lines += [f"HTTP Error {n}: no" for n in (401, 403, 404, 500)]
-    for path in sorted(Path(__file__).parents[1].glob("diagnosis/**/*.toml"))[:40]:
+    for path in sorted(LOGS.rglob("*.toml"))[:40]:
         texts = path.read_text(errors="replace").splitlines()
         lines += [text[:300] for text in texts[::7] if text.strip()]
     other = str.maketrans("0123456789", "7413904825")

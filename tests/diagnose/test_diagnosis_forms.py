@@ -18,7 +18,7 @@ from deploykit.diagnose.log_forms import opened
 from deploykit.diagnose.ranking import Diagnosis
 
 CASES = tomllib.loads(
-    (Path(__file__).parents[1] / "diagnosis/failures.toml").read_text(encoding="utf-8")
+    (Path(__file__).with_name("logs") / "failures.toml").read_text(encoding="utf-8")
 )["log"]
 AT = "2026-05-04T08:00:00"
 

@@ -16,7 +16,7 @@ from tests.regex_samples import parsed, sample
 
 NARROWED = "nan_loss"
 """Its literals narrow its expressions on purpose: three letters such as `nan` are in many words."""
-EXAMPLES = Path(__file__).parents[1] / "diagnosis"
+EXAMPLES = Path(__file__).with_name("logs")
 
 
 def examples():
@@ -113,7 +113,7 @@ def test_a_literal_has_three_characters(literals, tmp_path, capsys):
 
 def test_ordinary_lines_contain_hardly_any_literal(monkeypatch):
     """Those are matched with rules: the literal `validation error` cost five times the CPU."""
-    monkeypatch.syspath_prepend(EXAMPLES.parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     import diagnose
 
     literals = cause_rules.load().literals

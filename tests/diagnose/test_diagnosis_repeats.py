@@ -14,7 +14,7 @@ from deploykit.diagnose import cause_rules, digits, log_prefixes, scan
 from deploykit.diagnose.ranking import Diagnosis
 from deploykit.diagnose.repeats import Repeats
 
-CASES = Path(__file__).parents[1] / "diagnosis"
+CASES = Path(__file__).with_name("logs")
 LOST = "[rank{}]: RuntimeError at step {}: CUDA out of memory. Tried to allocate 2.00 GiB."
 RULES = cause_rules.load()
 

@@ -11,7 +11,7 @@ import pytest
 from deploykit.diagnose import cause_rules, scan
 from deploykit.diagnose.ranking import Diagnosis
 
-RUNS = Path(__file__).parents[1] / "diagnosis" / "runs.jsonl.gz"
+RUNS = Path(__file__).with_name("logs") / "runs.jsonl.gz"
 HEALTHY = 200
 """At least."""
 BEFORE = {"data_corrupt": "user_code_error", "file_permission": "file_not_found"}
