@@ -48,8 +48,12 @@ def main(folder: str, *requirements: str) -> None:
     python = str(Path(folder, "bin/python"))
     installers = find_installers(python)
     install_torch(python, installers[0])
-    if not any(run([*installer, *requirements]) for installer in installers):
-        sys.exit("The installation failed: see above. docs/how-to/install.md may help.")
+    for installer in installers:
+        if run([*installer, *requirements]):
+            return
+        if installer is not installers[-1]:
+            say("uv failed; trying pip.")
+    sys.exit("The installation failed: see above. docs/how-to/install.md may help.")
 
 
 def find_installers(python: str) -> list[list[str]]:
@@ -87,7 +91,7 @@ def install_torch(python: str, installer: list[str]) -> None:
         torch = ["--no-deps", f"torch=={version}"]
         if run([*installer, *torch], quiet=True, PIP_INDEX_URL=index, UV_INDEX=index):
             return
-        reason = f"{index} has no build for Python {python_version()} on this machine"
+        reason = f"{index} did not provide it for this machine"
     say(f"Installing PyTorch {version} from the ordinary index, {USUAL_SIZE} ({reason})")
 
 

@@ -103,7 +103,9 @@ def test_a_cpu_index_that_answers_is_used(configured, install_torch, site):
         ("http://torch.invalid/whl/cpu", "http://torch.invalid/whl/cpu cannot be used: [Errno"),
         pytest.param("{silent}", "no answer within 3 s", marks=pytest.mark.slow),
         pytest.param("{site}/missing", "cannot be used: ", marks=pytest.mark.slow),
-        pytest.param("{site}/old", "/old has no build for Python 3.", marks=pytest.mark.slow),
+        pytest.param(
+            "{site}/old", "/old did not provide it for this machine", marks=pytest.mark.slow
+        ),
         pytest.param("", "TORCH_INDEX is empty", marks=pytest.mark.slow),
     ],
     ids=["unresolvable", "hanging", "without torch", "too old", "none"],
@@ -121,6 +123,13 @@ def test_a_gpu_needs_the_ordinary_index(install_torch, tmp_path):
     (tmp_path / "bin/nvidia-smi").touch(0o755)
     shown, version = install_torch(**PIP)
     assert shown.endswith("(this machine has an NVIDIA driver)\n")
+    assert version == TORCH
+
+
+@pytest.mark.slow
+def test_pip_tries_what_uv_cannot_install(install_torch):
+    shown, version = install_torch(UV_DEFAULT_INDEX="{site}/missing", TORCH_INDEX="", **PIP)
+    assert shown.endswith("(TORCH_INDEX is empty)\nuv failed; trying pip.\n")
     assert version == TORCH
 
 
