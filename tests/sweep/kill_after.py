@@ -32,7 +32,7 @@ def main() -> int:
 
     from deploykit.cli import main as cli
 
-    ours = str(Path(cli.__file__).parent) + os.sep  # a checkout may itself be called deploykit
+    ours = str(Path(cli.__file__).parents[1]) + os.sep  # a checkout may itself be called deploykit
     sys.setprofile(look)
     return cli.main(argv)
 
