@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text()
 TORCH = re.search(r"^torch==(.+)$", install.CONSTRAINTS.read_text(), re.MULTILINE)[1]
 UV = {"UV_DEFAULT_INDEX": "{site}/simple"}
 PIP = {"PIP_INDEX_URL": "{site}/simple"}
-"""Whoever configures only pip gets pip, since uv does not read that."""
+"""Settings with which uv, or only pip, finds the ordinary index: that one installs."""
 
 
 def make_wheel(folder, version):
@@ -145,6 +145,15 @@ def test_an_old_python_is_refused(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"needs Python 3\.11 or later.*\n.*make PYTHON="):
         install.main(str(tmp_path / "venv"), "torch")
     assert not (tmp_path / "venv").exists()
+
+
+def test_the_pages_agree_with_the_script():
+    for page in (README, PAGE):
+        assert f"pip install torch --index-url {install.CPU_INDEX}`" in page
+        assert "`pip install '.[train]'`" in page
+    for size in re.findall(r"\d\.\d", install.CPU_SIZE + install.USUAL_SIZE):
+        assert size in PAGE
+    assert README.index("make run") < README.index("make test") < README.index("pip install")
 
 
 def test_python_versions_are_the_same_everywhere():
