@@ -40,7 +40,7 @@ def main(folder: str, *requirements: str) -> None:
     """Create the environment unless it exists, install torch, then the rest."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the user chooses the Python that runs this
         sys.exit(
-            f"deploykit needs Python 3.11 or later; {sys.executable} is {python_version()}.\n"
+            f"deploykit needs Python 3.11 or later; {sys.executable} is {sys.version.split()[0]}.\n"
             "Name another Python, for example: make PYTHON=python3.12 run"
         )
     if not Path(folder, "bin/pip").exists() and not run([sys.executable, "-m", "venv", folder]):
@@ -118,11 +118,6 @@ def ask(index: str) -> str:
             return ""
     except (OSError, ValueError, HTTPException) as error:
         return str(getattr(error, "reason", error)) or type(error).__name__
-
-
-def python_version() -> str:
-    """Return the version of this Python, such as 3.11.2."""
-    return sys.version.split()[0]
 
 
 def say(line: str) -> None:

@@ -31,13 +31,19 @@ PACKAGES = {
     "fish": ("completion in fish", "fish"),
 }
 """Program: the subject of the tests that start it, its package. `.ci/run` installs all of them."""
+SLURM = ("munged", "sbatch", "slurmctld", "slurmd")
+"""What a cluster on this machine needs."""
 _REASON = "not installed: "
+
+
+def find(name: str) -> str | None:
+    """Return the path of a program, or None: on PATH, or where Debian has daemons."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def reason(*programs: str) -> str:
     """Return why tests that start these programs must be skipped, or nothing."""
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where Debian has daemons
-    missing = [name for name in programs if shutil.which(name, path=path) is None]
+    missing = [name for name in programs if find(name) is None]
     return f"{_REASON}{', '.join(missing)}" if missing else ""
 
 

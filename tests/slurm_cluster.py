@@ -16,7 +16,7 @@ from tests.backends.slurm.slurm_helpers import cluster_command, output, wait_for
 
 @pytest.fixture(scope="session")
 def needs_slurm():
-    programs.need("slurmctld", "slurmd", "munged", "sbatch")
+    programs.need(*programs.SLURM)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from deploykit.cli import main as cli
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, State
 from tests.docs_runner import blocks, fits, play
-from tests.programs import needs
+from tests.programs import SLURM, needs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -175,7 +175,7 @@ def test_infra_guide_runs(tmp_path):
 @pytest.mark.slurm
 @pytest.mark.torch
 @pytest.mark.xdist_group("slurm")
-@needs("sbatch", "slurmctld", "slurmd", "munged")
+@needs(*SLURM)
 def test_slurm_guide_runs(tmp_path, monkeypatch):
     project = tmp_path / "checkout"
     for name in ("infra", "entrypoints"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs_runner import consoles
-from tests.programs import needs
+from tests.programs import SLURM, needs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial/roles.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ MARKS = {
         pytest.mark.nightly,
         pytest.mark.slurm,
         pytest.mark.xdist_group("slurm"),
-        needs("sbatch", "slurmctld", "slurmd", "munged"),
+        needs(*SLURM),
     ),
     "An engineer on SageMaker": (pytest.mark.aws,),
     "An operator": (),

@@ -17,13 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests import programs
 from tests.backends.slurm.slurm_helpers import CLUSTER, wait_for
 from tests.node import netns
 
 CONTROL = "ctl0"
 """The interface of Slurm's own network."""
 _HEAD = "10.99.0.254"
-_SBIN = f"{os.environ['PATH']}:/usr/sbin"
 
 
 class Field:
@@ -87,7 +87,7 @@ class Field:
             wait_for(lambda name=name: not Path(f"/proc/{pids[name][0]}").exists())
 
     def _daemon(self, lab: netns.Lab, machine: str, name: str, *words: str) -> None:
-        program = shutil.which(name, path=_SBIN)
+        program = programs.find(name)
         conf = str(self.box / "slurm.conf")
         lab.start(machine, program, "-D", "-f", conf, *words, SLURM_CONF=conf)
 

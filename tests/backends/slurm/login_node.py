@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploykit.backends.slurm import ssh
+from tests import programs
 from tests.backends.slurm.slurm_helpers import wait_for
 
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+SSHD = programs.find("sshd")
 CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
