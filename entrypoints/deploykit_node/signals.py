@@ -28,6 +28,10 @@ CHILD, TERMINATE, KILL = signal.SIGCHLD, signal.SIGTERM, signal.SIGKILL
 BASE = 128
 """What a shell adds to the number of the signal that ended a process."""
 _PR_SET_PDEATHSIG = 1
+_TIMER = signal.SIGALRM
+"""The signal of `wait`'s own timer."""
+_LEAST = 1e-6
+"""Seconds: a timer of 0 never ends."""
 
 
 class Received:
@@ -49,23 +53,35 @@ def hold(numbers: Iterable[int]) -> set[int]:
 
     A stop signal that was ignored from the start, as under nohup, stays ignored.
     """
-    for number in (*NOTICES, signal.SIGCHLD):  # macOS drops an ignored signal even while blocked
+    for number in (*NOTICES, CHILD, _TIMER):  # macOS drops an ignored signal even while blocked
         signal.signal(number, lambda *_: None)
     wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    return set(signal.pthread_sigmask(signal.SIG_BLOCK, wanted))
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, [*wanted, _TIMER]))
 
 
 def wait(numbers: Iterable[int], patience: float | None = None) -> Received | None:
-    """The next of `numbers`, which `hold` has blocked; None after `patience` seconds."""
+    """The next of `numbers`, which `hold` has blocked; None after `patience` seconds.
+
+    A timer's signal ends the wait, rather than `signal.sigtimedwait`: if a process is stopped and
+    continued and its time has run out meanwhile, that returns a signal which nobody has sent
+    (CPython 3.6 to 3.13 do not initialize what they return then).
+    """
+    if patience is None:
+        return _take(numbers)
+    signal.setitimer(signal.ITIMER_REAL, max(patience, _LEAST))
+    received = _take([*numbers, _TIMER])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if received.number == _TIMER:
+        return None
+    if is_pending([_TIMER]):  # the time ran out just after the signal
+        _take([_TIMER])
+    return received
+
+
+def _take(numbers: Iterable[int]) -> Received:
     if not hasattr(signal, "sigwaitinfo"):  # macOS
         return Received(signal.sigwait(numbers), 0)
-    if patience is None:
-        info = signal.sigwaitinfo(numbers)
-    else:
-        timed = signal.sigtimedwait(numbers, patience)
-        if timed is None:
-            return None
-        info = timed
+    info = signal.sigwaitinfo(numbers)
     return Received(info.si_signo, info.si_pid)
 
 

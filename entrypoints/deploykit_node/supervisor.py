@@ -29,7 +29,7 @@ TORCHRUN_GRACE = 10.0
 
 TORCHRUN_STOP = signal.SIGHUP
 """The signal that makes torchrun stop its workers and exit."""
-_HELD = (*signals.STOPS, *signals.NOTICES, signal.SIGCHLD, signal.SIGALRM)
+_HELD = (*signals.STOPS, *signals.NOTICES, signal.SIGCHLD)
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,9 @@ def run(start: Start, env: Mapping[str, str], ranks: Path, options: Options) -> 
     supervisor = _Supervisor(process, env, ranks, options)
     supervisor.watch_cap()
     while process.poll() is None:
-        if received := signals.wait(_HELD, options.look_every):
+        if received := signals.wait(_HELD, supervisor.patience()):
             supervisor.handle(received)
-        elif options.look and (number := options.look()):
-            supervisor.end(number)
-    signal.setitimer(signal.ITIMER_REAL, 0)
+        supervisor.tick()
     supervisor.kill_ranks()
     if process.returncode and options.all_ended:
         options.all_ended.arrive()  # the other nodes need not wait for the ranks of this one
@@ -150,17 +148,36 @@ class _Supervisor:
         """Process ids of the ranks that have received it."""
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
+        self._check_at = math.inf
+        """When the cap, or the end of ranks that were told to stop, is checked next."""
+        self._look_at = time.monotonic() + (options.look_every or math.inf)
+        """When `Options.look` is called next."""
+
+    def patience(self) -> float | None:
+        """Seconds until `tick` has something to do, if no signal comes before."""
+        due = min(self._check_at, self._look_at)
+        return None if due == math.inf else max(0.0, due - time.monotonic())
 
     def handle(self, received: signals.Received) -> None:
         """Handle one signal."""
-        if received.number == signal.SIGALRM:
-            self.watch_cap()
-            if self._stop is not None:
-                self._tick()
-        elif received.number != signal.SIGCHLD:
+        if received.number != signal.SIGCHLD:
             self._forward(received)
 
-    def end(self, number: int) -> None:
+    def tick(self) -> None:
+        """Do what is due."""
+        options = self._options
+        if time.monotonic() >= self._check_at:
+            self._check_at = math.inf
+            self.watch_cap()
+            if self._stop is not None:
+                self._check_ranks()
+                self._check_at = time.monotonic() + TICK
+        if options.look and options.look_every and time.monotonic() >= self._look_at:
+            if number := options.look():
+                self._end(number)
+            self._look_at = time.monotonic() + options.look_every
+
+    def _end(self, number: int) -> None:
         """End the ranks: with SIGTERM, so that they can save, or with SIGKILL."""
         if number == signal.SIGKILL:
             self._kill_all()
@@ -179,7 +196,7 @@ class _Supervisor:
             self._capped = True
             self._stop_at_cap(cap)
         elif self._stop is None:
-            signal.setitimer(signal.ITIMER_REAL, min(KEEP, max(left, TICK)))
+            self._check_at = time.monotonic() + min(KEEP, max(left, TICK))
 
     def _stop_at_cap(self, cap: Cap) -> None:
         count = self._terminate(max(0.0, cap.end_at - TORCHRUN_GRACE - time.monotonic()))
@@ -225,9 +242,9 @@ class _Supervisor:
         end = time.monotonic() + grace
         if self._terminate_at is None or end < self._terminate_at:
             self._terminate_at = end
-            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+            self._check_at = time.monotonic() + TICK
 
-    def _tick(self) -> None:
+    def _check_ranks(self) -> None:
         now = time.monotonic()
         self._stop_restarted_ranks()
         if self._kill_at is not None:

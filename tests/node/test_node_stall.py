@@ -156,6 +156,21 @@ def test_a_restart_waits_for_all_nodes(node):
     assert "SIGKILL" in here.said[-1]
 
 
+def test_time_in_which_the_launcher_was_stopped_is_no_pause(node, monkeypatch):
+    here = node(SLEEPS, DEPLOYKIT_STALL_SECONDS="100")
+    watch = here.watch()
+    here.heard()
+    watch.look()
+    woken = time.monotonic() + 3600
+    monkeypatch.setattr(stall.time, "monotonic", lambda: woken)
+    watch.look()
+    assert watch._dump is None, "it would look at the ranks, as after an hour without a sign"
+    monkeypatch.setattr(stall.time, "monotonic", lambda: woken + 1)
+    watch.look()
+    assert watch._dump is None
+    assert watch.limit == 100, "and no pause of an hour is usual from now on"
+
+
 def test_without_ranks_there_is_no_stall(node):
     here = node(SLEEPS)
     (here.ranks / "rank-0.pid").unlink()

@@ -197,6 +197,22 @@ def test_sigterm_lets_trainers_finish_with_0(bundle):
     assert done.said["node 0"] == ["SIGTERM received and forwarded to 2 ranks"]
 
 
+def test_a_launcher_that_was_stopped_and_continued_goes_on(bundle):
+    """As when a laptop sleeps; Slurm suspends jobs in this way."""
+    bundle.write("sleeper.py", SLEEPER)
+    env = {"DEPLOYKIT_STALL_SECONDS": "15"}  # it looks four times a second
+    started = bundle.start(*torchrun(), "sleeper.py", "SIGTERM", **env)
+    started.wait_for(" pid ", 2)
+    for _ in range(3):
+        started.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        started.process.send_signal(signal.SIGCONT)
+    started.process.terminate()
+    done = started.finish()
+    assert done.code == 0, done.log
+    assert done.said["node 0"] == ["SIGTERM received and forwarded to 2 ranks"]
+
+
 def test_a_signal_before_any_rank_has_started_is_the_reason(bundle, tmp_path):
     """Slurm may preempt a job, or someone may cancel it, while torchrun is still loading."""
     hold = "import sys, time\nif '--torchrun' in sys.argv: print('held'), time.sleep(900)\n"
@@ -241,7 +257,7 @@ def test_a_node_that_has_finished_does_not_wait_for_one_that_failed(bundle):
 
 def test_ranks_that_torchrun_restarts_after_the_signal_are_stopped_too(tmp_path, monkeypatch):
     """A rank that starts drops the record of the one before it, perhaps before it was read."""
-    monkeypatch.setattr(supervisor.signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(supervisor, "TICK", 0.0)
     options = supervisor.Options(900, lambda _: None, lambda *_: None)
     with contextlib.ExitStack() as stack:
         sleep = ["sleep", "600"]
@@ -250,9 +266,10 @@ def test_ranks_that_torchrun_restarts_after_the_signal_are_stopped_too(tmp_path,
             stack.callback(process.kill)
         agent, *rounds = processes
         watched = supervisor._Supervisor(agent, {}, tmp_path, options)
-        for rank, number in zip(rounds, (signal.SIGTERM, signal.SIGALRM), strict=True):
+        act = (lambda: watched.handle(signals.Received(signal.SIGTERM, 0)), watched.tick)
+        for rank, stop in zip(rounds, act, strict=True):
             (tmp_path / "rank-0.pid").write_text(json.dumps({"pid": rank.pid}))
-            watched.handle(signals.Received(number, 0))
+            stop()
             assert rank.wait(250) == -signal.SIGTERM
 
 

@@ -39,6 +39,8 @@ COMPUTING = 4.0
 _SHARE = 60
 """Looks in the shortest pause that is too long; at most one in `_OFTEN` seconds."""
 _OFTEN = 5.0
+_LATE = 1.0
+"""Seconds after a look within which the next one is on time, or twice what is planned."""
 _WRITTEN = 1 << 20
 """Bytes that are a sign of progress, as of a checkpoint."""
 _PATIENCE = 60.0
@@ -86,8 +88,8 @@ class Watch:
         self._settings = settings(env)
         self._signs: object = None
         self._heard = False
-        self._last = time.monotonic()
-        """When the last sign of progress was seen."""
+        self._looked = self._last = time.monotonic()
+        """When `look` was last called, and when the last sign of progress was seen."""
         self._longest = 0.0
         self._written: int | None = None
         self._dump: subprocess.Popen[bytes] | None = None
@@ -117,6 +119,11 @@ class Watch:
 
     def _look(self) -> None:
         moment = time.monotonic()
+        late = moment - self._looked - max(2 * self.every, _LATE)
+        self._looked = moment
+        if late > 0:  # Slurm suspended the job, or the machine slept: that is no pause of the ranks
+            self._last += late
+            self._looks = []
         if self._progressed(moment):
             self._continue(moment)
         elif self._stalled:

@@ -31,6 +31,12 @@ with open(path, "w") as file:
 print("here", flush=True)
 """
 SLOW = "import time; print('up', flush=True); time.sleep(300)"
+WAITS = """
+import os, time
+print('up', flush=True)
+while not os.path.exists('go'):
+    time.sleep(0.1)
+"""
 HOSTILE = ("", "a b", "it's", "$(id)", "`id`", "a\r\nb", "#SBATCH --hold", "\\", "é☃", "%j", ":")
 
 
@@ -114,6 +120,26 @@ def test_states_from_queued_to_cancelled(cluster, make_plan, send, tmp_path):
     slurm.cancel(handle)
     assert ended(handle).state is State.CANCELLED
     slurm.cancel(handle)
+
+
+def test_a_job_that_was_suspended_and_resumed_goes_on(cluster, make_plan, send, tmp_path):
+    """As gang scheduling does it. The launcher looks at its ranks every 0.25 s."""
+    handle = send(make_plan(WAITS, nodes=2, env={"DEPLOYKIT_STALL_SECONDS": "15"}))
+    folder = folder_of("one-1", tmp_path)
+    logs = [folder / "logs" / f"node-{node}.log" for node in (0, 1)]
+    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+    for _ in range(2):
+        output("scontrol", "suspend", handle.id)
+        wait_for(lambda: state_of(handle).native == "SUSPENDED")
+        time.sleep(3)  # Slurm stops the processes 2 s after it has warned them
+        output("scontrol", "resume", handle.id)
+        wait_for(lambda: state_of(handle).native == "RUNNING")
+    for source in folder.rglob("source"):
+        (source / "go").touch()
+    status = ended(handle)
+    text = "".join(log.read_text() for log in logs)
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0), text
+    assert "received" not in text
 
 
 def test_cancel_a_pending_job(cluster, make_plan, send):
