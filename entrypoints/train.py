@@ -52,7 +52,7 @@ STOPPED = 75
 
 
 def main() -> None:
-    """Run the command line; exits with 0, with 1 on an error, or with `STOPPED`."""
+    """Run the command line; exits with 0, with the code of an error, or with `STOPPED`."""
     options = parse(sys.argv[1:])
     stop_signals = collect_stop_signals()
     context = process_group.join()
@@ -60,7 +60,9 @@ def main() -> None:
     try:
         finished = Trainer(options, context, stop_signals).train()
     except ConfigError as error:  # on all ranks
-        sys.exit(f"train.py: error: {error}" if context.is_rank_zero else 1)
+        if context.is_rank_zero:
+            print(f"train.py: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     process_group.leave()
     sys.exit(0 if finished else STOPPED)
 
@@ -221,9 +223,21 @@ class Trainer:
         return self.options.patience is not None and self.idle_epochs >= self.options.patience
 
     def finish(self) -> None:
-        """Evaluate on the test data, and write and log the final metrics."""
+        """Evaluate on the test data, and write and log the final metrics.
+
+        If ``--patience`` has stopped the training, they are those of the best checkpoint.
+        """
         self.progress_bar.close()
         self.checkpoints.wait()
+        if self.step < self.steps:
+            self.context.log(
+                f"stopped after step {self.step} of {self.steps}: the validation loss has not "
+                f"improved for {self.options.patience} epochs"
+            )
+            if 0 < self.best_step < self.step:
+                self.load(self.checkpoints.at(self.best_step, self.checkpoint_problem))
+                self.context.log(f"the best validation loss was that of step {self.best_step}:")
+                self.validation = {}
         validation = self.validation or self.evaluate(self.task.validation)
         test = self.evaluate(self.task.test)
         values = prefixed("val", validation) | prefixed("test", test)
@@ -278,6 +292,7 @@ class Trainer:
             "best_step": self.best_step,
             "best_loss": self.best_loss,
             "idle_epochs": self.idle_epochs,
+            "out_of_patience": self.out_of_patience(),
             "loss_scale": self.loss_scaler.factor,
         }
         self.strategy.average_buffers()
@@ -288,29 +303,34 @@ class Trainer:
         latest = self.checkpoints.latest(self.checkpoint_problem)
         if latest is None:
             return
-        path, progress = latest
-        state = self.strategy.state()
-        self.checkpoints.load(path, state)
-        self.strategy.load(state)
+        self.load(latest)
+        path, progress = latest.path, latest.progress
         self.step, self.best_step = progress["step"], progress["best_step"]
         self.best_loss, self.idle_epochs = progress["best_loss"], progress["idle_epochs"]
         self.loss_scaler.factor = progress["loss_scale"]
         restarts = os.environ.get("DEPLOYKIT_RESTART_COUNT", "0")
         self.context.log(f"resumed from {path} after {self.step} steps (restart {restarts})")
 
+    def load(self, checkpoint: VerifiedCheckpoint) -> None:
+        """Load the tensors of a checkpoint. Collective."""
+        state = self.strategy.state(checkpoint.metadata.tensors)
+        self.checkpoints.load(checkpoint.path, state)
+        self.strategy.load(state)
+
     def checkpoint_problem(self, checkpoint: VerifiedCheckpoint) -> str:
         """Why a checkpoint cannot be resumed, or ''.
 
-        Raises ValueError if it belongs to a run with other settings.
+        Raises ConfigError if it belongs to a run with other settings.
         """
         if problem := progress_problem(checkpoint.progress):
             return problem
         if changes := self.changed_settings(checkpoint.progress["settings"]):
-            raise ValueError(
+            raise ConfigError(
                 f"{checkpoint.path} was saved with other settings: {'; '.join(changes)[:1000]}; "
                 "use the same settings, or another checkpoint folder"
             )
-        return checkpoint.metadata.mismatch(self.strategy.state())
+        stored = checkpoint.metadata
+        return stored.mismatch(self.strategy.state(stored.tensors))
 
     def settings(self) -> dict[str, Any]:
         """The options that determine the results, and must not change when a run is resumed."""

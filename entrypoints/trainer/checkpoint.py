@@ -2,7 +2,7 @@
 
 torch.distributed.checkpoint (DCP) writes the tensors, each rank its shards, under names that do not
 depend on the strategy. ``whole.json`` lists the size and CRC-32 of every file and the run's
-progress. Everything is written to ``step-00000120.saving``, which is renamed at the end.
+progress. Everything is written to ``step-00000120.RUN.saving``, which is renamed at the end.
 
 Checkpoints are untrusted when they are read. `integrity` verifies that one is complete, `metadata`
 that its table of tensors is consistent, and `tensor_reader` reads the tensors. None of them
@@ -11,8 +11,9 @@ unpickles, so nothing in a checkpoint can run.
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, distributed
 
 from trainer import comm_timing, integrity, tensor_reader
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UnusableCheckpoints
 from trainer.integrity import Progress, VerifiedCheckpoint
 from trainer.process_group import DistributedContext
 
@@ -39,9 +40,10 @@ def _accept(_checkpoint: VerifiedCheckpoint) -> str:
 class CheckpointManager:
     """Saves checkpoints to a folder that all nodes share, and loads them. Methods are collective.
 
-    The `keep` latest checkpoints are kept, and the best one. With `background`, tensors are copied
-    to CPU memory, which is pinned and used again by the next save, and written while training
-    continues; a save waits for the previous one.
+    The `keep` latest checkpoints are kept, and the best one; of checkpoints that this process has
+    neither written nor verified, those that are older than all of these are removed. With
+    `background`, tensors are copied to CPU memory, which is pinned and used again by the next save,
+    and written while training continues; a save waits for the previous one.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class CheckpointManager:
         self._pool = ThreadPoolExecutor(1) if background else None
         self._copy = _stager(context.device) if background else None
         self._pending: Future[None] | None = None
+        self._intact: set[str] = set()
+        """Names of the checkpoints that this process has written or verified."""
 
     def save(self, step: int, state: State, progress: Progress) -> Path:
         """Save `state` and return the checkpoint's path.
@@ -77,18 +81,28 @@ class CheckpointManager:
             self._pending.result()
             self._pending = None
 
-    def latest(self, check: Check = _accept) -> tuple[Path, Progress] | None:
-        """The path and progress of the latest checkpoint that is valid on every rank, or None.
+    def latest(self, check: Check = _accept) -> VerifiedCheckpoint | None:
+        """The latest checkpoint that is valid on every rank, or None where there is none at all.
 
         Skips and logs checkpoints that are damaged or that `check` gives a reason against. Raises
-        ConfigError if there are valid ones but `check` accepts none, or if the nodes do not see the
-        same folder.
+        UnusableCheckpoints if there are only such, since training would start again at step 0, and
+        ConfigError if the nodes do not see the same folder.
         """
         names = self._common([path.name for path in _latest_first(self._folder)])
+        checkpoint = self._search().first([self._folder / name for name in names], check)
+        if checkpoint is not None:
+            self._intact.add(checkpoint.path.name)
+        return checkpoint
+
+    def at(self, step: int, check: Check = _accept) -> VerifiedCheckpoint:
+        """The checkpoint of a step. Raises UnusableCheckpoints if it is not valid on every rank."""
+        checkpoint = self._search().first([self._folder / _folder_name(step)], check)
+        assert checkpoint is not None  # noqa: S101 - there is a path
+        return checkpoint
+
+    def _search(self) -> _Search:
         context = self._context
-        search = _Search(context.rank, context.world_size, self._all_gather, context.log)
-        checkpoint = search.first((self._folder / name for name in names), check)
-        return None if checkpoint is None else (checkpoint.path, checkpoint.progress)
+        return _Search(context.rank, context.world_size, self._all_gather, context.log)
 
     def load(self, path: Path, state: State) -> None:
         """Fill `state` in place from the checkpoint at `path`, saved with any strategy.
@@ -101,7 +115,7 @@ class CheckpointManager:
 
     @comm_timing.excluded()
     def _write(self, path: Path, state: State, progress: Progress) -> None:
-        saving = path.with_name(f"{path.name}.saving")
+        saving = path.with_name(path.name + _suffix())
         if self._context.is_local_rank_zero:  # once per node, in case nodes do not share the folder
             shutil.rmtree(saving, ignore_errors=True)
         distributed.barrier(group=self._group)
@@ -124,16 +138,25 @@ class CheckpointManager:
         distributed.barrier(group=self._group)
         if self._context.is_local_rank_zero:
             _rename(saving, path)  # if this node has a folder of its own
+            self._intact = {name for name in self._intact if name < path.name} | {path.name}
             self._remove_old(progress["best_step"])
 
     def _remove_old(self, best_step: int) -> None:
+        """Remove what is older than the checkpoints to keep.
+
+        Names alone do not count: damaged checkpoints must not displace intact ones.
+        """
         names = [path.name for path in _latest_first(self._folder)]
-        for name in set(names[self._keep :]) - {_folder_name(best_step)}:
-            # without its manifest, a partly removed checkpoint is not valid
-            (self._folder / name / integrity.MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._intact.intersection_update(names)
+        if len(self._intact) >= self._keep:
+            oldest = sorted(self._intact, reverse=True)[self._keep - 1]
+            for name in {name for name in names if name < oldest} - {_folder_name(best_step)}:
+                # without its manifest, a partly removed checkpoint is not valid
+                (self._folder / name / integrity.MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(self._folder / name, ignore_errors=True)
         for path in self._folder.glob("step-*.saving"):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.name == path.stem.partition(".")[0] + _suffix():  # not that of another run
+                shutil.rmtree(path, ignore_errors=True)
 
     def _common(self, names: list[str]) -> list[str]:
         """The names that every rank sees, in the given order."""
@@ -156,13 +179,20 @@ class CheckpointManager:
 def find_latest(folder: Path, check: Check = _accept) -> VerifiedCheckpoint:
     """The latest valid checkpoint that `check` accepts, for one process without a group.
 
-    Raises FileNotFoundError if there is no valid checkpoint, ValueError if `check` accepts none.
+    Of a run that ``--patience`` stopped, it is the best one. `folder` may be a single checkpoint.
+    Raises FileNotFoundError if there is no checkpoint, UnusableCheckpoints if there are only such
+    that are damaged or not accepted.
     """
     search = _Search(0, 1, all_gather=lambda value: [value], log=partial(print, flush=True))
-    checkpoint = search.first(_latest_first(folder), check)
+    single = integrity.FOLDER_NAME.fullmatch(folder.name) and folder.is_dir()
+    checkpoint = search.first([folder] if single else _latest_first(folder), check)
     if checkpoint is None:
         raise FileNotFoundError(f"no checkpoint found in {folder}; train.py writes one there")
-    return checkpoint
+    best = folder / _folder_name(checkpoint.progress["best_step"])
+    if single or not checkpoint.progress.get("out_of_patience") or best == checkpoint.path:
+        return checkpoint
+    print(f"--patience stopped this run at {checkpoint.path.name}; the best is {best.name}")
+    return cast("VerifiedCheckpoint", search.first([best], check))
 
 
 def read(path: Path) -> State:
@@ -181,22 +211,33 @@ class _Search(NamedTuple):
     all_gather: Callable[[Any], list[Any]]
     log: Callable[[str], None]
 
-    def first(self, paths: Iterable[Path], check: Check) -> VerifiedCheckpoint | None:
-        """The first checkpoint that is valid on every rank and accepted by `check`, or None.
+    def first(self, paths: Sequence[Path], check: Check) -> VerifiedCheckpoint | None:
+        """The first checkpoint that is valid on every rank and accepted by `check`.
 
-        Logs why others are skipped. Raises ValueError if there are valid ones but none accepted.
+        Logs why others are skipped. None if there are no `paths`; raises UnusableCheckpoints if
+        there are, and none can be used.
         """
-        rejected = ""
+        damaged = rejected = ""
         for path in paths:
             result = integrity.verify(path, self.rank, self.world_size)
             problem = self._any(result if isinstance(result, str) else "")
-            if not problem and not isinstance(result, str):
+            if problem:
+                damaged = damaged or f"{path.name}: {problem}"
+            elif not isinstance(result, str):
                 problem = rejected = self._any(check(result))
                 if not problem:
                     return result
             self.log(f"skipped checkpoint {path}: {problem}")
         if rejected:
-            raise ConfigError(f"no checkpoint fits this model: {rejected}. Use another folder")
+            raise UnusableCheckpoints(
+                f"no checkpoint fits this model: {rejected}. Use another folder"
+            )
+        if damaged:
+            count = f"none of the {len(paths)} checkpoints" if len(paths) > 1 else "no checkpoint"
+            raise UnusableCheckpoints(
+                f"{count} in {paths[0].parent} can be read ({damaged}). Restore one from a copy; "
+                "to train from the start instead, remove them or use another folder"
+            )
         return None
 
     def _any(self, problem: str) -> str:
@@ -236,6 +277,12 @@ def _rename(saving: Path, path: Path) -> None:
 
 def _latest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-" + 8 * "[0-9]"), reverse=True)
+
+
+def _suffix() -> str:
+    """Ends the name of an unfinished save; two runs with the same folder have their own."""
+    run = os.environ.get("DEPLOYKIT_RUN", "")
+    return f".{run}.saving" if run else ".saving"
 
 
 def _folder_name(step: int) -> str:

@@ -9,3 +9,12 @@ class ConfigError(ValueError):
     ``train.py`` prints it as one line. Any other exception, such as one of your model, keeps its
     traceback.
     """
+
+    exit_code = 1
+
+
+class UnusableCheckpoints(ConfigError):
+    """There are checkpoints, and none can be used. To train from the start would lose them all."""
+
+    exit_code = 65
+    """EX_DATAERR of sysexits.h."""

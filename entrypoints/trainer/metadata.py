@@ -48,9 +48,10 @@ ALLOWED_NAMES = frozenset(
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("pathlib", "PosixPath"),
         ("pathlib._local", "PosixPath"),  # Python 3.13
+        ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3: a member of _MEM_FORMAT_ENCODING
     }
 )
-"""Every (module, name) in a ``.metadata`` file written by torch 2.6 to 2.13."""
+"""Every (module, name) in a ``.metadata`` file written by torch 2.6 to 2.13; none is called."""
 
 Shape = tuple[int, ...]
 _Location = tuple[str, int, int]

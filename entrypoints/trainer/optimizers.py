@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +53,38 @@ def groups(model: nn.Module, settings: Settings | None = None) -> list[Any]:
     return [{"params": each, **dict(own)} for (own, _), each in by_kind.items()]
 
 
+class GroupSettings:
+    """What the parameter groups of a new optimizer hold: what differs later is state to save.
+
+    The settings come from the command line and the task, and the learning rate from its schedule,
+    also when a run is resumed. Some optimizers count steps in a group, or adapt a value of it.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups = [_settings(group) for group in optimizer.param_groups]
+
+    def changed(self, optimizer: Optimizer) -> set[str]:
+        """The names of settings that the optimizer has changed in any group."""
+        now = [_settings(group) for group in optimizer.param_groups]
+        return {
+            name
+            for group, before in zip(now, self._groups, strict=True)
+            for name, value in group.items()
+            if name not in before or not _same(value, before[name])
+        }
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    names = group.keys() - {"params", "lr", "initial_lr"}
+    return {name: copy.deepcopy(group[name]) for name in names}
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(value, other)
+    return type(value) is type(other) and bool(value == other)
+
+
 @torch.no_grad()
 def complete_state(optimizer: Optimizer) -> None:
     """Give parameters that no loss has used yet the state of a fresh optimizer.
@@ -64,7 +97,7 @@ def complete_state(optimizer: Optimizer) -> None:
     missing = [each for each in trainable if each not in optimizer.state]
     if not missing or len(missing) == len(trainable):  # before the first step, torch does it
         return
-    rates, gradients = [group["lr"] for group in groups], [each.grad for each in trainable]
+    settings, gradients = [dict(group) for group in groups], [each.grad for each in trainable]
     for group in groups:
         group["lr"] = 0.0
     for parameter in trainable:
@@ -74,9 +107,9 @@ def complete_state(optimizer: Optimizer) -> None:
     optimizer.step()
     for parameter in missing:
         if "step" in (state := optimizer.state[parameter]):
-            state["step"].zero_()
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
+            state["step"] *= 0  # a tensor or a number
+    for group, before in zip(groups, settings, strict=True):
+        group.update(before)
     for parameter, gradient in zip(trainable, gradients, strict=True):
         parameter.grad = gradient
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from trainer.stored_state import with_extra_state
+
 
 @contextmanager
 def unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the model's buffers and the state of the random numbers after the block."""
+    """Restore the model's buffers, extra state and the random numbers after the block."""
     before = [buffer.clone() for buffer in model.buffers()]
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state())) for _, module in with_extra_state(model)
+    ]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), before, strict=True):
             buffer.copy_(value)
+    for module, state in extra:
+        module.set_extra_state(state)
 
 
 def has_unused_parameters(

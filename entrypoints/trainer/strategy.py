@@ -12,11 +12,12 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from trainer import data, gradients, optimizers, shards
+from trainer import data, gradients, optimizers, shards, stored_state
 from trainer.data import SEED_STEP, Batch
 from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
 from trainer.setup import Setup
+from trainer.stored_state import Stored
 from trainer.task import CreateOptimizer
 from trainer.weight_average import WeightAverage
 
@@ -47,6 +48,8 @@ class Strategy:
             sequences.check(self.model, setup)
             self._reshard()
         self.optimizer = self._make_optimizer(create_optimizer)
+        self._group_settings = optimizers.GroupSettings(self._local_optimizer)
+        stored_state.check_extra_state(self.model)
         decay = setup.options.ema
         self._average = WeightAverage(self.model, decay) if decay else None
 
@@ -185,23 +188,32 @@ class Strategy:
         if self.replica is not None:
             self.replica.reshard()
 
-    def state(self) -> dict[str, Tensor]:
-        """The tensors of model and optimizer, under names that all strategies share.
+    def state(self, stored: Stored | None = None) -> dict[str, Tensor]:
+        """The state of model and optimizer as tensors, under names that all strategies share.
 
-        Sharded tensors are DTensors, so DCP can load them with another number of ranks.
+        Sharded tensors are DTensors, so DCP can load them with another number of ranks. `stored`
+        are the tensors of a checkpoint; the result then has what it can be read into.
         """
         self._reshard()
         optimizers.complete_state(self._local_optimizer)
         model, optimizer = self._state_dicts()
-        tensors = {f"model.{name}": value for name, value in model.items()}
-        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-        tensors |= self._average.state() if self._average else {}
-        return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+        state = {f"model.{name}": value for name, value in model.items()}
+        changed = self._group_settings.changed(self._local_optimizer)
+        for name, value in optimizer.items():
+            setting = _setting(name)
+            if not setting or setting in changed or _is_stored(f"optimizer.{name}", stored):
+                state[f"optimizer.{name}"] = value
+        state |= self._average.state() if self._average else {}
+        return stored_state.encode(state) if stored is None else stored_state.targets(state, stored)
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Load what `state` returned after a checkpoint has been read into it."""
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Load what `state` returned after a checkpoint has been read into it.
+
+        Raises InvalidFile if the checkpoint has bytes that are no value.
+        """
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
+        state = stored_state.decode(tensors)
         model, optimizer = self._state_dicts()
         model |= _with_prefix(state, "model.")
         optimizer |= _with_prefix(state, "optimizer.")
@@ -212,12 +224,21 @@ class Strategy:
             optim_state_dict=optimizer,
             options=StateDictOptions(flatten_optimizer_state_dict=True),
         )
+        if self.optimizer is not self._local_optimizer:  # ZeRO 1 copies its own before each step
+            local = self._local_optimizer.param_groups
+            for group, loaded in zip(self.optimizer.param_groups, local, strict=True):
+                group.update({key: loaded[key] for key in loaded if key != "params"})
 
     def _state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
-        model, optimizer = get_state_dict(self.model, self._local_optimizer, options=flat)
+        try:
+            model, optimizer = get_state_dict(self.model, self._local_optimizer, options=flat)
+        except NotImplementedError as error:  # torch keeps tensors and numbers of an optimizer
+            raise ConfigError(
+                f"no checkpoint can hold the state of the optimizer: {error}"
+            ) from error
         return model, dict(optimizer)
 
     @property
@@ -239,7 +260,17 @@ def _sum(parts: Sequence[Callable[[], Tensor]]) -> Tensor:
     return torch.stack([part() for part in parts]).sum() if len(parts) > 1 else parts[0]()
 
 
-def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _setting(name: str) -> str:
+    """``betas`` for ``param_groups.layer.weight.betas``; '' for the state of a parameter."""
+    return name.rpartition(".")[2] if name.startswith("param_groups.") else ""
+
+
+def _is_stored(name: str, stored: Stored | None) -> bool:
+    prefixes = ("", stored_state.NUMBER, stored_state.OBJECT)
+    return stored is not None and any(prefix + name in stored for prefix in prefixes)
+
+
+def _with_prefix(state: dict[str, Any], prefix: str) -> dict[str, Any]:
     """The entries whose names start with `prefix`, without it."""
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)

@@ -1,6 +1,8 @@
 """A checkpoint is either complete or absent."""
 
 import contextlib
+import enum
+import io
 import json
 import pickle
 import shutil
@@ -17,6 +19,7 @@ from tests.trainer.kill_points import COMPLETE, POINTS
 from tests.trainer.ranks import outputs, start, start_ranks
 from trainer import checkpoint, comm_timing, integrity, process_group
 from trainer.checkpoint import CheckpointManager
+from trainer.errors import UnusableCheckpoints
 from trainer.safe_pickle import InvalidFile
 from trainer.timing import StepTimer
 
@@ -40,7 +43,7 @@ def save(manager, step, best=0):
 
 def load_latest(manager):
     """The latest checkpoint's step, and the one value of its tensor."""
-    path, progress = manager.latest()
+    path, progress, _ = manager.latest()
     state = {"model.weight": torch.zeros(1000)}
     manager.load(path, state)
     (value,) = state["model.weight"].unique().tolist()
@@ -50,7 +53,7 @@ def load_latest(manager):
 def test_what_was_saved_is_loaded(manager):
     path = save(manager, 3)
 
-    assert manager.latest() == (path, {"step": 3, "best_step": 0})
+    assert manager.latest()[:2] == (path, {"step": 3, "best_step": 0})
     assert load_latest(manager) == (3, 3.0)
     assert checkpoint.read(path)["model.weight"].equal(torch.full((1000,), 3.0))
     assert checkpoint.find_latest(path.parent).path == path
@@ -88,6 +91,74 @@ def test_another_node_may_be_faster_to_remove_what_is_old(manager, folder, monke
     monkeypatch.setattr(manager, "_keep", 1)
     save(manager, 2)
     assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+
+
+def test_damaged_checkpoints_do_not_displace_intact_ones(manager, context, folder, monkeypatch):
+    for step in (10, 20, 30):
+        save(manager, step)
+    for path in folder.iterdir():
+        (path / "__0_0.distcp").write_bytes(b"damaged")
+    save(manager, 5)  # as a run does that resumed from an older one
+    assert load_latest(manager) == (5, 5.0)
+    again = CheckpointManager(folder, context, keep=2, background=False)
+    assert load_latest(again) == (5, 5.0)
+    for step in (6, 7, 8):
+        save(again, step)
+        assert load_latest(again) == (step, float(step))
+    names = [path.name for path in sorted(folder.iterdir())]
+    assert names == [f"step-{step:08d}" for step in (7, 8, 20, 30)]
+    save(again, 20)
+    save(again, 30)
+    assert load_latest(again) == (30, 30.0)
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_an_older_checkpoint_of_an_earlier_process_goes_with_time(manager, context, folder):
+    for step in (1, 2):
+        save(manager, step)
+    again = CheckpointManager(folder, context, keep=2, background=False)
+    assert load_latest(again) == (2, 2.0)
+    save(again, 3)
+    assert [path.name for path in sorted(folder.iterdir())] == ["step-00000002", "step-00000003"]
+
+
+def test_checkpoints_of_which_none_can_be_read_are_an_error(manager, folder):
+    for step in (1, 2):
+        flip_a_bit(save(manager, step) / "__0_0.distcp")
+    with pytest.raises(UnusableCheckpoints, match=r"none of the 2 checkpoints in .* can be "):
+        manager.latest()
+    with pytest.raises(UnusableCheckpoints, match=r"step-00000002: the checksum of __0_0\.distcp"):
+        checkpoint.find_latest(folder)
+
+
+class PythonOf2023(pickle.Pickler):
+    """Writes the members of an enum as Python 3.11.0 to 3.11.3 do, that of Debian 12 among them."""
+
+    def reducer_override(self, value):
+        return (
+            (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+        )
+
+
+def test_metadata_that_another_version_of_python_wrote_is_read(manager):
+    path = save(manager, 4)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    buffer = io.BytesIO()
+    PythonOf2023(buffer, protocol=4).dump(metadata)
+    assert b"getattr" in buffer.getvalue()
+    (path / ".metadata").write_bytes(buffer.getvalue())
+    attacks.update_checksums(path)
+    assert load_latest(manager) == (4, 4.0)
+
+
+def test_a_run_leaves_the_unfinished_save_of_another_run(manager, folder, monkeypatch):
+    monkeypatch.setenv("DEPLOYKIT_RUN", "one-1")
+    save(manager, 1)
+    for name in ("step-00000009.one-1.saving", "step-00000009.two-1.saving"):
+        (folder / name).mkdir()
+    save(manager, 2)
+    left = ["step-00000001", "step-00000002", "step-00000009.two-1.saving"]
+    assert sorted(path.name for path in folder.iterdir()) == left
 
 
 def test_an_unfinished_save_is_ignored_and_removed(manager, folder):
@@ -159,10 +230,10 @@ def test_every_rank_must_find_a_checkpoint_valid(tmp_path, manager):
     problem = integrity.verify(path, 1, 2)
     logged = []
 
-    def search(rank):
-        return checkpoint._Search(rank, 2, lambda _: ["", problem], logged.append)
-
-    assert [search(rank).first([path], lambda _: "") for rank in range(2)] == [None, None]
+    for rank in range(2):
+        search = checkpoint._Search(rank, 2, lambda _: ["", problem], logged.append)
+        with pytest.raises(UnusableCheckpoints):
+            search.first([path], lambda _: "")
     assert logged == [f"skipped checkpoint {path}: {problem}"] * 2
 
 

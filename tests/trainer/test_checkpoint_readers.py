@@ -55,7 +55,7 @@ def edit(folder, change):
 
 def fall_back(manager, capsys):
     """Why the latest checkpoint is skipped; asserts that both readers use the previous one."""
-    path, _ = manager.latest()
+    path, *_ = manager.latest()
     state = tensors(0)
     manager.load(path, state)
     assert path == checkpoint.find_latest(path.parent).path

@@ -22,7 +22,7 @@ from tests.trainer.ranks import (
     train_with_signal,
     weights,
 )
-from trainer import process_group
+from trainer import checkpoint, process_group
 from trainer.stop_vote import StopVote
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -142,6 +142,17 @@ def test_other_settings_are_refused(options, one_rank, tmp_path):
     assert f"was saved with other settings: {CHANGED[options]};" in str(refused.value)
 
 
+def test_checkpoints_that_cannot_be_read_end_the_run_rather_than_start_it_again(tmp_path):
+    train_ranks(tmp_path, 1, *FOUR_EPOCHS, "--epochs", "1")
+    before = lines(tmp_path)
+    (latest(tmp_path) / ".metadata").unlink()
+    text = outputs(start_ranks(tmp_path, 1, TRAIN, *FOUR_EPOCHS), code=65)[0]
+    assert "train.py: error: no checkpoint in " in text
+    assert "can be read (step-00000017: .metadata is missing). Restore one from a copy; " in text
+    assert "Traceback" not in text
+    assert lines(tmp_path) == before
+
+
 def test_dropout_continues_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(train.tasks, "load", load_with_dropout)
     train_alone(tmp_path / "whole", *FOUR_EPOCHS, "--epochs", "2")
@@ -183,8 +194,34 @@ def test_patience_stops_a_run_that_no_longer_improves(tmp_path, capsys):
     train_alone(tmp_path, *options)
     assert [line["step"] for line in lines(tmp_path) if "val_loss" in line] == [17, 34, 51, 51]
 
+    stopped = "stopped after step 51 of 153: the validation loss has not improved for 2 epochs"
+    assert stopped in capsys.readouterr().out
     train_alone(tmp_path, *options)
-    assert "epoch" not in capsys.readouterr().out.split("resumed")[1]
+    assert not re.search(r"epoch \d", capsys.readouterr().out.split("resumed")[1])
+
+
+def test_a_run_that_patience_stopped_is_judged_by_its_best_checkpoint(tmp_path, capsys):
+    """At this rate the loss rises after the first epochs."""
+    adam = ("--optimizer", "adamw", "--lr", "0.1")
+    options = (*adam, "--epochs", "9", "--patience", "2", "--no-tensorboard")
+    train_alone(tmp_path, *options)
+    logged = capsys.readouterr().out
+    by_step = {
+        line["step"]: line["val_loss"] for line in lines(tmp_path)[:-1] if "val_loss" in line
+    }
+    best, last = min(by_step, key=by_step.get), max(by_step)
+    assert best < last < 153
+    assert f"the best validation loss was that of step {best}:" in logged
+    assert lines(tmp_path)[-1]["val_loss"] == by_step[best]
+
+    folder = tmp_path / "checkpoints"
+    assert checkpoint.find_latest(folder).progress["step"] == best
+    for step in (best, last):
+        assert checkpoint.find_latest(folder / f"step-{step:08d}").progress["step"] == step
+    train_alone(tmp_path, *options)
+    assert lines(tmp_path)[-1]["val_loss"] == by_step[best]
+    train_alone(tmp_path, *adam, "--no-tensorboard", "--steps", str(last + 1))
+    assert f"after {last} steps" in capsys.readouterr().out, "training goes on from the latest"
 
 
 def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def test_without_a_usable_checkpoint_the_program_ends_with_an_error(
 
     assert not ran(canary)
     assert done.returncode == 1
-    assert f"{program}.py: error: no checkpoint found in {folder}" in done.stderr
+    assert f"{program}.py: error: none of the 2 checkpoints in {folder} can be" in done.stderr
     assert "Traceback" not in done.stderr
 
 
