@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
 from trainer.partition import REPEATS, MeasuredLayer
-from trainer.probe import unchanged
+from trainer.probe import evaluating, unchanged
 from trainer.task import scores
 
 OTHER = "choose another strategy, such as fsdp"
@@ -64,7 +63,7 @@ class ForwardCut:
         self._layers = list(names)
         self._sample = sample
         self._objective = objective
-        with unchanged(model, torch.device("cpu")), torch.no_grad(), _evaluating(model):
+        with unchanged(model, torch.device("cpu")), torch.no_grad(), evaluating(model):
             calls, outputs = self._trace()
             self._check_order(calls)
             self._before, self._after = self._outside(calls)
@@ -350,13 +349,3 @@ def _hollow(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     made = copy.copy(module)
     vars(made).update(_parameters={}, _buffers={}, _modules={}, forward=forward, hollow=True)
     return made
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

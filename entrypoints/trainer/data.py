@@ -208,9 +208,12 @@ def by_length(order: Tensor, lengths: Tensor, size: int, generator: torch.Genera
 
 
 def _counts(task: Task, dataset: Any) -> Tensor | None:
-    """The targets of each sample, if the data is in memory and each sample a row of integers."""
+    """The targets of each sample, if the data is in memory and each sample a row of integers.
+
+    A subclass of `TensorDataset` is not: what it does to a sample is only known to it.
+    """
     custom = task.collate or task.count or task.split is not inputs_and_targets
-    if custom or not isinstance(dataset, TensorDataset) or len(dataset.tensors) != 2:  # noqa: PLR2004
+    if custom or type(dataset) is not TensorDataset or len(dataset.tensors) != 2:  # noqa: PLR2004
         return None
     targets = dataset.tensors[1]
     if not is_integer(targets):

@@ -33,6 +33,8 @@ class FirstWeights:
         self._pretrained = (
             Pretrained(Path(options.init_from), task.pretrained_name) if options.init_from else None
         )
+        self.evaluates = False
+        """Whether the model that was built is in evaluation mode."""
         self._twins: dict[str, nn.Module] = {}
         """Each module alone, whole and on the meta device, by its name in the model."""
 
@@ -44,6 +46,7 @@ class FirstWeights:
         torch.manual_seed(self._seed)
         with torch.device("meta") if self._init else nullcontext():
             model = self._build()
+        self.evaluates = not model.training
         if self._init:
             self._twins = {name: layers.twin(module) for name, module in model.named_modules()}
         if self._pretrained:

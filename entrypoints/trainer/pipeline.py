@@ -54,6 +54,7 @@ class Pipeline:
         whole.check_tied(numbers)
         own = range(setup.layout.position.pp, len(stages), self._size)
         parts = [(numbers[stage], whole.part(numbers[stage])) for stage in own]
+        self.parts = [part for _, part in parts]
         self._stages = [
             self._stage(part, number, stages) for number, (_, part) in zip(own, parts, strict=True)
         ]

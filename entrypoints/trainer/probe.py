@@ -13,6 +13,23 @@ from trainer.stored_state import with_extra_state
 
 
 @contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode in the block; then each module is in its own mode again.
+
+    `train()` would also thaw the modules that are meant to stay in evaluation mode.
+    """
+    modules = [module for model in models for module in model.modules()]
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore the model's buffers, extra state and the random numbers after the block."""
     before = [buffer.clone() for buffer in model.buffers()]

@@ -14,6 +14,7 @@ from trainer.context_parallel import POSITIONS, ContextParallel
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
+from trainer.probe import evaluating
 from trainer.setup import Setup
 from trainer.task import Task, is_integer
 
@@ -162,12 +163,11 @@ def check(model: nn.Module, setup: Setup) -> None:
     inputs, targets = _slice(sample, task, slice(0, length * context.size))
     whole = Batch(inputs, targets, task.targets_in(targets), 1)
     own = part(whole, task, context)
-    before, training = context.calls, model.training
-    model.eval()
-    with context.suspended():
-        expected = _results(setup.objective, model, whole)
-    results = _results(setup.objective, model, own)
-    model.train(training)
+    before = context.calls
+    with evaluating(model):
+        with context.suspended():
+            expected = _results(setup.objective, model, whole)
+        results = _results(setup.objective, model, own)
     calls = context.calls - before
     _raise_if_unequal(setup, expected, results, length=length, calls=calls)
 

@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from trainer import data, gradients, optimizers, shards, stored_state
+from trainer import data, gradients, optimizers, probe, shards, stored_state
 from trainer.data import SEED_STEP, Batch
 from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
@@ -20,6 +20,12 @@ from trainer.setup import Setup
 from trainer.stored_state import Stored
 from trainer.task import CreateOptimizer
 from trainer.weight_average import WeightAverage
+
+_EVALUATES = (
+    "warning: Task.model returned the model in evaluation mode, and it is trained in it: without "
+    "dropout, with fixed statistics of batch normalization. Models of `from_pretrained` are in this "
+    "mode: call `train()` in Task.model, unless you want that"
+)
 
 
 class Strategy:
@@ -42,6 +48,8 @@ class Strategy:
         else:
             self.replica = parallelize(setup)
             self.model = self.replica.model
+        if setup.weights.evaluates:
+            setup.context.log(_EVALUATES)
         if setup.context_parallel is not None:
             from trainer import sequences
 
@@ -176,12 +184,12 @@ class Strategy:
     def evaluating(self) -> Iterator[None]:
         """Evaluate in the block: with averaged buffers, and weights if they are. Collective."""
         self.average_buffers()
-        self.model.eval()
-        self._reshard()
-        with self._average.swapped() if self._average else nullcontext():
-            yield
+        stages = self.pipeline.parts if self.pipeline else ()
+        with probe.evaluating(self.model, *stages):
             self._reshard()
-        self.model.train()
+            with self._average.swapped() if self._average else nullcontext():
+                yield
+                self._reshard()
 
     def _reshard(self) -> None:
         """Free parameters that an evaluation has left gathered."""
