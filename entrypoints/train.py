@@ -40,6 +40,7 @@ from trainer.precision import LossScaler
 from trainer.process_group import DistributedContext, sum_over_ranks
 from trainer.profiling import StepProfiler
 from trainer.progress_bar import ProgressBar
+from trainer.seeds import seed_all
 from trainer.setup import Setup
 from trainer.stop_vote import StopVote
 from trainer.strategy import Strategy
@@ -84,6 +85,7 @@ class Trainer:
         self.options = options
         self.context = context
         torch.use_deterministic_algorithms(options.deterministic)
+        seed_all(options.seed)  # what the task draws, such as a split, is the same on all ranks
         self.task = tasks.load(options)
         self.layout = Layout(options, context)
         self.batches = self.loader(self.task.training)
@@ -263,7 +265,7 @@ class Trainer:
         functions = self.task.metric_functions
         sums = torch.zeros(2 + len(functions), dtype=torch.float64, device=self.context.device)
         with self.strategy.evaluating():
-            for whole in self.loader(dataset).in_order():
+            for whole in self.loader(dataset).in_order(self.options.seed):
                 batch = self.strategy.part(whole)
                 outputs = self.strategy.forward(batch.inputs)
                 if outputs is not None and self.layout.contributes_loss:

@@ -12,6 +12,7 @@ from torch import distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
+from trainer.seeds import mixed, seed_all
 from trainer.timing import Section, StepTimer
 
 
@@ -105,6 +106,8 @@ class TimedStage(PipelineStage):
     bubble: BubbleMeter
     inputs: Sequence[Any] = ()
     """Inputs of the model for each micro-batch, if every stage needs them."""
+    seed: int
+    """Where stages have the inputs, all draw what follows from this and the micro-batch."""
 
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, *more: Any, **options: Any
@@ -115,6 +118,8 @@ class TimedStage(PipelineStage):
         run = partial(super().forward_one_chunk, fwd_chunk_id, args, kwargs, *more, **options)
         if not self.has_backward:
             return run()
+        if self.inputs:
+            seed_all(mixed(self.seed, fwd_chunk_id))
         with self.timer("forward"), self.bubble.busy():
             return run()
 

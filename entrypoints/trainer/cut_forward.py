@@ -29,6 +29,7 @@ from trainer.errors import ConfigError
 from trainer.objective import Objective
 from trainer.partition import REPEATS, MeasuredLayer
 from trainer.probe import evaluating, unchanged
+from trainer.seeds import mixed, seed_torch
 from trainer.task import scores
 
 OTHER = "choose another strategy, such as fsdp"
@@ -284,7 +285,11 @@ def _forward(
     """What layer `number` does in a stage that has only the layers from `first` to `last`."""
 
     def skip(hidden: Any, *_: Any, **__: Any) -> Any:
-        return _like(returned, entry[0] if number == first - 1 else hidden)
+        if number != first - 1:
+            return _like(returned, hidden)
+        # stages draw the same before the layers, such as a mask, and their own within them
+        seed_torch(mixed(int(torch.randint(2**31, ())), first))
+        return _like(returned, entry[0])
 
     def stop(hidden: Any, *_: Any, **__: Any) -> Any:
         raise _Done(hidden)

@@ -17,10 +17,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from trainer.errors import ConfigError
 from trainer.process_group import DistributedContext
 from trainer.samples import Indexed, InMemory, Samples, Stream, loader
+from trainer.seeds import mixed
 from trainer.task import IGNORE_INDEX, Task, inputs_and_targets, is_integer, samples_in
 
-SEED_STEP = 1_000_003
-"""A prime: with it, a seed and a number give different sums for all small seeds and numbers."""
 _POOL = 50
 """Batches whose samples are sorted by length together: more pad less, and are less random."""
 
@@ -112,26 +111,28 @@ class BatchLoader:
     def epoch(self, number: int, seed: int, first: int = 0, workers: int = 0) -> Iterator[Batch]:
         """The shuffled batches of epoch `number`, starting with batch `first`."""
         if isinstance(self._dataset, IterableDataset):
-            return self._streamed(first, workers, passes=count())
-        generator = torch.Generator().manual_seed(seed * SEED_STEP + number)
+            return self._streamed(seed, first, workers, passes=count())
+        generator = torch.Generator().manual_seed(mixed(seed, number))
         order = torch.randperm(len(self._dataset), generator=generator)
         if self._task.lengths is not None:
             lengths = torch.as_tensor(self._task.lengths)
             order = by_length(order, lengths, self._batch_size, generator)
-        return self._batches(order, first, workers)
+        return self._batches(order, (seed, number), first, workers)
 
-    def in_order(self) -> Iterator[Batch]:
+    def in_order(self, seed: int = 0) -> Iterator[Batch]:
         """All batches, unshuffled."""
         if isinstance(self._dataset, IterableDataset):
-            return self._streamed(0, 0, passes=range(1))
-        return self._batches(torch.arange(len(self._dataset)), 0, 0)
+            return self._streamed(seed, 0, 0, passes=range(1))
+        return self._batches(torch.arange(len(self._dataset)), (seed, -1), 0, 0)
 
-    def _batches(self, order: Tensor, first: int, workers: int) -> Iterator[Batch]:
+    def _batches(
+        self, order: Tensor, seeds: tuple[int, int], first: int, workers: int
+    ) -> Iterator[Batch]:
         if self._counts is not None:
             return self._in_memory(order, self._counts, first, workers)
-        rows = list(order.split(self._batch_size))[first:]
+        rows = list(enumerate(order.split(self._batch_size)))[first:]
         collate = self._task.collate or default_collate
-        source = Indexed(self._dataset, collate, self._slice, self._least)
+        source = Indexed(self._dataset, collate, self._slice, self._least, seeds)
         return self._counted(loader(source, rows, workers, gpu=self._gpu))
 
     def _in_memory(
@@ -147,9 +148,11 @@ class BatchLoader:
             inputs, targets = map(self._moved, tensors)
             yield Batch(inputs, targets, own, max(total, 1))
 
-    def _streamed(self, first: int, workers: int, passes: Iterable[int]) -> Iterator[Batch]:
+    def _streamed(
+        self, seed: int, first: int, workers: int, passes: Iterable[int]
+    ) -> Iterator[Batch]:
         collate = self._task.collate or default_collate
-        read = (self._batch_size, self._slice, self._least, first, passes)
+        read = (self._batch_size, self._slice, self._least, seed, first, passes)
         source = Stream(self._dataset, collate, *read)
         return self._counted(loader(source, None, workers, gpu=self._gpu))
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from trainer import layers, shards
 from trainer.errors import ConfigError
 from trainer.pretrained import Pretrained
+from trainer.seeds import seed_all
 from trainer.task import Init, Task
 from trainer.train_options import TrainOptions
 
@@ -43,7 +44,7 @@ class FirstWeights:
 
         Raises ConfigError if those of ``--init-from`` are not weights of this model.
         """
-        torch.manual_seed(self._seed)
+        seed_all(self._seed)
         with torch.device("meta") if self._init else nullcontext():
             model = self._build()
         self.evaluates = not model.training

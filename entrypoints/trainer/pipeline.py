@@ -160,6 +160,11 @@ class Pipeline:
             stage.inputs = pieces
         return ()
 
+    def seed(self, seed: int) -> None:
+        """Let all stages that run the model's own `forward` draw the same in the next step."""
+        for stage in self._stages if self._needs_inputs else ():
+            stage.seed = seed
+
     def backward(self, batch: Batch, factor: float) -> Tensor:
         """Run the schedule on a batch, with the loss times `factor`; see `Strategy.backward`.
 

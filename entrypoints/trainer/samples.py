@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
+from trainer.seeds import seed_batch, seed_read
 from trainer.task import IGNORE_INDEX
 
 Collate = Callable[[list[Any]], Any]
@@ -52,15 +53,19 @@ class InMemory(Dataset[tuple[Tensor, Tensor]]):
 class Indexed(Dataset[Samples]):
     """Any dataset with an index, by the indices of a global batch, a tensor.
 
-    A shard is filled with repetitions of one sample up to `least` samples.
+    A shard is filled with repetitions of one sample up to `least` samples. An item is the number of
+    a batch and its indices. What is drawn for it follows from `seeds`, its number and the shard.
     """
 
     dataset: Any
     collate: Collate
     shard: slice
     least: int
+    seeds: tuple[int, int]
 
-    def __getitem__(self, row: Tensor) -> Samples:
+    def __getitem__(self, numbered: tuple[int, Tensor]) -> Samples:
+        number, row = numbered
+        seed_batch(*self.seeds, number, self.shard.start)
         indices: list[int] = row.tolist()
         mine = indices[self.shard]
         samples = [self.dataset[index] for index in filled(mine, indices, self.least)]
@@ -73,7 +78,8 @@ class Stream(IterableDataset[Samples]):
 
     Each worker reads the whole stream and collates every n-th batch, so that the batches do not
     depend on the number of workers. `passes` is how often the dataset is read, each time after a
-    call of its `set_epoch`, if it has one. `least` is that of `Indexed`.
+    call of its `set_epoch`, if it has one. `least` is that of `Indexed`. What the stream draws
+    follows from `seed` and the number of the batch, what is drawn to collate it from the shard too.
     """
 
     dataset: Iterable[Any]
@@ -81,24 +87,30 @@ class Stream(IterableDataset[Samples]):
     batch_size: int
     shard: slice
     least: int
+    seed: int
     first: int
     passes: Iterable[int]
 
     def __iter__(self) -> Iterator[Samples]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for samples in islice(self._global_batches(), self.first + number, None, workers):
+        batches = enumerate(self._global_batches())
+        for batch_number, samples in islice(batches, self.first + number, None, workers):
+            seed_batch(self.seed, 0, batch_number, self.shard.start)
             mine = samples[self.shard]
             batch = self.collate(filled(mine, samples, self.least))
             yield Samples(batch, len(mine), len(samples))
 
     def _global_batches(self) -> Iterator[list[Any]]:
+        numbers = count()
         for number in self.passes:
+            seed_read(self.seed, next(numbers))
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(number)
             samples = iter(self.dataset)
             while batch := list(islice(samples, self.batch_size)):
                 yield batch
+                seed_read(self.seed, next(numbers))
 
 
 def filled(mine: list[Any], others: list[Any], least: int) -> list[Any]:

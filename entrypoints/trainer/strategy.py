@@ -13,9 +13,10 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from trainer import data, gradients, optimizers, probe, shards, stored_state
-from trainer.data import SEED_STEP, Batch
+from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
+from trainer.seeds import mixed, seed_python, seed_torch
 from trainer.setup import Setup
 from trainer.stored_state import Stored
 from trainer.task import CreateOptimizer
@@ -23,8 +24,8 @@ from trainer.weight_average import WeightAverage
 
 _EVALUATES = (
     "warning: Task.model returned the model in evaluation mode, and it is trained in it: without "
-    "dropout, with fixed statistics of batch normalization. Models of `from_pretrained` are in this "
-    "mode: call `train()` in Task.model, unless you want that"
+    "dropout, with fixed statistics of batch normalization. `from_pretrained` returns such models: "
+    "call `train()` in Task.model, unless you want that"
 )
 
 
@@ -139,15 +140,15 @@ class Strategy:
         """Seed the random numbers of a step, such as those of dropout.
 
         They follow from seed, step and data shard alone: a resumed run draws the same ones, and
-        ranks with different samples draw different ones. torch's generator on the CPU takes 32 bits
-        of a seed, so each part is spread over them. `torch.manual_seed` does the same, and for each
-        kind of device that is absent it formats the stack (torch 2.13).
+        ranks with different samples draw different ones. numpy and Python draw the same on all
+        ranks that share samples: with their numbers, models choose layers and masks.
         """
-        seed = self.setup.options.seed * SEED_STEP + step
-        seed = seed * SEED_STEP + self.setup.layout.random_stream
-        torch.default_generator.manual_seed(seed)
-        if self.setup.context.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        seed, layout = self.setup.options.seed, self.setup.layout
+        common = mixed(3, seed, step, layout.data_shard.index)
+        seed_torch(mixed(seed, step, layout.random_stream))
+        seed_python(common)
+        if self.pipeline is not None:
+            self.pipeline.seed(common)
 
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the whole model's gradient, a scalar equal on every rank. Collective."""

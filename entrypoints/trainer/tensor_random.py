@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from trainer.data import SEED_STEP
+from trainer.seeds import SEED_STEP, seed_torch
 
 
 def apply(part: nn.Module, styles: Mapping[str, ParallelStyle], rank: int) -> None:
@@ -91,7 +91,7 @@ class _Stream:
             return
         seed = int(torch.randint(2**31, ())) * SEED_STEP + self._rank
         self._common = _states()
-        torch.manual_seed(seed)
+        seed_torch(seed)
 
     def _end(self, *_: Any) -> None:
         """Use the common numbers again."""

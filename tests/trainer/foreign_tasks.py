@@ -1,9 +1,14 @@
 """Models and data as other people write them: each does something that no model of ours does."""
 
+import random
+from functools import partial
+
+import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from trainer.task import Task
 
@@ -63,3 +68,113 @@ def partly_evaluating():
 def modes(options):
     build = {"eval": evaluating, "part": partly_evaluating}[options.task_options["mode"]]
     return Task(build, TensorDataset(*classified(32)), TensorDataset(*classified(16)))
+
+
+class Jitter(TensorDataset):
+    """Augmentation that draws from one of three generators."""
+
+    def __init__(self, draw, *tensors):
+        super().__init__(*tensors)
+        self.draw = draw
+
+    def __getitem__(self, index):
+        values, target = super().__getitem__(index)
+        return values + torch.tensor([self.draw() for _ in values]), target
+
+
+class JitteredStream(IterableDataset):
+    """A stream that draws its samples."""
+
+    def __init__(self, draw, samples):
+        self.draw, self.samples = draw, samples
+
+    def __iter__(self):
+        for _ in range(self.samples):
+            values = torch.tensor([self.draw() for _ in range(6)])
+            yield values, (values.sum() > 3).long()
+
+
+DRAW = {
+    "torch": lambda: torch.rand(()).item(),
+    "numpy": np.random.rand,
+    "python": random.random,
+}
+
+
+def jittered(options):
+    return Task(perceptron, Jitter(DRAW[options.task_options["draw"]], *classified(32)))
+
+
+def jittered_stream(options):
+    return Task(perceptron, JitteredStream(DRAW[options.task_options["draw"]], 40))
+
+
+def split_by_chance(options):
+    """A split that the task draws without a seed."""
+    draw = DRAW[options.task_options["draw"]]
+    values, targets = classified(64)
+    chosen = sorted(range(64), key=lambda _: draw())[:32]
+    return Task(perceptron, TensorDataset(values[chosen], targets[chosen]))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, hidden):
+        return hidden + self.down(torch.tanh(self.up(self.norm(hidden))))
+
+
+class Masked(nn.Module):
+    """Reads tokens, some of which are masked, and predicts all; `draw` masks more in training."""
+
+    def __init__(self, draw=None):
+        super().__init__()
+        self.draw = draw
+        self.embed = nn.Embedding(12, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(16, 12)
+
+    def forward(self, tokens):
+        kept = torch.ones(tokens.shape)
+        if self.draw and self.training:
+            kept = torch.tensor([self.draw() for _ in range(tokens.numel())]).view_as(tokens) > 0.5
+        hidden = self.embed(torch.where(kept > 0, tokens, 11))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden) * (1 + 1.0 * kept[..., None])
+
+
+def block_plan(_model):
+    return {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+
+
+class Sentences(Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.randint(11, (8,), generator=torch.Generator().manual_seed(index))
+
+
+def mask(draw, samples):
+    """A batch for a masked language model: only what is masked counts."""
+    tokens = torch.stack(samples)
+    masked = torch.tensor([draw() for _ in range(tokens.numel())]).view_as(tokens) < 0.4
+    return torch.where(masked, 11, tokens), torch.where(masked, tokens, -100)
+
+
+def masked_batches(options):
+    collate = partial(mask, DRAW[options.task_options["draw"]])
+    return Task(Masked, Sentences(), collate=collate, tensor_parallel=block_plan)
+
+
+def pair(samples):
+    tokens = torch.stack(samples)
+    return tokens, tokens
+
+
+def masked_inside(options):
+    build = partial(Masked, DRAW[options.task_options["draw"]])
+    return Task(build, Sentences(), collate=pair, tensor_parallel=block_plan)

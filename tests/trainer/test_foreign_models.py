@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from tests.nightly import few
 from tests.trainer import foreign_tasks
 from tests.trainer.foreign_tasks import BATCH
 from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import latest, losses
-from trainer import checkpoint
+from trainer import checkpoint, seeds
 from trainer.arguments import parse
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
@@ -81,24 +82,45 @@ def words(task, task_options=()):
     )
 
 
-def by_hand(task, *task_options, steps=6):
-    """The losses of a loop as in a tutorial, in one process."""
+def by_hand(task, *task_options, shards=1, parts=1, steps=6):
+    """The losses of a loop as in a tutorial, in one process, in so many parts of each batch."""
+    seeds.seed_all(0)
     task = getattr(foreign_tasks, task)(parse(words(task, task_options)))
-    torch.manual_seed(0)
-    model, data, found = task.model(), task.training, {}
+    seeds.seed_all(0)
+    model, found = task.model(), {}
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    while len(found) < steps:
-        epoch = len(found) * BATCH // len(data)
+    for step, batch in enumerate(batches(task, shards, steps), 1):
+        loss, count = torch.zeros(()), sum(int((targets != -100).sum()) for _, targets in batch)
+        for shard, (inputs, targets) in enumerate(batch):
+            seed_step(step, shard)
+            pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+            for part, (x, y) in enumerate(pieces):
+                if parts > 1:
+                    seeds.seed_all(seeds.mixed(seeds.mixed(3, 0, step, shard), part))
+                loss = loss + task.loss(model(x), y).sum() / count
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found[step] = loss.item()
+    return found
+
+
+def batches(task, shards, steps):
+    """For each step, the part of each data shard, drawn as the trainer does."""
+    data, collate = task.training, task.collate or default_collate
+    for step in range(steps):
+        epoch, number = divmod(step * BATCH, len(data))
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
-        for rows in order.split(BATCH):
-            inputs, targets = default_collate([data[row] for row in rows.tolist()])
-            torch.manual_seed((len(found) + 1) * 1_000_003)  # as the trainer's first data shard
-            loss = task.loss(model(inputs), targets).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found[len(found) + 1] = loss.item()
-    return {step: found[step] for step in range(1, steps + 1)}
+        rows, batch = order[number : number + BATCH].tolist(), []
+        for shard in range(shards):
+            seeds.seed_batch(0, epoch, number // BATCH, shard)
+            batch.append(collate([data[row] for row in rows[shard::shards]]))
+        yield batch
+
+
+def seed_step(step, shard):
+    seeds.seed_torch(seeds.mixed(0, step, shard))
+    seeds.seed_python(seeds.mixed(3, 0, step, shard))
 
 
 @pytest.mark.parametrize("layout", EVERY | PIPELINES)
@@ -123,3 +145,68 @@ def test_a_frozen_normalization_stays_frozen(trained, tmp_path, layout):
     saved = checkpoint.read(latest(tmp_path))
     assert not saved["model.norm.running_mean"].any()
     assert (saved["model.norm.running_var"] == 1).all()
+
+
+SHARDS = {"ddp": 2, "zero1": 2, "zero2": 2, "fsdp": 2, "manual": 2, "pp-dp": 2, "pp-fsdp": 2}
+SHARDS |= {"tp-dp": 2, "fsdp-tp": 2}
+"""Data shards of a layout, where it has several."""
+ALL = EVERY | PIPELINES | TENSOR
+DRAWS = ["torch", "numpy", "python"]
+
+
+def drawn(layouts):
+    """Layouts with what draws: torch in each, the others in one of each kind, or at night."""
+    rows = [(layout, draw) for layout in sorted(layouts) for draw in DRAWS]
+    kept = ("single", "pp", "tp")
+    return few(rows, *(row for row in rows if row[1] == "torch" or row[0] in kept))
+
+
+@pytest.mark.parametrize(("layout", "draw"), drawn(["single", "ddp", "fsdp", "pp", "pp-dp"]))
+def test_augmentation_is_the_same_on_ranks_that_share_samples(trained, layout, draw):
+    expected = by_hand("jittered", f"draw={draw}", shards=SHARDS.get(layout, 1))
+    found = trained(ALL[layout], "jittered", task_options=[f"draw={draw}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("layout", "draw"), drawn(ALL))
+def test_masks_of_a_batch_are_the_same_on_ranks_that_share_samples(trained, layout, draw):
+    expected = by_hand("masked_batches", f"draw={draw}", shards=SHARDS.get(layout, 1))
+    found = trained(ALL[layout], "masked_batches", task_options=[f"draw={draw}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("layout", "draw"), drawn(ALL.keys() - {"micro"}))
+def test_masks_that_a_model_draws_are_the_same_on_ranks_that_share_samples(trained, layout, draw):
+    parts = 2 if layout in PIPELINES else 1
+    expected = by_hand("masked_inside", f"draw={draw}", shards=SHARDS.get(layout, 1), parts=parts)
+    found = trained(ALL[layout], "masked_inside", task_options=[f"draw={draw}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("task", ["jittered", "masked_inside", "jittered_stream"])
+def test_a_resumed_run_draws_the_same(pools, tmp_path, task, draw):
+    for folder, steps in (("whole", ["6"]), ("parts", ["3", "6"])):
+        for each in steps:
+            ways = ("--strategy", "single", "--checkpoint-steps", "1", "--steps", each)
+            pools[1].train(tmp_path / folder, *words(task, [f"draw={draw}"]), *ways)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == 6
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("task", ["jittered_stream", "split_by_chance"])
+def test_ranks_read_the_same_stream_and_split_alike(pools, tmp_path, task, draw):
+    for folder, ranks in (("one", 1), ("two", 2)):
+        ways = ("--strategy", "ddp")
+        pools[ranks].train(tmp_path / folder, *words(task, [f"draw={draw}"]), *ways)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_workers_draw_the_same(pools, tmp_path, workers, draw):
+    for folder, number in (("none", "0"), ("some", workers)):
+        ways = ("--strategy", "single", "--workers", number)
+        pools[1].train(tmp_path / folder, *words("jittered", [f"draw={draw}"]), *ways)
+    assert losses(tmp_path / "some") == losses(tmp_path / "none")
