@@ -60,8 +60,8 @@ def main() -> None:
     options = accumulate(options, context)
     try:
         finished = Trainer(options, context, stop_signals).train()
-    except ConfigError as error:  # on all ranks
-        if context.is_rank_zero:
+    except ConfigError as error:  # on all ranks, or on all that share layers
+        if getattr(error, "first", context.is_rank_zero):
             print(f"train.py: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     process_group.leave()

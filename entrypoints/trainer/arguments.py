@@ -36,6 +36,7 @@ _REDUCING = tuple(
 STRATEGIES_OF_OPTION = {
     "compress": ("ddp", "zero1"),
     "static_graph": ("ddp", "zero1"),
+    "find_unused_parameters": ("ddp", "zero1"),
     "shard_ranks": tuple(name for name, each in STRATEGIES.items() if each.data == "hsdp"),
     "offload": _SHARDED,
     "reduce_each": ("ddp", "zero1", *(name for name in _SHARDED if name not in _PIPELINE)),
@@ -161,6 +162,11 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     )
     add("--compress", choices=("fp16", "bf16", "powersgd"), help="ddp: compress gradients")
     add("--static-graph", action="store_true", help="ddp: every step uses the same parameters")
+    add(
+        "--find-unused-parameters",
+        action="store_true",
+        help="ddp: some steps do not use all parameters",
+    )
     add("--bucket-mb", type=int, default=25, metavar="MIB", help="ddp: size of gradient buckets")
     add("--shard-ranks", type=int, metavar="N", help="hsdp: ranks per shard group; default: a node")
     add("--offload", action="store_true", help="fsdp: keep parameters in CPU memory")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
-from trainer import comm_timing, probe
+from trainer import comm_timing, probe, same_layers
 from trainer.process_group import sum_over_ranks
 from trainer.setup import Setup
 from trainer.train_options import TrainOptions
@@ -72,9 +72,15 @@ class _Manual(Replica):
             distributed.broadcast(parameter.data, src=0)
 
     def finish_gradients(self) -> None:
-        """Average the gradients over the ranks."""
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
+        """Average the gradients over the ranks; a rank may have used fewer parameters."""
+        parameters = [each for each in self.model.parameters() if each.requires_grad]
+        used = torch.tensor([each.grad is not None for each in parameters]).int()
+        used = used.to(parameters[0].device)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        for parameter, somewhere in zip(parameters, used.tolist(), strict=True):
+            if somewhere:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
                 distributed.all_reduce(parameter.grad)
                 parameter.grad /= distributed.get_world_size()
 
@@ -88,7 +94,9 @@ class _DDP(Replica):
             model,
             process_group=_ddp_group(setup),
             bucket_cap_mb=options.bucket_mb,
-            find_unused_parameters=_has_unused_parameters(model, setup),
+            find_unused_parameters=(
+                options.find_unused_parameters or _has_unused_parameters(model, setup)
+            ),
             gradient_as_bucket_view=True,
             static_graph=options.static_graph,
         )
@@ -168,6 +176,7 @@ class _Sharded(Replica):
                 reshard_after_forward=setup.preset.data != "zero2",
                 **options,
             )
+        same_layers.watch(model, layers, setup)
         super().__init__(model)
 
     def set_gradient_sync(self, *, sync: bool) -> None:

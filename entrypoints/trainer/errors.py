@@ -18,3 +18,14 @@ class UnusableCheckpoints(ConfigError):
 
     exit_code = 65
     """EX_DATAERR of sysexits.h."""
+
+
+class UnequalRanksError(ConfigError):
+    """Ranks that must run the same layers do not. Raised on all of them, also in training.
+
+    `first` is whether this rank is the first of them, which prints it.
+    """
+
+    def __init__(self, message: str, *, first: bool) -> None:
+        super().__init__(message)
+        self.first = first

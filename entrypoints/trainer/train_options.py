@@ -55,6 +55,7 @@ class TrainOptions(ModelOptions):
     compile: bool
     compress: str | None
     static_graph: bool
+    find_unused_parameters: bool
     bucket_mb: int
     shard_ranks: int | None
     offload: bool

@@ -178,3 +178,41 @@ def pair(samples):
 def masked_inside(options):
     build = partial(Masked, DRAW[options.task_options["draw"]])
     return Task(build, Sentences(), collate=pair, tensor_parallel=block_plan)
+
+
+class Branches(nn.Module):
+    """Runs one of two branches, by the samples or by chance, which are of equal size or not."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.first = nn.Linear(6, 16)
+        self.branches = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        if kind == "unequal":
+            self.branches[1] = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 16))
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, values):
+        hidden = torch.tanh(self.first(values))
+        if self.kind == "drop":
+            for branch in self.branches:
+                if torch.rand(()) > 0.5 or not self.training:
+                    hidden = hidden + branch(hidden)
+            return self.last(hidden)
+        if self.kind == "gradient":  # all run, but one of them without a gradient
+            chosen = int(values.mean() > 0)
+            results = [branch(hidden) for branch in self.branches]
+            return self.last(hidden + results[chosen] + results[1 - chosen].detach())
+        if self.kind == "experts":
+            rows = (values[:, 0] > 1.2).long()
+            out = torch.zeros_like(hidden)
+            for number, expert in enumerate(self.branches):
+                if (rows == number).any():
+                    out[rows == number] = expert(hidden[rows == number])
+            return self.last(hidden + out)
+        return self.last(hidden + self.branches[int(values.mean() > 0)](hidden))
+
+
+def branching(options):
+    build = partial(Branches, options.task_options["kind"])
+    return Task(build, TensorDataset(*classified(64)), layers=lambda model: list(model.branches))

@@ -1,5 +1,7 @@
 """Models that are not ours train as in a loop of ten lines, in every layout that accepts them."""
 
+import re
+
 import pytest
 import torch
 from torch.utils.data import default_collate
@@ -8,7 +10,7 @@ from tests.nightly import few
 from tests.trainer import foreign_tasks
 from tests.trainer.foreign_tasks import BATCH
 from tests.trainer.rank_pool import RankPool
-from tests.trainer.ranks import latest, losses
+from tests.trainer.ranks import TRAIN, latest, losses, outputs, start_ranks
 from trainer import checkpoint, seeds
 from trainer.arguments import parse
 
@@ -210,3 +212,44 @@ def test_workers_draw_the_same(pools, tmp_path, workers, draw):
         ways = ("--strategy", "single", "--workers", number)
         pools[1].train(tmp_path / folder, *words("jittered", [f"draw={draw}"]), *ways)
     assert losses(tmp_path / "some") == losses(tmp_path / "none")
+
+
+FOUR = {"fsdp": (4, "fsdp", ()), "zero2": (4, "zero2", ())}
+FOUR["hsdp"] = (4, "hsdp", ("--shard-ranks", "2"))
+BRANCHES = {
+    "equal": r"rank \d came to branches.\d and rank \d to branches.\d",
+    "unequal": r"rank \d came to branches.\d and rank \d to branches.\d",
+    "drop": r"rank \d came to (branches|the end).* and rank \d to (branches|the end)",
+    "experts": r"rank \d came to (branches|the end).* and rank \d to (branches|the end)",
+    "gradient": r"only rank \d has gradients of branches.\d.bias, branches.\d.weight",
+}
+
+
+@pytest.mark.parametrize("layout", FOUR)
+@pytest.mark.parametrize("kind", BRANCHES)
+def test_ranks_that_gather_different_layers_stop(refused, layout, kind):
+    errors = refused(FOUR[layout], "branching", task_options=[f"kind={kind}"])
+    for error in errors:
+        assert error.startswith(
+            f"UnequalRanksError: --strategy {FOUR[layout][1]} requires the same"
+        )
+        assert re.search(BRANCHES[kind], error)
+        assert "use --strategy ddp --find-unused-parameters" in error
+
+
+@pytest.mark.parametrize("layout", ["single", "ddp", "zero1", "manual"])
+@pytest.mark.parametrize("kind", ["equal", "unequal", "experts", "gradient"])
+def test_other_layouts_take_branches(trained, layout, kind):
+    unused = ("--find-unused-parameters",) if layout in ("ddp", "zero1") else ()
+    expected = by_hand("branching", f"kind={kind}", shards=SHARDS.get(layout, 1))
+    found = trained(EVERY[layout], "branching", *unused, task_options=[f"kind={kind}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_the_command_says_in_one_line_which_layers_differ(tmp_path):
+    arguments = (*words("branching", ["kind=equal"]), "--strategy", "fsdp")
+    texts = outputs(start_ranks(tmp_path, 2, TRAIN, *arguments), code=1)
+    lines = [line for text in texts for line in text.splitlines() if "error" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("train.py: error: --strategy fsdp requires the same layers on every")
+    assert "Traceback" not in "".join(texts)
