@@ -109,4 +109,4 @@ class _Stage(nn.Sequential):
         """Hidden states of the previous stage to those of the next."""
         with self._autocast():
             outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
-        return outputs
+        return outputs.contiguous()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainer import layers, shards
+from trainer import layers, partition, shards
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.objective import Objective
@@ -97,6 +97,11 @@ class ForwardCut:
             for handle in handles:
                 handle.remove()
         self.boxed = not isinstance(outputs, Tensor)
+        if self.boxed and not hasattr(outputs, "logits"):
+            raise ConfigError(
+                f"a pipeline requires a model that returns its scores, or an object with `logits`, "
+                f"and {type(self._model).__name__} returns {partition.kind(outputs)}; {OTHER}"
+            )
         return calls, scores(outputs)
 
     def _outside(self, calls: Sequence[_Call]) -> tuple[list[str], list[str]]:
@@ -206,7 +211,7 @@ class ForwardCut:
             made = _placeholder(self._returned[name]) if name in self._before else _never
             stage.set_submodule(name, _hollow(self._model.get_submodule(name), made))
         cls = type(stage)
-        stage.__class__ = type(f"Stage{cls.__name__}", (_Stage, cls), {})
+        stage.__class__ = type(cls.__name__, (_Stage, cls), {})  # messages name the model
         any_stage: Any = stage
         any_stage.stage_entry, any_stage.stage_objective = entry, self._objective
         return stage
@@ -273,7 +278,7 @@ class _Stage(nn.Module):
         try:
             result = scores(self.stage_objective.outputs(model, inputs))
         except _Done as done:
-            result = done.hidden
+            result = done.hidden.contiguous()
         finally:
             self.stage_entry[:] = [None]
         return result
@@ -334,7 +339,7 @@ def _like(outputs: Any, hidden: Any) -> Any:
 
 def _shapes(outputs: Any) -> Any:
     """The same structure with tensors that have no memory."""
-    return pytree.tree_map_only(Tensor, lambda each: torch.empty_like(each, device="meta"), outputs)
+    return pytree.tree_map_only(Tensor, partition.shape, outputs)
 
 
 def _twin(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

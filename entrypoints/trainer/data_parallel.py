@@ -49,8 +49,8 @@ def replicate(model: nn.Module, layers: Sequence[str], setup: Setup) -> Replica:
     preset = setup.preset
     if preset.sharded:
         return _Sharded(model, layers, setup)
-    if preset.data in {"ddp", "zero1"}:
-        return _DDP(model, setup)
+    if preset.data in {"ddp", "zero1"} and any(each.requires_grad for each in model.parameters()):
+        return _DDP(model, setup)  # torch refuses a stage of which nothing is trained
     if preset.data == "manual":
         return _Manual(model)
     if preset.data == "dp":

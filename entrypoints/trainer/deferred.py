@@ -48,6 +48,7 @@ class FirstWeights:
         with torch.device("meta") if self._init else nullcontext():
             model = self._build()
         self.evaluates = not model.training
+        _refuse_sparse_gradients(model)
         if self._init:
             self._twins = {name: layers.twin(module) for name, module in model.named_modules()}
         if self._pretrained:
@@ -103,6 +104,16 @@ class FirstWeights:
                 shards.copy_part(tensor, values[own])
                 if values[own].isnan().any():
                     yield f"{name}.{own}".lstrip(".")
+
+
+def _refuse_sparse_gradients(model: nn.Module) -> None:
+    """Raise ConfigError if a part of the model has them."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"{name or type(module).__name__} has sparse gradients, which have no norm and "
+                "which most optimizers and strategies refuse: leave out sparse=True"
+            )
 
 
 def _with_data(module: nn.Module, device: torch.device) -> nn.Module:

@@ -32,13 +32,15 @@ def norm(
             shard, groups = _local_shard(parameter.grad)
             shards[groups].append(shard)
     squares = [_all_reduce(_square(held).to(device), groups) for groups, held in shards.items()]
-    return _all_reduce(torch.stack(squares).sum(), model_parallel_groups).sqrt()
+    own = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
+    return _all_reduce(own, model_parallel_groups).sqrt()
 
 
 def scale(parameters: Iterable[nn.Parameter], factor: Tensor | float) -> None:
     """Multiply all gradients by `factor`, in place."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
 
 
 def _local_shard(gradient: Tensor) -> tuple[Tensor, tuple[ProcessGroup, ...]]:

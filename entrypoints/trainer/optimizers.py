@@ -38,16 +38,13 @@ def groups(model: nn.Module, settings: Settings | None = None) -> list[Any]:
     """The trainable parameters; in groups where their settings or their meshes of ranks differ.
 
     `settings` gives those of a parameter by its name, such as a weight decay of its own. An
-    optimizer updates a group at once, and torch refuses to mix meshes there. Raises ConfigError if
-    no parameter is trainable.
+    optimizer updates a group at once, and torch refuses to mix meshes there.
     """
     by_kind: dict[Any, list[nn.Parameter]] = {}
     for name, each in model.named_parameters():
         if each.requires_grad:
             own = tuple(sorted(settings(name).items())) if settings else ()
             by_kind.setdefault((own, getattr(each, "device_mesh", None)), []).append(each)
-    if not by_kind:
-        raise ConfigError("no parameter of the model is trainable: requires_grad is False for all")
     if len(by_kind) == 1 and not settings:
         return next(iter(by_kind.values()))
     return [{"params": each, **dict(own)} for (own, _), each in by_kind.items()]
@@ -127,6 +124,11 @@ def lr_schedule(
     cosine down to 0, unless the task's `create` says otherwise. It is a function of the step alone,
     so a checkpoint does not store it. Raises ConfigError if that of the task is not.
     """
+    if any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ConfigError(
+            "Task.optimizer: the learning rate is None, which no schedule can change: give it one "
+            "(for Adafactor of transformers: lr=1e-3, relative_step=False)"
+        )
     if create is not None:
         return _advanced(create(optimizer, steps), completed)
 

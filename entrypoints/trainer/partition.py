@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,17 +87,34 @@ def _measure_once(
         layer.to(inputs.device)
         started = _synchronized_time(inputs.device)
         output = forward(layer, inputs)
+        if not isinstance(output, Tensor):
+            raise ConfigError(
+                f"a pipeline passes on one tensor, and layer {number} of the model "
+                f"({type(layer).__name__}) returns {kind(output)}; choose another strategy, such "
+                "as fsdp"
+            )
         end = loss(output) if number == len(model) else output
         if end.requires_grad:
             torch.autograd.backward(end, torch.ones_like(end))
-        yield _synchronized_time(inputs.device) - started, torch.empty_like(output, device="meta")
+        yield _synchronized_time(inputs.device) - started, shape(output)
         layer.to(original)
         layer.zero_grad()
         inputs = output.detach().requires_grad_(output.is_floating_point())
 
 
 def _has_parameters(layer: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in layer.parameters())
+    return next(layer.parameters(), None) is not None
+
+
+def shape(tensor: Tensor) -> Tensor:
+    """A contiguous tensor of this shape without memory: only such ones can be sent."""
+    return torch.empty_like(tensor, device="meta", memory_format=torch.contiguous_format)
+
+
+def kind(outputs: Any) -> str:
+    """What outputs are, in words."""
+    name = type(outputs).__name__
+    return f"a {name} of {len(outputs)} values" if isinstance(outputs, tuple | list) else name
 
 
 def _synchronized_time(device: torch.device) -> float:
@@ -135,7 +153,7 @@ def _best(
 ) -> tuple[float, tuple[int, ...]]:
     """The lowest combined cost of all stages, and the index at which each stage ends.
 
-    Stages without parameters are not allowed: they have nothing to train.
+    Stages without parameters are not allowed: they would be there for nothing.
     """
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0, ())}
     for _ in range(stages):

@@ -21,6 +21,7 @@ from trainer import bubble, data, layers, parallelize, partition, shards
 from trainer.bubble import BubbleMeter, TimedStage
 from trainer.cut import Cut, cut
 from trainer.data import Batch
+from trainer.errors import ConfigError
 from trainer.layout import schedule, stages_per_rank
 from trainer.partition import MeasuredLayer, Stages
 from trainer.process_group import broadcast_from_rank_zero
@@ -74,8 +75,10 @@ class Pipeline:
     def _partition(self, whole: Cut) -> Stages:
         """The layers of each stage, as measured on rank 0."""
         setup = self._setup
-        measured = whole.measure() if setup.context.is_rank_zero else None
+        measured = _measured(whole) if setup.context.is_rank_zero else None
         measured = broadcast_from_rank_zero(setup.context, measured)
+        if isinstance(measured, ConfigError):
+            raise measured
         by = partition.by_layers if setup.options.balance == "layers" else partition.by_time
         return by(measured, self._size * stages_per_rank(setup.options))
 
@@ -201,6 +204,14 @@ class Pipeline:
         by_rank = ", ".join(f"{share:.1%}" for share in shares)
         mean = sum(shares) / len(shares)
         return f"pipeline: bubble {mean:.1%} measured (by rank: {by_rank})"
+
+
+def _measured(whole: Cut) -> list[MeasuredLayer] | ConfigError:
+    """The layers, or why they cannot be measured, which other ranks need to know too."""
+    try:
+        return whole.measure()
+    except ConfigError as error:
+        return error
 
 
 def _layer_numbers(stages: Stages) -> list[range]:

@@ -16,6 +16,7 @@ from trainer import data, gradients, optimizers, probe, shards, stored_state
 from trainer.data import Batch
 from trainer.errors import ConfigError
 from trainer.parallelize import parallelize
+from trainer.process_group import sum_over_ranks
 from trainer.seeds import mixed, seed_python, seed_torch
 from trainer.setup import Setup
 from trainer.stored_state import Stored
@@ -60,7 +61,7 @@ class Strategy:
         self._group_settings = optimizers.GroupSettings(self._local_optimizer)
         stored_state.check_extra_state(self.model)
         decay = setup.options.ema
-        self._average = WeightAverage(self.model, decay) if decay else None
+        self._average = WeightAverage(self.model, decay) if decay and self._trains else None
 
     def _make_optimizer(self, create: CreateOptimizer) -> Optimizer:
         """The optimizer of the trainable parameters; each rank updates some with ZeRO 1.
@@ -70,13 +71,21 @@ class Strategy:
         of the model, this saves most of the memory that DDP duplicates.
         https://docs.pytorch.org/docs/stable/distributed.optim.html
         """
+        parameters = optimizers.groups(self.model, self.setup.task.optimizer_settings)
+        if not any(sum_over_ranks(self.setup.context, [len(parameters)])):
+            raise ConfigError(
+                "no parameter of the model is trainable: requires_grad is False for all"
+            )
+        self._trains = bool(parameters)
+        if not parameters:  # of a stage of a pipeline: torch refuses an optimizer of none
+            parameters = [nn.Parameter(torch.zeros((), device=self.setup.context.device))]
         create = self.setup.task.optimizer or create
         if self.setup.preset.data == "zero1":
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
             optimizer_class: Any = create  # any callable of parameters works
             create = partial(ZeroRedundancyOptimizer, optimizer_class=optimizer_class)
-        return create(optimizers.groups(self.model, self.setup.task.optimizer_settings))
+        return create(parameters)
 
     def forward(self, inputs: Any) -> Any:
         """The whole outputs of a batch in evaluation, or None if another rank has them."""
@@ -220,11 +229,18 @@ class Strategy:
 
         Raises InvalidFile if the checkpoint has bytes that are no value.
         """
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_model_state_dict,
+            set_state_dict,
+        )
 
         state = stored_state.decode(tensors)
         model, optimizer = self._state_dicts()
         model |= _with_prefix(state, "model.")
+        if not self._trains:
+            set_model_state_dict(self.model, model)
+            return
         optimizer |= _with_prefix(state, "optimizer.")
         set_state_dict(
             self.model,
@@ -239,8 +255,14 @@ class Strategy:
                 group.update({key: loaded[key] for key in loaded if key != "params"})
 
     def _state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            get_state_dict,
+        )
 
+        if not self._trains:
+            return get_model_state_dict(self.model), {}
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
         try:
             model, optimizer = get_state_dict(self.model, self._local_optimizer, options=flat)

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from trainer.task import Task
+from trainer.task import Task, cross_entropy
 
 BATCH = 16
 
@@ -216,3 +216,95 @@ class Branches(nn.Module):
 def branching(options):
     build = partial(Branches, options.task_options["kind"])
     return Task(build, TensorDataset(*classified(64)), layers=lambda model: list(model.branches))
+
+
+def frozen_backbone(options):
+    """All is frozen but the head, which one stage of a pipeline has."""
+
+    def build():
+        model = perceptron() if options.task_options["kind"] == "sequence" else Masked()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(("head", "6")))
+        return model
+
+    if options.task_options["kind"] == "sequence":
+        return Task(build, TensorDataset(*classified(32)))
+    return Task(build, Sentences(), collate=pair)
+
+
+def frozen(_options):
+    return Task(lambda: perceptron().requires_grad_(False), TensorDataset(*classified(32)))
+
+
+class Turned(Block):
+    """Returns a tensor that is not contiguous."""
+
+    def forward(self, hidden):
+        return super().forward(hidden).transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def turned(options):
+    """Layers whose results are not contiguous, in a sequence or not."""
+
+    def build():
+        model = Masked()
+        model.blocks = nn.ModuleList(Turned() for _ in range(4))
+        if options.task_options["kind"] == "sequence":
+            return nn.Sequential(model.embed, *model.blocks, model.head)
+        return model
+
+    return Task(build, Sentences(), collate=pair)
+
+
+class Two(Masked):
+    """Returns a pair of scores and something else."""
+
+    def forward(self, tokens):
+        scores = super().forward(tokens)
+        return scores, scores.square().mean()
+
+
+def with_auxiliary_loss(outputs, targets):
+    scores, auxiliary = outputs
+    return cross_entropy(scores, targets) + 0.1 * auxiliary.detach() * 0
+
+
+def pairs(_options):
+    return Task(Two, Sentences(), collate=pair, loss=with_auxiliary_loss)
+
+
+def sequence_of_pairs(_options):
+    layers = [nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)]
+    return Task(lambda: nn.Sequential(*layers), Sentences(), collate=pair)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 16, sparse=True)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+def sparse(_options):
+    return Task(Sparse, Sentences(), collate=pair)
+
+
+def without_rate(_options):
+    return Task(
+        perceptron,
+        TensorDataset(*classified(32)),
+        optimizer=lambda parameters: Rateless(parameters, {"lr": None}),
+    )
+
+
+class Rateless(torch.optim.Optimizer):
+    """Without a learning rate, as transformers' Adafactor may be."""
+
+    def step(self, closure=None):
+        raise NotImplementedError

@@ -253,3 +253,49 @@ def test_the_command_says_in_one_line_which_layers_differ(tmp_path):
     assert len(lines) == 1
     assert lines[0].startswith("train.py: error: --strategy fsdp requires the same layers on every")
     assert "Traceback" not in "".join(texts)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "model"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "pp", "pp-dp", "pp-fsdp", "interleaved"])
+def test_a_frozen_backbone_is_trained_on(trained, layout, kind):
+    expected = by_hand("frozen_backbone", f"kind={kind}")
+    options = ("--clip", "1e9", "--ema", "0.5", "--steps", "3")
+    first = trained(ALL[layout], "frozen_backbone", *options, task_options=[f"kind={kind}"])
+    found = trained(ALL[layout], "frozen_backbone", *options[:-2], task_options=[f"kind={kind}"])
+    assert len(first) == 3
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "model"])
+@pytest.mark.parametrize("layout", PIPELINES)
+def test_stages_pass_on_what_is_not_contiguous(trained, layout, kind):
+    expected = by_hand("turned", f"kind={kind}")
+    found = trained(PIPELINES[layout], "turned", task_options=[f"kind={kind}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("layout", EVERY)
+def test_outputs_may_be_a_tuple(trained, layout):
+    assert trained(EVERY[layout], "pairs") == pytest.approx(by_hand("pairs"), rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("layout", "task", "message"),
+    [
+        ("pp", "pairs", "and Two returns a tuple of 2 values; choose another strategy"),
+        ("pp", "sequence_of_pairs", "layer 2 of the model (GRU) returns a tuple of 2 values"),
+        ("pp", "frozen", "no parameter of the model is trainable"),
+        ("ddp", "frozen", "no parameter of the model is trainable"),
+        ("fsdp", "sparse", "embed has sparse gradients"),
+        ("ddp", "sparse", "embed has sparse gradients"),
+        ("single", "sparse", "leave out sparse=True"),
+        ("ddp", "without_rate", "Task.optimizer: the learning rate is None"),
+        ("pp-tp", "turned", "Masked has no plan for tensor parallelism"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_on_every_rank(refused, layout, task, message):
+    ways = ALL | {"pp-tp": (4, "pp-tp", ("--micro-batches", "2"))}
+    errors = refused(ways[layout], task, task_options=["kind=model"])
+    for error in errors:
+        assert error.startswith("ConfigError: ")
+        assert message in error
