@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """One rank's shard of a global batch.
 
     `inputs` and `targets` are what the task makes of a batch; their tensors are (samples, ...).
-    `count` is the number of targets that count on this rank, `total` that of all, at least 1.
+    `count` is the number of targets that count on this rank, `total` that of all, or 1 for none.
     """
 
     inputs: Any
@@ -154,7 +154,7 @@ class BatchLoader:
         collate = self._task.collate or default_collate
         read = (self._batch_size, self._slice, self._least, seed, first, passes)
         source = Stream(self._dataset, collate, *read)
-        return self._counted(loader(source, None, workers, gpu=self._gpu))
+        return self._counted(loader(source, None, min(workers, 1), gpu=self._gpu))
 
     def _counted(self, loaded: Iterable[Samples]) -> Iterator[Batch]:
         """The batches on the device, with the numbers of their targets. Collective."""
@@ -167,7 +167,7 @@ class BatchLoader:
                 continue
             own = torch.as_tensor(self._task.targets_in(targets), device=self._device)
             own = own if samples.real else torch.zeros_like(own)
-            yield Batch(inputs, targets, own, self._sum(own).clamp(min=1))
+            yield Batch(inputs, targets, own, _at_least_one(self._sum(own)))
 
     def _sum(self, own: Tensor) -> Tensor:
         if self._shard.num_shards == 1:
@@ -194,6 +194,11 @@ class BatchLoader:
     @property
     def _slice(self) -> slice:
         return slice(self._shard.index, None, self._shard.num_shards)
+
+
+def _at_least_one(total: Tensor) -> Tensor:
+    """The number of targets of all ranks, or a sum of weights; 1 if there are none."""
+    return torch.where(total > 0, total, 1)
 
 
 def by_length(order: Tensor, lengths: Tensor, size: int, generator: torch.Generator) -> Tensor:

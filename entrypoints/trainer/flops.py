@@ -32,14 +32,18 @@ def flops_per_sample(build: Callable[[], nn.Module], inputs: Any) -> float:
     """Operations of one sample's forward and backward pass; torch counts the forward pass.
 
     `inputs` is a batch, of which the first sample counts. Raises what the model raises on tensors
-    without data.
+    without data, and ValueError if it is not a new one: one in training on several ranks would wait
+    for the others.
 
     The backward pass takes twice as many (https://arxiv.org/abs/2001.08361, section 2.1). The
     second forward pass of activation checkpointing does not count towards MFU.
     """
     sample = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1].to("meta"), inputs)
     with torch.device("meta"):
-        model = build().eval()
+        model = build()
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("Task.model returns a model, or parts of one, that it had built before")
+    model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(model, sample)
     forward: int = counter.get_total_flops()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from trainer.data import Batch
 from trainer.shards import local
-from trainer.task import Task, call
+from trainer.task import Task, call, is_integer, samples_in
 from trainer.train_options import TrainOptions
 
 if TYPE_CHECKING:
     from trainer.context_parallel import ContextParallel
 
+_TRIED, _ROUNDING = 16, 1e-2
+"""Samples whose losses are compared with that of all of them; how far off they may be, relatively,
+in 16 bits."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
 
@@ -36,6 +42,9 @@ class Objective:
         self._device = device.type
         self._dtype = _AUTOCAST.get(options.precision)
         self._parallel = options.loss_parallel
+        self._tried = False
+        self.adds_up = True
+        """Whether a scalar loss was that of its parts in the first batch; see `loss_adds_up`."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of the forward pass: autocast to 16 bits, or nothing for fp32."""
@@ -73,9 +82,19 @@ class Objective:
             return _mean(self.losses(outputs, batch), batch)
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
-        """The loss of each target on this rank, or their mean if the task computes that."""
+        """The loss of each target on this rank, or their mean if the task computes that.
+
+        Several numbers for a target, such as those of several outputs, are averaged.
+        """
         with self.autocast():
-            return local(self.task.loss(outputs, batch.targets))
+            losses = local(self.task.loss(outputs, batch.targets))
+            if losses.dim() > 1 and self.task.count is None:
+                kept = batch.targets.dim() if is_integer(batch.targets) else 1
+                losses = losses.flatten(kept).mean(-1) if losses.dim() > kept else losses
+        if losses.dim() == 0 and not self._tried:
+            self._tried = True
+            self.adds_up = loss_adds_up(self.task, outputs, batch.targets, losses.detach())
+        return losses
 
     def backward(self, losses: Tensor, batch: Batch, factor: float) -> Callable[[], Tensor]:
         """Add the gradients of `loss` times `factor`; the result computes `loss`, detached.
@@ -90,6 +109,44 @@ class Objective:
         loss = _mean(losses, batch)
         torch.autograd.backward(loss * factor)
         return loss.detach
+
+
+@torch.no_grad()
+def loss_adds_up(task: Task, outputs: Any, targets: Any, loss: Tensor) -> bool:
+    """Whether a scalar loss of samples is the mean of those of each sample, by their targets.
+
+    Otherwise it depends on how a batch is divided, as a mean by the weights of classes does. True
+    where that cannot be tried: of one sample, or if the loss is random or fails on single samples.
+    """
+    size = samples_in(targets)
+    some = min(size, _TRIED)
+    rows = [slice(0, some), *(slice(row, row + 1) for row in range(some))]
+    try:
+        with torch.random.fork_rng([]):
+            again = local(task.loss(outputs, targets))
+            parts = [(_rows(outputs, each, size), _rows(targets, each, size)) for each in rows]
+            _, *counts = [float(task.targets_in(part)) for _, part in parts]
+            together, *losses = [float(local(task.loss(*part))) for part in parts]
+    except Exception:  # noqa: BLE001 - losses do anything
+        return True
+    if not torch.equal(again, loss) or not sum(counts):
+        return True
+    mean = sum(each * count for each, count in zip(losses, counts, strict=True) if count)
+    return math.isclose(mean / sum(counts), together, rel_tol=_ROUNDING)
+
+
+def _rows(tree: Any, rows: slice, size: int) -> Any:
+    """These samples of a structure of tensors, or of the tensors that an object has."""
+
+    def part(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf[rows] if leaf.dim() and len(leaf) == size else leaf
+        if hasattr(leaf, "__dict__"):
+            leaf = copy.copy(leaf)
+            vars(leaf).update({name: part(value) for name, value in vars(leaf).items()})
+        return leaf
+
+    return pytree.tree_map(part, tree)
 
 
 def _mean(losses: Tensor, batch: Batch) -> Tensor:

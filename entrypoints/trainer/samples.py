@@ -12,7 +12,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from trainer.seeds import seed_batch, seed_read
 from trainer.task import IGNORE_INDEX
@@ -76,8 +76,8 @@ class Indexed(Dataset[Samples]):
 class Stream(IterableDataset[Samples]):
     """An iterable dataset, from its global batch number `first` on.
 
-    Each worker reads the whole stream and collates every n-th batch, so that the batches do not
-    depend on the number of workers. `passes` is how often the dataset is read, each time after a
+    One process reads it: several would each read all of it, or parts of it where the stream divides
+    itself by `get_worker_info`. `passes` is how often the dataset is read, each time after a
     call of its `set_epoch`, if it has one. `least` is that of `Indexed`. What the stream draws
     follows from `seed` and the number of the batch, what is drawn to collate it from the shard too.
     """
@@ -92,11 +92,9 @@ class Stream(IterableDataset[Samples]):
     passes: Iterable[int]
 
     def __iter__(self) -> Iterator[Samples]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         batches = enumerate(self._global_batches())
-        for batch_number, samples in islice(batches, self.first + number, None, workers):
-            seed_batch(self.seed, 0, batch_number, self.shard.start)
+        for number, samples in islice(batches, self.first, None):
+            seed_batch(self.seed, 0, number, self.shard.start)
             mine = samples[self.shard]
             batch = self.collate(filled(mine, samples, self.least))
             yield Samples(batch, len(mine), len(samples))

@@ -28,6 +28,11 @@ _EVALUATES = (
     "dropout, with fixed statistics of batch normalization. `from_pretrained` returns such models: "
     "call `train()` in Task.model, unless you want that"
 )
+_APART = (
+    "warning: the loss of a batch is not the mean of the losses of its parts, by their targets, so "
+    "training depends on the number of ranks and micro-batches. With weights of classes, let "
+    "Task.count return the sum of the weights of a batch's targets: the loss is exact again"
+)
 
 
 class Strategy:
@@ -42,6 +47,7 @@ class Strategy:
         self.objective = setup.objective
         self.timer = setup.timer
         self.pipeline = self.replica = None
+        self._checked = False
         if setup.preset.pipeline:
             from trainer.pipeline import Pipeline
 
@@ -120,11 +126,21 @@ class Strategy:
                 loss = self.pipeline.backward(batch, factor).detach
             else:
                 loss = self._accumulate(batch, factor)
+        if not self._checked:
+            self._check_loss()
         if self.setup.preset.tensor:
             from trainer import tensor_parallel
 
             tensor_parallel.finish_gradients(self.model)
         return loss
+
+    def _check_loss(self) -> None:
+        """Warn of a loss that depends on how a batch is divided. Collective."""
+        self._checked = True
+        options, dims = self.setup.options, self.setup.layout.dims
+        apart = any(sum_over_ranks(self.setup.context, [not self.objective.adds_up]))
+        if apart and dims.dp * dims.cp * options.micro_batches > 1:
+            self.setup.context.log(_APART)
 
     def _accumulate(self, batch: Batch, factor: float) -> Callable[[], Tensor]:
         """Add up the gradients of the micro-batches."""

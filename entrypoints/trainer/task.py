@@ -84,12 +84,13 @@ class Task:
     validation: Dataset[Any] | None = None
     test: Dataset[Any] | None = None
     loss: Function = cross_entropy
-    """The loss of each target, 0 for those that do not count, or their mean as a scalar."""
+    """The loss of each target, 0 for those that do not count, or their mean as a scalar. Several
+    numbers for a target, such as those of several outputs, are averaged."""
     metrics: Mapping[str, Function] | None = None
     """Sums over the targets of a batch, by name. None: the accuracy, if `loss` is the default."""
     count: Callable[[Any], int | Tensor] | None = None
-    """The number of targets of a batch that count. None: integers other than `IGNORE_INDEX`, or one
-    for each sample."""
+    """The number of targets of a batch that count, or the sum of their weights, by which loss and
+    metrics are divided. None: integers other than `IGNORE_INDEX`, or one for each sample."""
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a list of samples. None: torch's `default_collate`."""
     lengths: Sequence[int] | None = None

@@ -45,7 +45,8 @@ def apply(part: nn.Module, setup: Setup) -> None:
     if not setup.preset.pipeline:  # a stage has some modules of the plan, or none
         _check(part, plan, styles, own=setup.task.tensor_parallel is not None)
     parallelize_module(part, setup.layout.mesh.axes("tp"), styles)
-    tensor_random.apply(part, styles, setup.layout.position.tp)
+    if setup.options.task not in _PLANS:  # our own models draw nothing
+        tensor_random.apply(part, styles, setup.layout.position.tp)
     for names in tied:
         shards.tie(part, names)
 

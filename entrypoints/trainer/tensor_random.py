@@ -26,13 +26,10 @@ from trainer.seeds import SEED_STEP, seed_torch
 
 
 def apply(part: nn.Module, styles: Mapping[str, ParallelStyle], rank: int) -> None:
-    """Let each rank draw its own random numbers between sharded layers, if the model draws any.
+    """Let each rank draw its own random numbers between sharded layers.
 
-    `styles` are those of the modules of `part` by name, `rank` is that among those of a layer. A
-    model that draws none is left as it is: hooks are not free.
+    `styles` are those of the modules of `part` by name, `rank` is that among those of a layer.
     """
-    if not _has_dropout(part):
-        return
     stream = _Stream(rank)
     if any(isinstance(style, SequenceParallel) for style in styles.values()):
         part.register_forward_pre_hook(stream.begin)
@@ -59,16 +56,6 @@ def _between_sharded_layers(
 def _sharded(style: ColwiseParallel) -> bool:
     """Whether the outputs of a layer stay divided over the ranks."""
     return any(isinstance(each, Shard) for each in style.output_layouts)
-
-
-def _has_dropout(model: nn.Module) -> bool:
-    """Whether a module is a dropout, or has the probability of one, as transformers' attention."""
-    return any(
-        isinstance(value, float) and value > 0
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "drop" in name or (name == "p" and "drop" in type(module).__name__.lower())
-    )
 
 
 class _Stream:

@@ -308,3 +308,66 @@ class Rateless(torch.optim.Optimizer):
 
     def step(self, closure=None):
         raise NotImplementedError
+
+
+class Dividing(IterableDataset):
+    """A stream that gives each worker its part, as PyTorch's documentation proposes."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        first, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        values, targets = classified(96)
+        yield from zip(values[first::workers], targets[first::workers], strict=True)
+
+
+def dividing(_options):
+    return Task(perceptron, Dividing())
+
+
+class Rows(TensorDataset):
+    """Asked for each sample, so that targets are counted in batches."""
+
+
+WEIGHTS = torch.tensor([0.2, 5.0])
+
+
+def weighted(options):
+    """A loss that is a mean by the weights of classes."""
+    count = {"counted": lambda targets: WEIGHTS[targets].sum()}.get(options.task_options["kind"])
+    return Task(
+        perceptron,
+        Rows(*classified(64)),
+        loss=partial(functional.cross_entropy, weight=WEIGHTS),
+        count=count,
+    )
+
+
+def several_outputs(options):
+    """Several numbers for each target. The last layer exists before the model is built."""
+    values, _ = classified(64)
+    loss = partial(functional.mse_loss, reduction=options.task_options["kind"])
+    last = nn.Linear(2, 3)
+
+    def build():
+        return nn.Sequential(*perceptron(), last)
+
+    return Task(build, TensorDataset(values, values[:, :3] ** 2), loss=loss)
+
+
+class Causal(Masked):
+    """Called as a model of Hugging Face."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids)
+
+
+def labelled(options):
+    def collate(samples):
+        tokens = torch.stack(samples)
+        if options.task_options["kind"] == "shifted":
+            return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
+        if options.task_options["kind"] == "masked":
+            return {"input_ids": torch.full_like(tokens, 11), "labels": tokens}
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    return Task(Causal, Sentences(), collate=collate)

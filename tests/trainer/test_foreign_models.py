@@ -99,7 +99,8 @@ def by_hand(task, *task_options, shards=1, parts=1, steps=6):
             for part, (x, y) in enumerate(pieces):
                 if parts > 1:
                     seeds.seed_all(seeds.mixed(seeds.mixed(3, 0, step, shard), part))
-                loss = loss + task.loss(model(x), y).sum() / count
+                value = task.loss(model(x), y)
+                loss = loss + (value.sum() / count if value.dim() else value)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -299,3 +300,49 @@ def test_what_does_not_fit_is_one_sentence_on_every_rank(refused, layout, task, 
     for error in errors:
         assert error.startswith("ConfigError: ")
         assert message in error
+
+
+@pytest.mark.parametrize("workers", ["1", "2", "3"])
+@pytest.mark.parametrize("layout", ["single", "ddp"])
+def test_a_stream_that_divides_itself_is_read_once(pools, tmp_path, layout, workers):
+    """A pass has 6 batches, as many as steps."""
+    world, strategy, _ = EVERY[layout]
+    for folder, number in (("none", "0"), ("some", workers)):
+        ways = ("--strategy", strategy, "--workers", number)
+        pools[world].train(tmp_path / folder, *words("dividing"), *ways)
+    assert losses(tmp_path / "some") == losses(tmp_path / "none")
+    assert len(losses(tmp_path / "some")) == 6
+
+
+@pytest.mark.parametrize("layout", EVERY | PIPELINES)
+def test_a_loss_by_weights_of_classes_is_that_of_the_whole_batch(trained, layout):
+    """With the sum of the weights as the number of targets."""
+    expected = by_hand("weighted", "kind=counted")
+    found = trained((EVERY | PIPELINES)[layout], "weighted", task_options=["kind=counted"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(("kind", "warnings"), [("plain", 1), ("counted", 0)])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "pp"])
+def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(tmp_path, layout, kind, warnings):
+    world, strategy, ways = ALL[layout]
+    arguments = (*words("weighted", [f"kind={kind}"]), "--strategy", strategy, *ways)
+    texts = outputs(start_ranks(tmp_path, world, TRAIN, *arguments))
+    said = "warning: the loss of a batch is not the mean of the losses of its parts"
+    assert "".join(texts).count(said) == warnings
+
+
+@pytest.mark.parametrize("kind", ["none", "mean"])
+@pytest.mark.parametrize("layout", EVERY | PIPELINES)
+def test_several_numbers_for_a_target_are_averaged(trained, layout, kind):
+    expected = by_hand("several_outputs", "kind=mean")
+    found = trained((EVERY | PIPELINES)[layout], "several_outputs", task_options=[f"kind={kind}"])
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", ["same", "shifted", "masked"])
+@pytest.mark.parametrize("layout", ["single", "ddp", "fsdp", "pp"])
+def test_labels_that_are_not_shifted_are_refused(refused, layout, kind):
+    for error in refused(ALL[layout], "labelled", task_options=[f"kind={kind}"]):
+        expected = "ConfigError: the labels are the input_ids themselves" if kind == "same" else ""
+        assert error[: len(expected) + 1].rstrip(",") == expected

@@ -22,8 +22,11 @@ def masks(folder, *options):
     ]
 
 
-def test_masks_are_common_or_of_each_rank(tmp_path):
-    first, second = masks(tmp_path)
+@pytest.mark.parametrize(
+    "kind", [(), ("--task-option", "function=yes")], ids=["module", "function"]
+)
+def test_masks_are_common_or_of_each_rank(tmp_path, kind):
+    first, second = masks(tmp_path, *kind)
 
     assert first["outside"] == second["outside"]
     assert len(first["outside"]) >= 6
