@@ -91,9 +91,9 @@ class Objective:
             if losses.dim() > 1 and self.task.count is None:
                 kept = batch.targets.dim() if is_integer(batch.targets) else 1
                 losses = losses.flatten(kept).mean(-1) if losses.dim() > kept else losses
-        if losses.dim() == 0 and not self._tried:
-            self._tried = True
-            self.adds_up = loss_adds_up(self.task, outputs, batch.targets, losses.detach())
+            if losses.dim() == 0 and not self._tried:
+                self._tried = True
+                self.adds_up = loss_adds_up(self.task, outputs, batch.targets, losses.detach())
         return losses
 
     def backward(self, losses: Tensor, batch: Batch, factor: float) -> Callable[[], Tensor]:

@@ -42,6 +42,26 @@ TENSOR = {
 }
 
 
+SHARDS = {"ddp": 2, "zero1": 2, "zero2": 2, "fsdp": 2, "manual": 2, "pp-dp": 2, "pp-fsdp": 2}
+SHARDS |= {"tp-dp": 2, "fsdp-tp": 2}
+"""Data shards of a layout, where it has several."""
+ALL = EVERY | PIPELINES | TENSOR
+DRAWS = ["torch", "numpy", "python"]
+
+
+def drawn(layouts):
+    """Layouts with what draws: torch in each, the others in one of each kind, or at night."""
+    rows = [(layout, draw) for layout in sorted(layouts) for draw in DRAWS]
+    kept = ("single", "pp", "tp")
+    return few(rows, *(row for row in rows if row[1] == "torch" or row[0] in kept))
+
+
+def some(layouts):
+    """Layouts of each kind; the others run at night."""
+    kept = ("single", "ddp", "fsdp", "pp", "interleaved", "tp")
+    return few(layouts, *(layout for layout in layouts if layout in kept))
+
+
 @pytest.fixture(scope="module")
 def pools(tmp_path_factory):
     started = {n: RankPool(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
@@ -126,13 +146,13 @@ def seed_step(step, shard):
     seeds.seed_python(seeds.mixed(3, 0, step, shard))
 
 
-@pytest.mark.parametrize("layout", EVERY | PIPELINES)
+@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
 def test_a_subclass_of_tensor_dataset_is_asked(trained, layout):
     expected = by_hand("subclass")
     assert trained((EVERY | PIPELINES)[layout], "subclass") == pytest.approx(expected, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("layout", EVERY)
+@pytest.mark.parametrize("layout", some(EVERY))
 def test_a_model_in_evaluation_mode_stays_in_it(trained, layout):
     """Before the first evaluation, which is after step 2, and after it."""
     expected = by_hand("modes", "mode=eval")
@@ -148,20 +168,6 @@ def test_a_frozen_normalization_stays_frozen(trained, tmp_path, layout):
     saved = checkpoint.read(latest(tmp_path))
     assert not saved["model.norm.running_mean"].any()
     assert (saved["model.norm.running_var"] == 1).all()
-
-
-SHARDS = {"ddp": 2, "zero1": 2, "zero2": 2, "fsdp": 2, "manual": 2, "pp-dp": 2, "pp-fsdp": 2}
-SHARDS |= {"tp-dp": 2, "fsdp-tp": 2}
-"""Data shards of a layout, where it has several."""
-ALL = EVERY | PIPELINES | TENSOR
-DRAWS = ["torch", "numpy", "python"]
-
-
-def drawn(layouts):
-    """Layouts with what draws: torch in each, the others in one of each kind, or at night."""
-    rows = [(layout, draw) for layout in sorted(layouts) for draw in DRAWS]
-    kept = ("single", "pp", "tp")
-    return few(rows, *(row for row in rows if row[1] == "torch" or row[0] in kept))
 
 
 @pytest.mark.parametrize(("layout", "draw"), drawn(["single", "ddp", "fsdp", "pp", "pp-dp"]))
@@ -268,14 +274,14 @@ def test_a_frozen_backbone_is_trained_on(trained, layout, kind):
 
 
 @pytest.mark.parametrize("kind", ["sequence", "model"])
-@pytest.mark.parametrize("layout", PIPELINES)
+@pytest.mark.parametrize("layout", some(PIPELINES))
 def test_stages_pass_on_what_is_not_contiguous(trained, layout, kind):
     expected = by_hand("turned", f"kind={kind}")
     found = trained(PIPELINES[layout], "turned", task_options=[f"kind={kind}"])
     assert found == pytest.approx(expected, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("layout", EVERY)
+@pytest.mark.parametrize("layout", some(EVERY))
 def test_outputs_may_be_a_tuple(trained, layout):
     assert trained(EVERY[layout], "pairs") == pytest.approx(by_hand("pairs"), rel=ROUNDING)
 
@@ -314,7 +320,7 @@ def test_a_stream_that_divides_itself_is_read_once(pools, tmp_path, layout, work
     assert len(losses(tmp_path / "some")) == 6
 
 
-@pytest.mark.parametrize("layout", EVERY | PIPELINES)
+@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
 def test_a_loss_by_weights_of_classes_is_that_of_the_whole_batch(trained, layout):
     """With the sum of the weights as the number of targets."""
     expected = by_hand("weighted", "kind=counted")
@@ -333,7 +339,7 @@ def test_a_loss_that_depends_on_the_division_of_a_batch_is_said(tmp_path, layout
 
 
 @pytest.mark.parametrize("kind", ["none", "mean"])
-@pytest.mark.parametrize("layout", EVERY | PIPELINES)
+@pytest.mark.parametrize("layout", some(EVERY | PIPELINES))
 def test_several_numbers_for_a_target_are_averaged(trained, layout, kind):
     expected = by_hand("several_outputs", "kind=mean")
     found = trained((EVERY | PIPELINES)[layout], "several_outputs", task_options=[f"kind={kind}"])
