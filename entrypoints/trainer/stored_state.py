@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from trainer.errors import ConfigError
 from trainer.metadata import Shape
@@ -61,9 +61,20 @@ def decode(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def check_extra_state(model: nn.Module) -> None:
-    """Raise ConfigError if a module's `get_extra_state` returns what cannot be read again."""
+    """Raise ConfigError if a module's `get_extra_state` returns what cannot be read again.
+
+    Collective: ranks may have other stages of a pipeline.
+    """
+    problem = ""
     for name, module in with_extra_state(model):
-        _encoded(f"{name}.get_extra_state()".lstrip("."), module.get_extra_state())
+        try:
+            _encoded(f"{name}.get_extra_state()".lstrip("."), module.get_extra_state())
+        except ConfigError as error:
+            problem = str(error)
+    problems = [problem] * distributed.get_world_size()
+    distributed.all_gather_object(problems, problem)
+    if any(problems):
+        raise ConfigError(next(filter(None, problems)))
 
 
 def with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
