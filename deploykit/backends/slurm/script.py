@@ -239,7 +239,7 @@ def command(job: JobSpec, options: Options, run: str, folder: Path) -> str:
     run_folder = environment.pop("DEPLOYKIT_RUN_DIR")
     lines = [
         f"export DEPLOYKIT_RUN_DIR={shlex.quote(run_folder)}",
-        (paths.shipped("templates") / "slurm.sh").read_text(encoding="utf-8"),
+        _template("slurm.sh"),
         *_with_python(_setup_lines(job, options), job, options),
         *_exports(environment, options),
         "",
@@ -255,10 +255,16 @@ def _steps(job: JobSpec, options: Options, folder: Path) -> list[str]:
     launcher = f"    {_launcher(job, options, folder)}"
     if job.resources.min_nodes is None:
         output = '    --output="$DEPLOYKIT_RUN_DIR/logs/node-%t.log" --open-mode=append \\'
-        return [shlex.join(["exec", "srun", *words]) + " \\", output, launcher]
-    text = (paths.shipped("templates") / "slurm_nodes.sh").read_text(encoding="utf-8")
+        watched = job.resources.nodes > 1 and options.restarts.node_failure
+        before = [_template("slurm_restarted_node.sh")] if watched else []
+        srun = shlex.join(["srun", *words] if watched else ["exec", "srun", *words])
+        return [*before, srun + " \\", output, launcher]
     start = ["run_step() {", f'    {shlex.join(["srun", *words])} "$@" \\', f"    {launcher}", "}"]
-    return [*start, text.rstrip()]
+    return [*start, _template("slurm_nodes.sh").rstrip()]
+
+
+def _template(name: str) -> str:
+    return (paths.shipped("templates") / name).read_text(encoding="utf-8")
 
 
 def _setup_lines(job: JobSpec, options: Options) -> list[str]:
