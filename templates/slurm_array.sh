@@ -2,10 +2,11 @@
 # Each task is a run of its own, with its own folder and batch script.
 task=$SLURM_ARRAY_TASK_ID
 run_folder=$(readlink "$ARRAY_FOLDER/tasks/$task") || exit 78
-if [ ! -d "$run_folder/source" ]; then
+if [ ! -d "$run_folder/source" ]; then # an attempt that ended while it copied has left a part
     (
         umask 077
         cd "$run_folder" && mkdir -p output checkpoints exit_records && : >> rendezvous.json &&
+            rm -rf "source.$SLURM_JOB_ID" &&
             cp -a "$ARRAY_FOLDER/source" "source.$SLURM_JOB_ID" &&
             mv -T "source.$SLURM_JOB_ID" source
     )

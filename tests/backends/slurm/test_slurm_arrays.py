@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 
 from deploykit.backends import slurm
 from deploykit.backends.slurm import Options, arrays, states
 from deploykit.job.model import State, Status
+from deploykit.lib import paths
 from tests.backends.slurm.slurm_helpers import ended, folder_of, output, wait_for
 
 real = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.xdist_group("slurm")]
@@ -70,6 +73,23 @@ open(os.environ["DEPLOYKIT_OUTPUT_DIR"] + "/number", "w").write(number)
 print("task", number, flush=True)
 sys.exit(3 if number == "1" else 0)
 """
+
+
+def test_a_requeue_removes_the_partial_copy_of_the_source(tmp_path):
+    """An attempt that ends during ``cp`` leaves a part; the next has the same job id."""
+    array, run = tmp_path / "array", tmp_path / "run"
+    for folder in (array / "source", array / "tasks", run / "source.38"):
+        folder.mkdir(parents=True)
+    (array / "tasks" / "0").symlink_to(run)
+    for name in ("a.py", "b.py"):
+        (array / "source" / name).touch()
+    (run / "source.38" / "a.py").touch()
+    (run / "plan.sh").write_text(f"find {run}/source* -type f -printf '%P\\n'\n")
+    text = paths.shipped("templates").joinpath("slurm_array.sh").read_text()
+    env = {"PATH": os.environ["PATH"], "ARRAY_FOLDER": str(array), "SLURM_JOB_ID": "38"}
+    env |= {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "37"}
+    done = subprocess.run(["bash", "-c", text], env=env, check=True, capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == ["a.py", "b.py"]
 
 
 REQUEUED = """
