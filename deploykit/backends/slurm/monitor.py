@@ -283,11 +283,24 @@ def _with_exit_record(folder: Path, status: Status) -> Status:
     if status.state is not State.FAILED:
         return status
     end = _last_exit_record(folder)
-    if end is None or end.exit_code == 0:
+    if end is None:
         return status
+    if end.exit_code == 0:
+        return _succeeded_before(folder, end, status)
     if status.native == "FAILED" or end.exit_code == exit_records.STOPPED:
         return status._replace(exit_code=end.exit_code, reason=end.reason)
     return status
+
+
+def _succeeded_before(folder: Path, end: exit_records.ExitRecord, status: Status) -> Status:
+    """The status, which is a success if all ranks had exited with 0 before Slurm ended the job."""
+    if exit_records.processes(folder):
+        return status  # ranks of a node without a record
+    ends = (one.finished for one in exit_records.read(folder) if one.attempt == end.attempt)
+    if status.finished is not None and max(ends).replace(microsecond=0) > status.finished:
+        return status  # a signal of Slurm's may have ended them
+    reason = f"{end.reason}, and Slurm ended the job afterwards ({status.native})"
+    return status._replace(state=State.SUCCEEDED, exit_code=0, reason=reason)
 
 
 def _without_record(job: Handle, status: Status) -> Status:

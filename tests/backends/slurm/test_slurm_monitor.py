@@ -43,6 +43,11 @@ def exit_record(folder, node, **content):
     (folder / "exit_records" / f"node-{node}.json").write_text(json.dumps(content))
 
 
+def process_record(folder, rank, attempt=0):
+    content = {"host": "n1", "python": "python", "libraries": "", "attempt": attempt}
+    (folder / "exit_records" / f"process-{rank}.json").write_text(json.dumps(content))
+
+
 def test_many_runs_cost_one_squeue(answers):
     answers["squeue"] = SQUEUE
     handles = [handle(34, "run-a"), handle(36, "run-c"), handle(37, "run-d")]
@@ -88,6 +93,38 @@ def test_a_state_of_slurms_keeps_its_exit_code(answers, tmp_path):
     exit_record(tmp_path, 0, exit_code=143, reason="stopped")
     run = handle(34, "run-a", tmp_path)
     assert monitor.status([run])[run].exit_code == 124
+
+
+@pytest.mark.parametrize("native", ["TIMEOUT", "FAILED", "NODE_FAIL"])
+def test_a_run_has_succeeded_if_every_rank_had_exited_with_0(answers, tmp_path, native):
+    """Slurm ends a job that has reached its time limit while its nodes are cleaned up."""
+    answers["scontrol"] = scontrol(native, code="0:0")
+    reason = "every rank exited with code 0"
+    for node in range(2):
+        finished = f"2026-11-21T02:15:1{node}.500Z"
+        exit_record(tmp_path, node, exit_code=0, reason=reason, finished=finished, ranks={node: 0})
+        process_record(tmp_path, node)
+    run = handle(34, "run-a", tmp_path)
+    status = monitor.status([run])[run]
+    assert (status.state, status.exit_code) == (State.SUCCEEDED, 0)
+    assert status.reason == f"{reason}, and Slurm ended the job afterwards ({native})"
+
+
+@pytest.mark.parametrize("case", ["unfinished rank", "after the signal", "an earlier attempt"])
+def test_a_run_has_not_succeeded_if_a_rank_was_ended_by_slurm(answers, tmp_path, case):
+    answers["scontrol"] = scontrol("TIMEOUT", code="0:0")  # at 02:15:19
+    late = case == "after the signal"
+    finished = "2026-11-21T02:15:21Z" if late else "2026-11-21T02:15:11Z"
+    exit_record(tmp_path, 0, exit_code=0, reason="well", finished=finished, ranks={0: 0})
+    process_record(tmp_path, 0)
+    if case == "unfinished rank":
+        process_record(tmp_path, 1)
+    if case == "an earlier attempt":
+        (tmp_path / "exit_records" / "attempt.json").write_text('{"attempt": 1, "logs": {}}')
+        process_record(tmp_path, 0, attempt=1)
+    run = handle(34, "run-a", tmp_path)
+    status = monitor.status([run])[run]
+    assert (status.state, status.exit_code) == (State.FAILED, 124)
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, State.SUCCEEDED), (7, State.FAILED)])
