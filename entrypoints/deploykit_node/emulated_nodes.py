@@ -5,6 +5,7 @@
 Signals go to every launcher. When one fails or the time limit (in seconds) is over, the others are
 told to stop. The exit code is that of the launcher that failed first, or 124 at the time limit.
 With ``--nodes=2:4`` a launcher that is killed is a lost node, which comes back after some seconds.
+Processes that the program has left running, such as a daemon, are ended as well.
 Needs DEPLOYKIT_RUN_DIR: launcher N writes to ``logs/node-N.log`` there.
 """
 
@@ -16,12 +17,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from deploykit_node import LAUNCH, exit_records, private, signals
+from deploykit_node.inspect import processes
 
 TIMED_OUT = 124
 """Exit code at the time limit, that of coreutils' `timeout`."""
@@ -33,6 +36,8 @@ _AWAY = 5
 """Seconds until a lost node comes back."""
 _RETURNS = 100
 """How often nodes come back in all."""
+_ORPHANS_GRACE = 5.0
+"""Seconds that processes get to exit after SIGTERM that the program has left running."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,41 @@ class Options:
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit code."""
     options = parse(argv)
+    signals.adopt_orphans()
     nodes = _Nodes(Path(os.environ["DEPLOYKIT_RUN_DIR"]), options)
     signal.alarm(options.time_limit)
-    return nodes.wait()
+    code = nodes.wait()
+    signal.alarm(0)
+    _end_orphans()
+    return code
+
+
+def _end_orphans() -> None:
+    """End the processes that the program has left running, and name them."""
+    if not _children_remain():
+        return
+    left = processes.children(os.getpid())
+    names = (f"{state.name} ({pid})" for pid in left if (state := processes.stat(pid)))
+    print("deploykit: still running at the end, and stopped:", ", ".join(names), file=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + _ORPHANS_GRACE
+        while _children_remain() and time.monotonic() < end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            time.sleep(0.1)
+            # one that ends may leave others; each gets SIGTERM once
+            now = processes.children(os.getpid())
+            left = now if number == signal.SIGKILL else [pid for pid in now if pid not in left]
+
+
+def _children_remain() -> bool:
+    """Whether a child of this process is left; reaps those that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -103,6 +140,8 @@ class _Nodes:
         """Wait for all launchers and return the exit code; the first failure stops the others."""
         while self._running:
             pid, status = os.wait()
+            if pid not in self._running:
+                continue  # a process that the program has left
             returncode = os.waitstatus_to_exitcode(status)
             code = signals.shell_code(returncode)
             self._running.pop(pid).returncode = code

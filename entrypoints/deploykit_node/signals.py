@@ -27,7 +27,7 @@ CHILD, TERMINATE, KILL = signal.SIGCHLD, signal.SIGTERM, signal.SIGKILL
 
 BASE = 128
 """What a shell adds to the number of the signal that ended a process."""
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TIMER = signal.SIGALRM
 """The signal of `wait`'s own timer."""
 _LEAST = 1e-6
@@ -134,6 +134,13 @@ def tie(parent: int, death: int) -> None:
         prctl(_PR_SET_PDEATHSIG, int(death))
     if os.getppid() != parent:
         os.kill(os.getpid(), death)
+
+
+def adopt_orphans() -> None:
+    """From now on a process below this one whose parent ends becomes a child of this one."""
+    prctl = _prctl()
+    if prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl() -> Callable[[int, int], int] | None:

@@ -25,7 +25,7 @@ SLURM_FIRST = 0.3
 GRACE = 30.0
 """Default seconds for the ranks to end after a signal to stop."""
 TORCHRUN_GRACE = 10.0
-"""Seconds that torchrun gets to end its workers before all are killed."""
+"""Seconds that torchrun gets to end its workers, after one has failed, before all are killed."""
 
 TORCHRUN_STOP = signal.SIGHUP
 """The signal that makes torchrun stop its workers and exit."""
@@ -252,7 +252,12 @@ class _Supervisor:
                 self._kill()
         elif self._nothing_is_left():  # torchrun would wait for the other nodes
             _send(os.kill, self._process.pid, signal.SIGKILL)
-        elif self._terminate_at is not None and (now >= self._terminate_at or self._one_failed()):
+        elif self._terminate_at is None:
+            return
+        elif now >= self._terminate_at and exit_records.living(self._ranks):
+            self._kill_at = now
+            self._kill()
+        elif now >= self._terminate_at or self._one_failed():
             self._kill_at = now + TORCHRUN_GRACE
             _send(os.kill, self._process.pid, TORCHRUN_STOP)
 

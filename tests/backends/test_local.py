@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -86,6 +87,38 @@ def test_cancel_lets_the_trainer_finish(project, capsys, tmp_path):
     assert status(capsys, run)["state"] == "cancelled"
     assert "saved" in log.read_text()
     assert cli.main(["cancel", run]) == 0
+
+
+DAEMON = """
+import os, subprocess, sys, time
+words = ["sh", "-c", sys.argv[2] + "(exec sleep 900) & echo up; wait"]
+quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+daemon = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, **quiet)
+daemon.stdout.readline()
+print("daemon", daemon.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("cancelled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_daemon_that_the_script_left_ends_with_the_run(project, capsys, tmp_path, cancelled):
+    """The one of the cancelled run ignores SIGTERM."""
+    (project / "train.py").write_text(DAEMON)
+    args = ["900", "trap '' TERM; "] if cancelled else ["0", ""]
+    run = submit(capsys, "--set", f"entrypoint.args={args}")["run"]
+    log = tmp_path / "state folder/runs" / run / "logs/node-0.log"
+    wait_for(lambda: log.exists() and "daemon" in log.read_text())
+    if cancelled:
+        assert cli.main(["cancel", run]) == 0
+    assert cli.main(["wait", run]) == (143 if cancelled else 0)
+    daemon = int(log.read_text().split("daemon ")[1].split()[0])
+    assert not Path(f"/proc/{daemon}").exists()
+    assert cli.main(["logs", run]) == 0
+    assert re.search(
+        rf"still running at the end, and stopped: sh \({daemon}\), sleep \(\d+\)",
+        capsys.readouterr().out,
+    )
 
 
 EARLY = """
