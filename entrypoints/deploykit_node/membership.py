@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from deploykit_node import exit_records, private, records
 from deploykit_node.cluster import BadEnvironment, Cluster, Environ
+from deploykit_node.network.alive import Listener
 from deploykit_node.requeue import checkpoints
 
 FOLDER = "members"
@@ -66,7 +67,7 @@ class Member(NamedTuple):
     port: int
 
     def answers(self) -> bool:
-        """Whether the launcher lives. The kernel answers for it; no code has to."""
+        """Whether the launcher lives."""
         try:
             with socket.create_connection((self.host, self.port), _ANSWER):
                 return True
@@ -95,11 +96,8 @@ class Membership:
         self._run = records.folder(env)
         self._folder = folder(env)
         private.folder(self._folder)
-        self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._listener.bind((address, 0))
-        self._listener.listen(socket.SOMAXCONN)
-        self._listener.setblocking(False)
-        self._me = Member(node, address, self._listener.getsockname()[1])
+        self._listener = Listener(address)
+        self._me = Member(node, address, self._listener.port)
         self._now = Generation(0, ())
         self._checkpoints: checkpoints.Snapshot = {}
         self._looked = 0.0
@@ -124,7 +122,6 @@ class Membership:
             if any(member.answers() for member in newest.members if member != self._me):
                 begun = time.monotonic()
             self._form(newest)
-            self._drain()
             if time.monotonic() - begun > _PATIENCE:
                 present = {member.node for member, _ in self._waiting(newest.number + 1)}
                 missing = sorted(set(range(self._size.most)) - present)
@@ -137,7 +134,6 @@ class Membership:
         noted = records.read(self._path("change", self._now.number))
         if noted is None and time.monotonic() - self._looked >= EVERY:
             self._looked = time.monotonic()
-            self._drain()
             others = self._others()
             lost = self._lost(others) if others and not others[0].answers() else None
             why = lost or self._joining()
@@ -164,12 +160,6 @@ class Membership:
     def _announce(self, number: int) -> None:
         record = {**self._me._asdict(), "generation": number, "since": time.time()}
         records.write(self._path("waiting", self._node), record)
-
-    def _drain(self) -> None:
-        """Close the connections by which others have seen that this node lives."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._listener.accept()[0].close()
 
     def _waiting(self, number: int) -> list[tuple[Member, float]]:
         """Nodes that wait for a generation and live, in order, and since when."""

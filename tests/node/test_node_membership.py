@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -162,6 +165,30 @@ def test_many_looks_do_not_make_a_node_seem_lost(node):
     for _ in range(1000):
         assert first.change() is None
         assert second.change() is None
+
+
+FLOOD = """
+import socket, sys
+address = ("127.0.0.1", int(sys.argv[1]))
+print("up", flush=True)
+while True:
+    with socket.socket() as connection:
+        connection.connect_ex(address)
+"""
+
+
+def test_a_flood_of_connections_neither_holds_a_node_nor_makes_it_seem_lost(node):
+    first, second = node(0), node(1)
+    joined(first, second)
+    words = [sys.executable, "-c", FLOOD, str(second._me.port)]
+    with contextlib.ExitStack() as floods:
+        for _ in range(4):
+            flood = floods.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
+            floods.callback(flood.kill)
+            flood.stdout.readline()
+        for _ in range(5):
+            assert second.change() is None
+            assert first.change() is None
 
 
 def test_the_cluster_of_a_generation_has_no_gaps(node):

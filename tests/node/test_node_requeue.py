@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -114,6 +116,21 @@ def test_a_node_is_lost_when_its_heartbeat_stops(tmp_path, monkeypatch):
     (tmp_path / "exit_records" / "node-1.json").write_text(json.dumps({"attempt": 0}))
     assert heartbeat.lost_nodes(env, 0) == []
     listeners[0].close()
+
+
+def test_connections_of_others_do_not_make_a_node_seem_lost(tmp_path):
+    """More than a socket keeps in its queue (128 by default in Python)."""
+    (tmp_path / "exit_records").mkdir()
+    env = {"DEPLOYKIT_RUN_DIR": str(tmp_path)}
+    listener = heartbeat.start(env, 1, "127.0.0.1")
+    port = json.loads((tmp_path / "exit_records" / "heartbeat-1.json").read_text())["port"]
+    with contextlib.ExitStack() as idle:
+        for _ in range(300):
+            connection = idle.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", port))
+        assert heartbeat.lost_nodes(env, 0) == []
+    listener.close()
 
 
 TORCHRUN = ["torchrun", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=3", "--"]

@@ -24,7 +24,10 @@ _GONE = (OSError, EOFError, asyncio.CancelledError)
 _LISTENING = 10.0
 """Seconds for a request to come after a connection was opened."""
 _SPARE = 64
-"""Connections at a time beside four per node, so that idle clients cannot keep the nodes out."""
+"""Connections that may wait for a request beside four per node. Of more the oldest is closed.
+
+A node sends its request at once, so that others cannot keep it out.
+"""
 
 
 class Server:
@@ -33,6 +36,8 @@ class Server:
     def __init__(self, peers: Peers, reply: Reply) -> None:
         self._peers, self._reply = peers, reply
         self._open: set[asyncio.Task[Any]] = set()
+        self._waiting: dict[asyncio.Task[Any], None] = {}
+        """Those that have not sent a request of a node of this job, the oldest first."""
         self._servers: list[asyncio.Server] = []
         self.bulk_port = 0
         """The port for transfers."""
@@ -75,9 +80,10 @@ class Server:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - a coroutine runs in a task
             self._open.add(task)
+            self._waiting[task] = None
+            if len(self._waiting) > _SPARE + 4 * len(self._peers.hosts):
+                self._close_oldest()
             try:
-                if len(self._open) > _SPARE + 4 * len(self._peers.hosts):
-                    raise Foreign("too many connections")
                 await serve(reader, writer)
             except ValueError:  # Foreign, a line without end, no JSON
                 self.ignored += 1
@@ -85,9 +91,17 @@ class Server:
                 pass
             finally:
                 self._open.discard(task)
+                self._waiting.pop(task, None)
                 writer.close()
 
         return handle
+
+    def _close_oldest(self) -> None:
+        """Close the connection that has waited longest for a request."""
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        oldest.cancel()
+        self.ignored += 1
 
     async def _read_request(self, reader: asyncio.StreamReader) -> Record:
         """The request on a connection. Raises Foreign if no node of this job has sent it."""
@@ -96,6 +110,9 @@ class Server:
         messages.check_request(request, len(self._peers.hosts))
         if request["run"] != self._peers.name:
             raise Foreign("another attempt")
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in a task
+        self._waiting.pop(task, None)
         return request
 
     async def _serve_request(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from deploykit_node import cap, exit_records, log, private, records, signals
 from deploykit_node.cluster import Cluster, Environ
 from deploykit_node.exit_records import STOPPED, NodeExit
 from deploykit_node.gathering import Pause, is_written
+from deploykit_node.network.alive import Listener
 from deploykit_node.records import AttemptRecord
 from deploykit_node.requeue import checkpoints, heartbeat, restarts, slurm_job
 from deploykit_node.requeue.restarts import (
@@ -56,7 +56,7 @@ class Attempt:
         self._run = Path(env.get("DEPLOYKIT_RUN_DIR", ""))
         self._records = self._run / records.FOLDER
         self._logs: dict[str, int] = {}
-        self._heartbeat: socket.socket | None = None
+        self._heartbeat: Listener | None = None
         self.cap: cap.Cap | None = None
         """When this attempt has used up the job's cost cap; None without one."""
         self._capped = False

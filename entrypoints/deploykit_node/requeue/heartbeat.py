@@ -1,18 +1,17 @@
 """The heartbeat of a node: a port that accepts connections while the node's launcher lives.
 
-No code has to answer: the kernel completes connections to a listening socket. The ranks already
-use ports that the system chose, so no firewall between the nodes blocks this one.
+The ranks already use ports that the system chose, so no firewall between the nodes blocks this one.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 from typing import cast
 
 from deploykit_node import exit_records, records
 from deploykit_node.cluster import Environ
+from deploykit_node.network.alive import Listener
 from deploykit_node.records import HeartbeatRecord
 
 _PATIENCE = 5.0
@@ -20,18 +19,15 @@ _PATIENCE = 5.0
 _PAUSE = 0.5
 
 
-def start(env: Environ, node: int, address: str) -> socket.socket | None:
-    """Listen on `address` until the returned socket is closed; None without a run folder."""
+def start(env: Environ, node: int, address: str) -> Listener | None:
+    """Listen on `address` until what is returned is closed; None without a run folder."""
     folder = records.folder(env)
     if folder is None:
         return None
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family)
-    listener.bind((address, 0))
-    listener.listen()
+    listener = Listener(address)
     record: HeartbeatRecord = {
         "host": address,
-        "port": listener.getsockname()[1],
+        "port": listener.port,
         "attempt": exit_records.attempt(env),
     }
     records.write(folder / f"heartbeat-{node}.json", record)
