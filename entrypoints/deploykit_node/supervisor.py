@@ -82,7 +82,7 @@ def torchrun(argv: Sequence[str], env: Mapping[str, str], held: socket.socket | 
             env=env,
             start_new_session=True,
             pass_fds=[held.fileno()] if held else (),
-            preexec_fn=setup,  # noqa: PLW1509 - no thread yet
+            preexec_fn=setup,  # noqa: PLW1509 - at most the thread of `network.alive`
         )
         if held:
             held.close()  # or the port would seem to answer after torchrun has ended
