@@ -14,7 +14,6 @@ from deploykit.lib.version import __version__
 ENVIRONMENT = {
     "DEPLOYKIT_BACKEND": "The backend of a job that names none.",
     "DEPLOYKIT_HOME": "The folder for runs, bundles and the registry, in place of the one below.",
-    "DEPLOYKIT_SHARED_NODES": "A folder in which users of a cluster share the nodes that failed.",
     "NO_COLOR": "If set and not empty, states have no colors. TERM=dumb has the same effect.",
 }
 FILES = {

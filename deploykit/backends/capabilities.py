@@ -5,7 +5,7 @@ A command asks for a capability with `require`, or uses it where a backend has i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -133,6 +133,14 @@ class Preflight(Protocol):
     @property
     def PREFLIGHT(self) -> int:
         """Seconds that the network test may take."""
+
+
+@runtime_checkable
+class NodeNames(Protocol):
+    """A backend whose nodes have names, and may be excluded by them: its options have `exclude`."""
+
+    def node_names(self, options: Any) -> Collection[str]:
+        """The names of all nodes of the target. Asks it. Raises BackendUnavailable."""
 
 
 @runtime_checkable

@@ -3,8 +3,6 @@
 The preflight (`--preflight`) of a run finds them. On Slurm, the next jobs on the same cluster are
 submitted with these nodes in `--exclude`. After a week, or with --clear, they are used again.
 
-With DEPLOYKIT_SHARED_NODES, a folder, users share what their runs found.
-
 deploykit nodes
 deploykit nodes --report node07       one page for its administrator
 deploykit nodes --clear node07
@@ -19,7 +17,7 @@ from deploykit.cli import output
 from deploykit.lib.errors import NotFound
 from deploykit.run import excluded_nodes as left_out
 from deploykit.run import node_report
-from deploykit.run.node_lists import Node
+from deploykit.run.excluded_nodes import Node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,4 +74,4 @@ def _report(nodes: list[Node], *, as_json: bool) -> int:
 
 def _row(node: Node) -> list[str]:
     until = output.when(node.until) if node.is_left_out else "failed once"
-    return [node.node, node.target, until, " ".join(node.runs), node.why]
+    return [node.node, node.target, until, " ".join(node.runs), node.reason]

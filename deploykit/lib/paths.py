@@ -102,14 +102,8 @@ def source_states() -> Path:
 
 
 def left_out() -> Path:
-    """The nodes that new jobs leave out (`deploykit.run.node_lists`)."""
+    """The nodes that new jobs leave out (`deploykit.run.excluded_nodes`)."""
     return state() / "nodes.json"
-
-
-def shared_nodes() -> Path | None:
-    """The folder in which users of a site share those nodes, if one is set."""
-    folder = os.environ.get("DEPLOYKIT_SHARED_NODES")
-    return Path(expanded(folder)) if folder else None
 
 
 def private_folder(path: Path) -> Path:

@@ -198,7 +198,8 @@ def prepare(  # noqa: PLR0913 - as submit
     """Everything up to the plan, for the backend `name`, or else the one that the job names.
 
     Only reads files, unless `pack` says that the plan will be sent: then the source is packed as it
-    is read. Raises JobFileError with every problem.
+    is read, and the target is asked whether nodes to exclude still exist. Raises JobFileError with
+    every problem.
     """
     draft = with_defaults(read(job, overrides))
     name = name or _chosen(draft.data)
@@ -208,10 +209,10 @@ def prepare(  # noqa: PLR0913 - as submit
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    if paths.shared_nodes() or paths.left_out().exists():
+    if paths.left_out().exists():
         from deploykit.run import excluded_nodes as left_out  # most users have none
 
-        plan, more = left_out.applied(plan)
+        plan, more = left_out.applied(plan, ask=pack)
         warnings = [*warnings, *more]
     return Prepared(plan, warnings, file.path)
 

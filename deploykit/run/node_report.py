@@ -10,8 +10,8 @@ from pathlib import Path
 from deploykit.lib import shell
 from deploykit.lib.errors import DeploykitError
 from deploykit.run import registry
+from deploykit.run.excluded_nodes import Node
 from deploykit.run.log_selection import Selection, of_run
-from deploykit.run.node_lists import Node
 from deploykit.run.registry import Run
 
 _LINES = 12
@@ -37,7 +37,7 @@ def lines(node: Node) -> Iterator[str]:
     state = f"excluded until {_day(node.until)}" if node.is_left_out else "still used: failed once"
     yield f"{node.node} of {node.target}: {state}"
     yield ""
-    yield f"Reason: {node.why}"
+    yield f"Reason: {node.reason}"
     for attempt in node.runs[-_LINES:]:
         run, _, number = attempt.rpartition(".")
         row = registry.lookup(run).get(run)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
-import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from deploykit.cli import main as cli
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
 from deploykit.run import excluded_nodes as left_out
-from deploykit.run import node_lists, registry
+from deploykit.run import registry
 from deploykit_node import exit_records
 from deploykit_node.preflight import findings
 from tests.live_run import OnTerminal
@@ -86,7 +83,7 @@ def test_a_node_that_disappears_is_left_out_the_second_time(ended, capsys):
 
 
 def test_it_expires(ended, capsys, monkeypatch):
-    monkeypatch.setattr(node_lists, "DAYS", 0)
+    monkeypatch.setattr(left_out, "DAYS", 0)
     ended("a-1", {"n2": "GPU 3 is lost"})
     assert excluded(plan(capsys)) is None
 
@@ -146,114 +143,32 @@ def test_only_what_is_about_one_node_blames_it():
     assert sorted(blamed) == ["c", "d"]
 
 
-OTHER = 65534
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="optional: only root can give files away")
-
-
-@pytest.fixture
-def shared(tmp_path_factory, monkeypatch):
-    """A folder in which users share their lists, made as the guide says."""
-    folder = tmp_path_factory.mktemp("shared nodes")
-    folder.chmod(0o1777)
-    monkeypatch.setenv("DEPLOYKIT_SHARED_NODES", str(folder))
-    return folder
-
-
-@pytest.fixture
-def other(shared):
-    """Writes what another user found on the node n2, or that they cleared it at some time."""
-
-    def write(*runs, at=None, **changed):
-        until = (at or time.time()) + node_lists.DAYS * 86_400
-        node = node_lists.Node("slurm://localhost", "n2", "GPU 3 is lost", bool(runs), runs, until)
-        file = shared / f"{OTHER}.json"
-        file.write_text(json.dumps([{**asdict(node), **changed}]))
-        os.chown(file, OTHER, OTHER)
-
-    return write
-
-
-def test_what_a_run_found_is_written_for_all_to_read(ended, shared):
-    ended("a-1", {"n2": "GPU 3 is lost"})
-    (file,) = shared.iterdir()
-    assert file.name == f"{os.getuid()}.json"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert stat.S_IMODE(paths.left_out().stat().st_mode) == 0o600
-    assert [row["node"] for row in json.loads(file.read_text())] == ["n2"]
-
-
-@needs_root
-def test_a_node_that_failed_for_another_user_is_excluded(ended, other, capsys):
-    other("x-1.0")
-    shown = plan(capsys)
-    assert excluded(shown) == "n2"
-    assert "n2 is excluded: GPU 3 is lost (in a run of nobody)" in shown.err
-    assert cli.main(["nodes", "--report", "n2"]) == 0
-    assert "\nReason: GPU 3 is lost (in a run of nobody)\n" in capsys.readouterr().out
-
-
-@needs_root
-def test_who_clears_a_node_clears_it_for_all_until_it_fails_again(ended, other, shared, capsys):
-    other("x-1.0")
+def test_one_clear_and_one_failure_since_leave_a_node_in(ended, capsys):
+    for run in ("a-1", "a-2"):
+        ended(run, {"n2": "its launcher disappeared"}, failed_check=False)
+    assert excluded(plan(capsys)) == "n2"
     assert cli.main(["nodes", "--clear", "n2"]) == 0
-    assert excluded(plan(capsys)) is None
-    (own,) = json.loads((shared / f"{os.getuid()}.json").read_text())
-    assert (own["node"], own["runs"]) == ("n2", [])
-    other("x-1.0", "x-2.0", at=time.time() + 60)
-    assert excluded(plan(capsys)) == "n2"
-
-
-@needs_root
-def test_two_users_who_each_lost_a_node_once_lost_it_twice(ended, other, capsys):
-    other("x-1.0", failed_check=False)
-    assert excluded(plan(capsys)) is None
-    ended("a-1", {"n2": "its launcher disappeared"}, failed_check=False)
-    assert excluded(plan(capsys)) == "n2"
-    (node,) = left_out.every()
-    assert node.runs == ("x-1.0", "a-1.0")
-
-
-@needs_root
-def test_failures_before_a_clear_by_another_user_do_not_count(ended, other, capsys, monkeypatch):
-    ended("a-1", {"n2": "its launcher disappeared"}, failed_check=False)
-    other(at=time.time() + 60)
-    later = time.time() + 120
-    monkeypatch.setattr(time, "time", lambda: later)
-    ended("a-2", {"n2": "its launcher disappeared"}, failed_check=False)
-    assert excluded(plan(capsys)) is None
     ended("a-3", {"n2": "its launcher disappeared"}, failed_check=False)
-    assert excluded(plan(capsys)) == "n2"
-
-
-@needs_root
-@pytest.mark.parametrize(
-    "changed", [{"until": 1e12}, {"node": "n2\n#SBATCH --wrap=id"}, {"runs": 1}, {"target": None}]
-)
-def test_odd_entries_of_others_exclude_nothing(ended, other, capsys, changed):
-    other("x-1.0", **changed)
     assert excluded(plan(capsys)) is None
+    assert stat.S_IMODE(paths.left_out().stat().st_mode) == 0o600
 
 
-@needs_root
-@pytest.mark.parametrize("text", ["", "[null]", '[{"node": 1}]', "[" * 10_000])
-def test_damaged_lists_of_others_exclude_nothing(ended, other, shared, capsys, text):
-    other("x-1.0")
-    (shared / f"{OTHER}.json").write_text(text)
-    assert excluded(plan(capsys)) is None
+@pytest.mark.slurm
+@pytest.mark.xdist_group("slurm")
+def test_a_node_that_the_cluster_does_not_have_is_dropped(ended, cluster, capsys):
+    """Slurm refuses a job that excludes one."""
+    ended("a-1", {"n2": "GPU 3 is lost", "gone7": "GPU 1 is lost"})
+    assert excluded(plan(capsys)) == "gone7,n2"
+    argv = ["submit", "--backend", "slurm", "--set", LIMIT, "--set", "slurm.extra={hold: ''}"]
+    assert cli.main(argv) == 0
+    shown = capsys.readouterr()
+    assert "n2 is excluded: GPU 3 is lost" in shown.err
+    assert "gone7" not in shown.err
+    assert [node.node for node in left_out.every()] == ["n2"]
 
 
-def test_links_and_pipes_of_others_are_not_opened(ended, shared, tmp_path, capsys):
-    (shared / "1.json").symlink_to(tmp_path / "job.yaml")
-    os.mkfifo(shared / "2.json")
-    assert excluded(plan(capsys)) is None
-
-
-def test_a_shared_folder_that_is_not_there_is_named(ended, tmp_path, monkeypatch, capsys, caplog):
-    monkeypatch.setenv("DEPLOYKIT_SHARED_NODES", str(tmp_path / "gone"))
-    ended("a-1", {"n2": "GPU 3 is lost"})
-    assert "gone cannot be written: No such file or directory" in caplog.text
-    shown = plan(capsys)
-    assert excluded(shown) == "n2"
-    assert "gone cannot be read: No such file or directory" in shown.err
-    assert cli.main(["nodes"]) == 64
-    assert "unset the variable" in capsys.readouterr().err
+def test_without_an_answer_of_slurm_no_node_is_dropped(ended, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    ended("a-1", {"gone7": "GPU 1 is lost"})
+    assert cli.main(["submit", "--backend", "slurm", "--set", LIMIT]) != 0
+    assert [node.node for node in left_out.every()] == ["gone7"]

@@ -6,7 +6,7 @@ modules when called, so that a dry run does not pay for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,6 +137,14 @@ def when(plan: Plan) -> Iterator[Start]:
     from deploykit.backends.slurm import start_times
 
     yield from start_times.of(plan)
+
+
+def node_names(options: Options) -> Collection[str]:
+    """All nodes of the cluster; see `deploykit.backends.capabilities.NodeNames`."""
+    from deploykit.backends.slurm import client
+
+    argv = ["sinfo", "--all", "--noheader", "--Node", "--format=%N"]
+    return set(client.output(argv, options.host).split())
 
 
 def missing(absent: Sequence[str]) -> Iterator[tuple[str, str]]:
