@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shutil
+import stat
+import subprocess
 import sys
 from importlib.resources import files as resources
 from pathlib import Path
@@ -17,6 +21,7 @@ from botocore.exceptions import ClientError
 from deploykit.cli import main as cli
 from deploykit.doctor.infra import ec2, rendering, validation
 from tests.doctor.infra.infra_answers import GIVEN
+from tests.programs import need
 
 pytestmark = pytest.mark.slow
 
@@ -137,6 +142,51 @@ def test_the_image_holds_what_the_tests_run_with(answers):
     pinned = dict(re.findall(r"^    (\w+)==(\S+)", recipe, re.MULTILINE))
     assert len(pinned) >= 6
     assert {name: pins[name] for name in pinned} == pinned
+
+
+def test_the_image_holds_no_private_key(answers):
+    """Whoever can pull an image has what is in its layers; Debian makes host keys too."""
+    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    layers = [step for step in re.split(r"\n(?=[A-Z]+ )", recipe) if step.startswith("RUN ")]
+    assert not any("ssh-keygen" in step for step in layers)
+    (packages,) = (step for step in layers if "openssh-server" in step)
+    assert "rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*" in packages
+
+
+def test_the_containers_of_a_job_make_the_same_ssh_key(answers, tmp_path):
+    """The script of the recipe; each container has a home, and host keys there."""
+    need("ssh")
+    recipe = rendering.files(validation.load(answers()))["Dockerfile"]
+    script = tmp_path / "with-ssh-keys"
+    script.write_text(recipe.partition("with-ssh-keys\n")[2].partition("\nEOF\n")[0])
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    keygen = shutil.which("ssh-keygen")
+    (programs / "ssh-keygen").write_text(f'#!/bin/sh\nexec {keygen} -A -f "$HOME"\n')
+    (programs / "ssh-keygen").chmod(0o755)
+
+    def start(container, job, sent):
+        home = tmp_path / container
+        (home / "input/config").mkdir(parents=True)
+        (home / "etc/ssh").mkdir(parents=True)
+        (home / "input/config/hyperparameters.json").write_text(sent)
+        env = {"HOME": str(home), "SAGEMAKER_BASE_DIR": str(home), "TRAINING_JOB_ARN": job}
+        env["PATH"] = f"{programs}:{os.environ['PATH']}"
+        argv = [sys.executable, script, "echo", "train"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("train\n")
+        assert (home / "etc/ssh/ssh_host_ed25519_key").exists()
+        key = home / ".ssh/id_ed25519"
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        argv = [keygen, "-y", "-f", key]
+        public = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        assert (home / ".ssh/authorized_keys").read_text() == public
+        return public
+
+    first = start("algo-1", "arn:digits-1", '{"a": "1", "b": "2"}')
+    assert start("algo-2", "arn:digits-1", '{"b": "2", "a": "1"}') == first
+    assert start("other", "arn:digits-2", '{"a": "1", "b": "2"}') != first
+    assert start("another", "arn:digits-1", '{"a": "1", "b": "3"}') != first
 
 
 @pytest.fixture
