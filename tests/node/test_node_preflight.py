@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import re
+import socket
 
 import pytest
 
@@ -20,16 +22,21 @@ from deploykit_node.preflight.peers import Peers
 HELLO = 'print("trained")\n'
 
 
-def emulated(bundle, *, per_node=(), **env):
-    """Two nodes on this machine; `per_node` adds to their environments."""
+def emulated(bundle, *, per_node=(), between=lambda _: None, **env):
+    """Two nodes on this machine; `per_node` adds to their environments.
+
+    `between` is called with the first one before the second starts.
+    """
     (bundle.run_dir / "rendezvous.json").touch()
     words = ("torchrun", "--nnodes=2", "--nproc-per-node=1", "--", "hello.py")
     more = [*per_node, {}, {}]
     place = {"DEPLOYKIT_NODES": 2, "DEPLOYKIT_PREFLIGHT": 200, **env}
-    started = [
-        bundle.start(*words, node=node, DEPLOYKIT_NODE_RANK=node, **{**place, **more[node]})
-        for node in range(2)
-    ]
+    started = []
+    for node in range(2):
+        given = {**place, **more[node]}
+        started.append(bundle.start(*words, node=node, DEPLOYKIT_NODE_RANK=node, **given))
+        if not node:
+            between(started[0])
     return [one.finish(patience=280) for one in started]
 
 
@@ -45,6 +52,28 @@ def test_the_trainer_starts_after_it_on_nodes_of_one_machine(bundle):
     )
     assert first.log.index("preflight: passed") < first.log.index("trained")
     assert "trained" in second.log
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_idle_connections_of_a_stranger_do_not_stop_the_job(bundle):
+    """They come before those of the other node, and stay."""
+    bundle.write("hello.py", HELLO)
+    with contextlib.ExitStack() as idle:
+
+        def connect(launcher):
+            launcher.wait_for("rendezvous at")
+            meeting = json.loads((bundle.run_dir / "rendezvous.json").read_text())
+            count = 0
+            while count < 300:
+                with contextlib.suppress(ConnectionRefusedError):  # it does not listen yet
+                    address = meeting["host"], meeting["port"]
+                    idle.enter_context(socket.create_connection(address, 60))
+                    count += 1
+
+        first, second = emulated(bundle, between=connect)
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "no node of this job signed" in first.log
 
 
 def test_different_versions_stop_the_job_on_every_node(bundle, tmp_path):
