@@ -65,21 +65,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _end_orphans() -> None:
     """End the processes that the program has left running, and name them."""
-    if not _children_remain():
-        return
+    for _ in range(20):
+        if not _children_remain():
+            return
+        time.sleep(0.05)  # a helper of its own, such as a worker that loads data, is about to exit
     left = processes.children(os.getpid())
     names = (f"{state.name} ({pid})" for pid in left if (state := processes.stat(pid)))
     print("deploykit: still running at the end, and stopped:", ", ".join(names), file=sys.stderr)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        end = time.monotonic() + _ORPHANS_GRACE
-        while _children_remain() and time.monotonic() < end:
-            for pid in left:
+    told: set[int] = set()
+    begun = time.monotonic()
+    while _children_remain() and (waited := time.monotonic() - begun) < 2 * _ORPHANS_GRACE:
+        number = signal.SIGTERM if waited < _ORPHANS_GRACE else signal.SIGKILL
+        for pid in processes.children(os.getpid()):
+            if pid not in told or number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-            time.sleep(0.1)
-            # one that ends may leave others; each gets SIGTERM once
-            now = processes.children(os.getpid())
-            left = now if number == signal.SIGKILL else [pid for pid in now if pid not in left]
+                told.add(pid)
+        time.sleep(0.05)
 
 
 def _children_remain() -> bool:
