@@ -96,7 +96,7 @@ class _Recorder(ThreadingHTTPServer):
     """Records requests and forwards them to a local port.
 
     `respond` may answer instead: it takes the request and a function that forwards it, and returns
-    status, headers and content.
+    status, headers and content; or None, and the connection is closed without an answer.
     """
 
     daemon_threads = True
@@ -120,7 +120,11 @@ class _Forwarding(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         one = SimpleNamespace(method=self.command, action=action, body=body, headers=headers)
         self.server.requests.append(one)
-        status, headers, content = self.server.respond(one, lambda: self._forward(one))
+        answer = self.server.respond(one, lambda: self._forward(one))
+        if answer is None:
+            self.close_connection = True
+            return
+        status, headers, content = answer
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in {"content-length", "transfer-encoding", "connection"}:

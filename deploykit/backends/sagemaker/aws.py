@@ -157,17 +157,23 @@ def _descriptions() -> Any:
 
 def code(error: BaseException) -> str:
     """The service's error code, such as ``ValidationException``; empty if there is none."""
-    response = getattr(error, "response", {})
-    return str(response.get("Error", {}).get("Code", ""))
+    return str(_response(error).get("Error", {}).get("Code", ""))
 
 
 def message(error: BaseException) -> str:
     """The service's error message, or the text of an exception that is not the service's."""
-    response = getattr(error, "response", {})
+    response = _response(error)
     text = str(response.get("Error", {}).get("Message", error))
     if text.lstrip().startswith("<"):  # a page of a proxy or a load balancer
         return f"HTTP {response.get('ResponseMetadata', {}).get('HTTPStatusCode', 'error')}"
     return text
+
+
+def _response(error: BaseException) -> Mapping[str, Any]:
+    """The service's answer; empty where the connection failed, whose error has `response` None."""
+    from botocore.exceptions import ClientError
+
+    return error.response if isinstance(error, ClientError) else {}
 
 
 @contextmanager

@@ -108,12 +108,10 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
     try:
         differing = monitor.differing_fields(plan.run, plan.target, json.loads(plan.text))
     except DeploykitError as second:
-        raise Uncertain(
-            f"the request to create the job {plan.run} failed, and AWS did not answer whether the "
-            f"job exists: {error}",
-            hint="run deploykit status later; it looks the job up by name",
-        ) from second
+        raise _uncertain(plan, error, "did not say whether the job exists") from second
     if differing is None:
+        if not aws.code(error):  # without an answer, AWS may still be working on the request
+            raise _uncertain(plan, error, "has no such job yet") from error
         raise error
     if differing:
         raise SubmitRefused(
@@ -122,6 +120,14 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
             hint="choose another --run; to see that job: "
             f"aws sagemaker describe-training-job --training-job-name {plan.run}",
         )
+
+
+def _uncertain(plan: Plan, error: Exception, outcome: str) -> Uncertain:
+    return Uncertain(
+        f"the request to create the job {plan.run} failed, and AWS {outcome}: {error}",
+        hint=f"`deploykit status {plan.run}` looks the job up by its name; "
+        f"submitting again with --run {plan.run} never starts a second job",
+    )
 
 
 def compare_with_sdk(plan: Plan, folder: Path) -> None:

@@ -111,8 +111,8 @@ class _Collector:
                 answer = client.get_paginator(name).paginate(**arguments).build_full_result()
             else:
                 answer = getattr(client, name)(**arguments)
-        except Exception as error:
-            response = getattr(error, "response", {}).get("Error", {})
+        except client.exceptions.ClientError as error:
+            response = error.response.get("Error", {})
             if response.get("Code") not in _ANSWERS:
                 raise
             return {"Error": {**response, "Action": _action(command, service)}}

@@ -101,7 +101,8 @@ class TensorBoard:
         try:
             client.put_object(Bucket=bucket, Key=f"{prefix}/{path.name}", Body=path.read_bytes())
         except (BotoCoreError, ClientError, OSError) as error:
-            code = getattr(error, "response", {}).get("Error", {}).get("Code")
+            answer = error.response if isinstance(error, ClientError) else {}
+            code = answer.get("Error", {}).get("Code")
             message = f"cannot write {self.url}: {error}"
             raise (NotPermitted if code in _DENIED else BackendUnavailable)(message) from error
 

@@ -288,7 +288,7 @@ def test_after_a_failed_answer_without_a_job_the_error_is_raised(stubbed, planne
 def test_a_failed_answer_and_a_failed_lookup_are_uncertain(stubbed, planned, tmp_path):
     stubbed.add_client_error("create_training_job", "InternalFailure", "broken")
     stubbed.add_client_error("describe_training_job", "ThrottlingException", "busy")
-    with pytest.raises(Uncertain, match="did not answer whether the job exists"):
+    with pytest.raises(Uncertain, match="did not say whether the job exists"):
         sagemaker.submit(planned(sender="boto3"), tmp_path)
 
 

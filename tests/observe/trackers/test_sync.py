@@ -106,6 +106,9 @@ def test_event_files_in_s3(live, aws, capsys, monkeypatch):
     tracked(live, {"tensorboard": "s3://my-other/all"})
     (live.folder / "tracking.json").unlink()
     assert "cannot write s3://my-other/all/live-run: " in sync(capsys, code=69).err
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    aws.respond = lambda *_: None  # the connection closes
+    assert "cannot write s3://my-other/all/live-run: Conn" in sync(capsys, code=69).err
 
 
 def test_its_own_event_files_are_no_metrics_of_the_run(live, capsys):
