@@ -209,6 +209,7 @@ def test_on_sagemaker(aws, folder, deploykit, monkeypatch, tmp_path):
         "StopTrainingJob": lambda _: state.__setitem__(slice(None), ["Stopped", "Stopped"]) or {},
         "DescribeTrainingJob": lambda body: {
             **body,
+            "TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/good",
             "TrainingJobStatus": state[0],
             "SecondaryStatus": state[1],
             "FinalMetricDataList": [{"MetricName": "loss", "Value": 0.25, "Timestamp": 1.0}],

@@ -72,6 +72,7 @@ def test_on_sagemaker(aws, write, sweep, job):
             known[name] = next(values)
         metric = {"MetricName": "loss", "Value": known[name], "Timestamp": 1.0}
         ended = {"TrainingJobStatus": "Completed", "SecondaryStatus": "Completed"}
+        ended["TrainingJobArn"] = f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
         return {**body, **ended, "FinalMetricDataList": [metric], "BillableTimeInSeconds": 360}
 
     aws.answers["DescribeTrainingJob"] = describe

@@ -52,6 +52,9 @@ _LOGGED_OUT = frozenset(
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 """S3's error codes for an upload that arrived incomplete or changed."""
+_OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
+"""Statuses with which S3 refuses a HEAD request."""
+_REDIRECTS = "redirects without end, which botocore follows"
 _OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
 
 _TYPES: dict[str, Any] = {
@@ -136,6 +139,8 @@ def client(
         import boto3
         import botocore.session
         from botocore.config import Config
+
+        from deploykit.backends.sagemaker import answers
     except ImportError as error:
         raise BackendUnavailable("boto3 is not installed", hint="pip install boto3") from error
     with errors(region):
@@ -143,6 +148,7 @@ def client(
         config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
         core = botocore.session.Session()
         core.register_component("data_loader", _descriptions())
+        core.register_component("response_parser_factory", answers.Parsers())
         session: Any = boto3.Session(botocore_session=core, region_name=region)
         return session.client(service, config=config)
 
@@ -180,15 +186,22 @@ def _response(error: BaseException) -> Mapping[str, Any]:
 def errors(region: str) -> Iterator[None]:
     """Turn botocore's exceptions in the block into deploykit's.
 
-    NotPermitted for credentials and permissions, TryAgain for transient faults, SubmitRefused for
-    other answers of the service, BackendUnavailable if the service cannot be reached.
+    NotPermitted for credentials and permissions, TryAgain for transient faults and for answers that
+    are not AWS's, SubmitRefused for other answers of the service, BackendUnavailable if the service
+    cannot be reached.
     """
     from botocore import exceptions as botocore
+
+    from deploykit.backends.sagemaker.answers import NoAnswerError
 
     try:
         yield
     except botocore.ClientError as error:
         raise _from_service(error, region) from error
+    except NoAnswerError as error:
+        raise _no_answer(region, str(error)) from error
+    except RecursionError as error:
+        raise _no_answer(region, _REDIRECTS) from error
     except (
         botocore.NoCredentialsError,
         botocore.PartialCredentialsError,
@@ -199,22 +212,47 @@ def errors(region: str) -> Iterator[None]:
     ) as error:
         raise NotPermitted(f"no valid AWS credentials: {error}", hint=_CREDENTIALS) from error
     except botocore.BotoCoreError as error:
+        if "recursion depth" in str(error):
+            raise _no_answer(region, _REDIRECTS) from error
         raise BackendUnavailable(
             f"cannot reach AWS in {region}: {error}",
             hint="check the network, the proxy, the region and AWS_ENDPOINT_URL",
         ) from error
 
 
-def may_have_succeeded(error: BaseException) -> bool:
-    """Whether a failed request may have taken effect.
+def was_lost(error: BaseException) -> bool:
+    """Whether no answer came at all, so that the service may still be working on the request.
 
     A refused connection counts too: an earlier attempt of botocore may have succeeded.
     """
     from botocore import exceptions as botocore
 
-    if isinstance(error, botocore.ClientError):
-        return code(error) in _BUSY and "hrottl" not in code(error)
     return isinstance(error, botocore.HTTPClientError | botocore.ConnectionError)
+
+
+def may_have_succeeded(error: BaseException) -> bool:
+    """Whether a failed request may have taken effect."""
+    from botocore.exceptions import ClientError
+
+    from deploykit.backends.sagemaker.answers import NoAnswerError
+
+    if isinstance(error, ClientError):
+        return not _is_of_service(error) or (code(error) in _BUSY and "hrottl" not in code(error))
+    return was_lost(error) or isinstance(error, NoAnswerError)
+
+
+def _is_of_service(error: Any) -> bool:
+    """Whether an error is AWS's: each has a name, except one of a HEAD request, without a body."""
+    if error.operation_name.startswith("Head"):
+        return code(error) in _OF_HEAD
+    return not code(error).isdecimal() and code(error) != ""
+
+
+def _no_answer(region: str, what: str) -> TryAgain:
+    return TryAgain(
+        f"AWS sent no valid answer in {region}: {what}",
+        hint="a proxy, the login page of a network or a wrong AWS_ENDPOINT_URL may answer instead",
+    )
 
 
 def _from_service(error: Any, region: str) -> DeploykitError:
@@ -222,6 +260,9 @@ def _from_service(error: Any, region: str) -> DeploykitError:
     text = f"AWS ({error.operation_name}, {region}): {message(error)}"
     if name in _BUSY:
         return TryAgain(text, hint="AWS is busy; try again in a minute")
+    if not _is_of_service(error):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "error")
+        return _no_answer(region, f"HTTP {status} for {error.operation_name}")
     if name in _DAMAGED:
         return TryAgain(text, hint="the upload was damaged in transit; submit again")
     if name in _LOGGED_OUT:

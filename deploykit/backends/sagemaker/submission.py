@@ -110,7 +110,7 @@ def _require_submitted(plan: Plan, error: Exception) -> None:
     except DeploykitError as second:
         raise _uncertain(plan, error, "did not say whether the job exists") from second
     if differing is None:
-        if not aws.code(error):  # without an answer, AWS may still be working on the request
+        if aws.was_lost(error):
             raise _uncertain(plan, error, "has no such job yet") from error
         raise error
     if differing:

@@ -78,7 +78,9 @@ def test_a_job_is_cancelled_from_another_computer(aws, deploykit):
         return {}
 
     def describe(body):
-        return {**body, "TrainingJobStatus": state[0], "SecondaryStatus": state[1]}
+        arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/digits-1"
+        job = {**body, "TrainingJobArn": arn}
+        return {**job, "TrainingJobStatus": state[0], "SecondaryStatus": state[1]}
 
     aws.answers |= {"StopTrainingJob": stop, "DescribeTrainingJob": describe}
     attached = json.loads(deploykit(*ATTACH, "digits-1", computer="other"))
