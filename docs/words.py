@@ -98,7 +98,7 @@ first four characters or more.
 """
 
 STATES = {
-    "unsent": "the target refused it, or submit was interrupted before anything was sent",
+    "unsent": "the target refused it, or submit was interrupted and the target has no job of it",
     "submitting": "recorded here; the target has not confirmed the job yet",
     "queued": "it is waiting for nodes, or they are being prepared",
     "blocked": "it is queued, but can never start as it is: `reason` says why",

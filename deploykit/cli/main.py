@@ -109,7 +109,8 @@ def _run(argv: list[str]) -> int:
     except DeploykitError as error:
         _report(error, as_json=as_json)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        _note(interrupt)
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
         known = _write_error(error) or _unexpected(error, argv)
@@ -353,6 +354,14 @@ def _report(error: DeploykitError, *, as_json: bool) -> None:
     from deploykit.cli import output
 
     output.error(error, as_json=as_json)
+
+
+def _note(interrupt: KeyboardInterrupt) -> None:
+    """Print what was underway, where that matters."""
+    if notes := getattr(interrupt, "__notes__", ()):
+        from deploykit.cli import output
+
+        output.note(*notes)
 
 
 def _write_error(error: Exception) -> DeploykitError | None:

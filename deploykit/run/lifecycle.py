@@ -224,12 +224,23 @@ def submit(plan: Plan) -> Run:
     TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
-    with paths.submitting(folder, plan.run):
+    with paths.submitting(folder, plan.run), _naming(plan.run):
         row = _claim(plan, folder)
         if row.id is None:
             record(plan, folder, billed(plan))
             _send(plan, folder)
     return registry.known(plan.run)
+
+
+@contextlib.contextmanager
+def _naming(run: str) -> Iterator[None]:
+    """Name the run to whoever interrupts its submit: its job may exist."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        look = f"`deploykit status {run}` shows whether it was started"
+        interrupt.add_note(f"{run}: interrupted while it was sent; {look}")
+        raise
 
 
 def _claim(plan: Plan, folder: Path) -> Run:

@@ -99,7 +99,8 @@ def reconcile(engine: Backend, row: Run) -> None:
         registry.confirm(row.run, handle.id)
         return
     if row.state != State.UNSENT.value:  # else it keeps its reason
-        reason = "submit was interrupted before anything was sent; submit it again"
+        found = f"{row.backend} has no job of this run"
+        reason = f"the submit was interrupted, and {found}; submit it again"
         registry.update(row.run, Status(State.UNSENT, "", reason))
 
 

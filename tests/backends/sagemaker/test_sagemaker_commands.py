@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from random import Random
 
@@ -165,3 +168,42 @@ def test_every_job_is_created_exactly_once(aws, tmp_path, monkeypatch, source):
     assert aws.respond.names == names
     assert all(aws.respond.count.values())
     assert len(sent_requests(aws)) > JOBS
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_an_interrupted_submit_says_which_run_it_was(aws, deploykit, tmp_path, created):
+    """^C while AWS creates the job: the run's id is printed, and `status` finds out."""
+    sent, end = threading.Event(), threading.Event()
+
+    def respond(one, forward):
+        if one.action != "CreateTrainingJob":
+            return forward()
+        if created:
+            forward()
+        sent.set()
+        end.wait(60)
+        return None
+
+    aws.respond = respond
+    submit = subprocess.Popen(
+        [sys.executable, "-m", "deploykit", "submit", "--backend", "sagemaker"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DEPLOYKIT_HOME": str(tmp_path / "one")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert sent.wait(60)
+    submit.send_signal(signal.SIGINT)
+    _, said = submit.communicate(timeout=60)
+    end.set()
+    assert submit.returncode == 130
+    run = re.search(r"^(hello-\S+): interrupted while it was sent", said, re.MULTILINE)[1]
+    assert f"`deploykit status {run}`" in said
+    aws.respond = lambda _, forward: forward()
+    (found,) = json.loads(deploykit("status", run))
+    if created:
+        assert found["state"] == "succeeded"
+    else:
+        assert found["state"] == "unsent"
+        assert found["reason"] == (
+            "the submit was interrupted, and sagemaker has no job of this run; submit it again"
+        )
