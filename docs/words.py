@@ -122,8 +122,9 @@ PASSED_ON = """\
 If the run failed and no code is known, it is 1. With several runs, `wait` exits with the code of
 the first, in the order in which they were given, whose code is not 0. It also ends, with 81, for a
 run that stays `blocked`: it can never start, for example on 9 nodes of a partition of 4, and is in
-the queue until `deploykit cancel`. A run that merely waits is waited for. These codes do not come
-from the trainer:
+the queue until `deploykit cancel`. With 83 it ends where the target answers for five minutes that
+it has no job of the run, as SageMaker does with the credentials of another account. A run that
+merely waits is waited for. These codes do not come from the trainer:
 
 | code | meaning |
 |---|---|

@@ -12,7 +12,7 @@ from deploykit.job import job
 from deploykit.job.job import Argument
 from deploykit.job.model import LogLine, Problem, State, Status
 from deploykit.lib import display
-from deploykit.lib.errors import NeverStarts, TimedOut, UsageError
+from deploykit.lib.errors import JobMissing, NeverStarts, TimedOut, UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
 from deploykit.run import (
@@ -102,13 +102,15 @@ class Run:
         """Wait until the run has ended, at most `timeout` seconds.
 
         Raises TimedOut after that; the run continues. Raises NeverStarts for a run that is queued
-        and cannot start. With `check`, raises RunFailed where it ended in another way than with
-        success.
+        and cannot start, JobMissing where the target has no job of it. With `check`, raises
+        RunFailed where it ended in another way than with success.
         """
         for (row,) in run_state.wait_all([self.id], timeout):
             self._row = row
         if self.state is State.BLOCKED:
             raise NeverStarts(f"{self.id} is queued, but {self._row.reason}")
+        if run_state.is_missing(self._row):
+            raise JobMissing(f"{self.id}: {self._row.reason}")
         if not self.state.final:
             raise TimedOut(f"{self.id} is {self.state.value} after {timeout:g} s")
         if check and self.state is not State.SUCCEEDED:

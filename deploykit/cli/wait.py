@@ -1,7 +1,8 @@
 """Wait until runs have ended, and exit with the exit code of the trainer.
 
 Several runs: with that of the first, in the order given, whose code is not 0.
-143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start.
+143 when the run was cancelled, 124 on timeout (the run continues), 81 when it can never start, 83
+when the target has had no job of it for five minutes.
 
 deploykit wait                           the newest run
 deploykit wait exp-1 exp-2 --timeout 2h  both, for two hours at most
@@ -174,6 +175,6 @@ def _code(row: Run) -> int:
     if state is State.BLOCKED:
         remove = shell.command("deploykit", "cancel", row.run)
         output.note(f"{row.run} is still in the queue; to remove it: {remove}")
-    elif not state.final:
+    elif not state.final and not run_state.is_missing(row):
         return TimedOut.exit_code
     return run_state.exit_code(row)

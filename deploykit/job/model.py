@@ -250,7 +250,7 @@ class State(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """The target cannot be reached, or has no record of the job."""
+    """The target cannot be reached, or has no record of the job: then `native` is `NO_JOB`."""
 
     @property
     def final(self) -> bool:
@@ -259,6 +259,10 @@ class State(enum.Enum):
 
 
 _FINAL = {State.SUCCEEDED, State.FAILED, State.CANCELLED, State.UNSENT}
+
+
+NO_JOB = "no job"
+"""`Status.native` of a run of which the target answers that it has no job."""
 
 
 class Status(NamedTuple):
@@ -347,7 +351,7 @@ class Plan(NamedTuple):
     output: str = ""
     """The location of the results, as the user can reach it."""
     summary: str = ""
-    """What will be used and who pays, in a line that `submit` prints first; empty where free."""
+    """What will be used, in a line that `submit` prints first; empty where nothing is billed."""
 
 
 class LogLine(NamedTuple):

@@ -162,6 +162,13 @@ class NeverStarts(DeploykitError):
     meaning = "`wait`, `submit --wait`: the run is queued, but can never start"
 
 
+class JobMissing(DeploykitError):
+    """The target answers that it has no job of the run. The code is above `sysexits.h`'s."""
+
+    exit_code = 83
+    meaning = "`wait`, `submit --wait`: the target has no job of the run"
+
+
 class RunFailed(DeploykitError):
     """A run has failed or was cancelled; `exit_code` is that of `deploykit wait`, `run` its id."""
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from deploykit.backends import base as backend
 from deploykit.backends.base import Backend
-from deploykit.job.model import State, Status
+from deploykit.job.model import NO_JOB, State, Status
 from deploykit.lib import paths
-from deploykit.lib.errors import DeploykitError, NeverStarts, NotFound, TryAgain
+from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
 from deploykit.run import registry
 from deploykit.run.registry import Run
 
 _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+_MISSING = 300.0
+"""Seconds after which `wait` leaves a run of which the target has no job: it may be new."""
 LAST_KNOWN = "last known;"
 """Begins the reason of a run whose backend does not answer."""
 _POLL = (0.2, 15.0)
@@ -99,13 +101,16 @@ def reconcile(engine: Backend, row: Run) -> None:
         registry.confirm(row.run, handle.id)
         return
     if row.state != State.UNSENT.value:  # else it keeps its reason
-        found = f"{row.backend} has no job of this run"
-        reason = f"the submit was interrupted, and {found}; submit it again"
+        absent = f"{row.backend} has no job of this run"
+        reason = f"the submit was interrupted, and {absent}; submit it again"
         registry.update(row.run, Status(State.UNSENT, "", reason))
 
 
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
-    """The runs, each time one has changed, until all have ended or stay blocked, or `timeout` s."""
+    """The runs, each time one has changed, until all have ended or stay stuck, or `timeout` s.
+
+    A run is stuck where it can never start, or the target has no job of it.
+    """
     end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
     last: list[Run] = []
@@ -116,12 +121,25 @@ def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[lis
             yield rows
             last, pause = rows, _POLL[0]
         now = time.monotonic()
-        states = {State(row.state) for row in rows if not State(row.state).final}
-        leave = min(leave, now + _BLOCKED) if states == {State.BLOCKED} else math.inf
-        if not states or now >= min(end, leave):
+        unfinished = (row for row in rows if not State(row.state).final)
+        patience = max(map(_patience, unfinished), default=0.0)
+        leave = min(leave, now + patience) if patience < math.inf else math.inf
+        if now >= min(end, leave):
             return
         time.sleep(pause)
         pause = min(pause * 1.3, longest)
+
+
+def _patience(row: Run) -> float:
+    """Seconds that it is worth waiting while an unfinished run stays as it is."""
+    if row.state == State.BLOCKED.value:
+        return _BLOCKED
+    return _MISSING if is_missing(row) else math.inf
+
+
+def is_missing(row: Run) -> bool:
+    """Whether the target answered that it has no job of the run."""
+    return (row.state, row.native) == (State.UNKNOWN.value, NO_JOB)
 
 
 def cancel(row: Run) -> Run:
@@ -159,6 +177,8 @@ def exit_code(row: Run) -> int:
         return 0
     if row.state == State.BLOCKED.value:
         return NeverStarts.exit_code
+    if is_missing(row):
+        return JobMissing.exit_code
     if row.state == State.CANCELLED.value:
         return 143
     return row.exit_code or 1

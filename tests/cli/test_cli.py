@@ -225,8 +225,11 @@ def test_closed_pipe_is_quiet(project):
 
 
 def test_exit_codes_are_distinct_and_explained():
-    of_a_run = {errors.TimedOut, errors.NeverStarts, errors.RunFailed}  # raised from Python only
-    kinds = [errors.DeploykitError, *{*errors.DeploykitError.__subclasses__()} - of_a_run]
+    of_a_run = {errors.TimedOut, errors.NeverStarts, errors.JobMissing, errors.RunFailed}
+    kinds = [
+        errors.DeploykitError,
+        *{*errors.DeploykitError.__subclasses__()} - of_a_run,
+    ]  # from Python only
     codes = [kind.exit_code for kind in kinds]
     assert len(set(codes)) == len(codes)
     assert all(64 <= code <= 78 for code in codes)

@@ -13,7 +13,7 @@ from typing import Any
 
 from deploykit.backends.sagemaker import aws
 from deploykit.backends.sagemaker.request import results
-from deploykit.job.model import Handle, LogLine, State, Status
+from deploykit.job.model import NO_JOB, Handle, LogLine, State, Status
 from deploykit.lib.errors import (
     BackendUnavailable,
     DeploykitError,
@@ -25,6 +25,7 @@ from deploykit.observe import log_merge
 from deploykit.observe.metrics import final_metrics
 from deploykit.observe.metrics.points import Point
 
+_OTHER_PROFILE = "choose the profile of that account: AWS_PROFILE, aws sso login"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _LATEST_TIME = 253402300799000
 """Milliseconds since the epoch, at the end of the year 9999."""
@@ -74,7 +75,8 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
     """The training job named `run`; None if there is none, or if another plan created it.
 
     The plan is the one in `folder`. Without one, the job was submitted from another computer, and
-    the name alone decides. `target` is the region. Raises what `aws.errors` raises.
+    the name alone decides. `target` is the region. Raises NotPermitted with the credentials of
+    another account, which cannot tell, and what `aws.errors` raises.
     """
     try:
         request = json.loads((folder / "plan.json").read_text())
@@ -82,9 +84,24 @@ def find(run: str, folder: Path, target: str) -> Handle | None:
         request = None
     except ValueError:  # half written: the request was not sent
         return None
-    if differing_fields(run, target, request) == []:
+    differing = differing_fields(run, target, request)
+    if differing == []:
         return Handle("sagemaker", target, run, run, str(folder))
+    if differing is None and (foreign := _foreign(folder, target)):
+        raise NotPermitted(foreign, hint=_OTHER_PROFILE)
     return None
+
+
+def _foreign(folder: Path, region: str) -> str:
+    """Whose credentials these are, if not of the job's account; empty where that is not known."""
+    try:
+        own = json.loads((folder / "plan.json").read_text())["RoleArn"].split(":")[4]
+        account = aws.account(region)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, DeploykitError):
+        return ""
+    if account == own:
+        return ""
+    return f"you are logged in to account {account}, and the job belongs to account {own}"
 
 
 def differing_fields(run: str, target: str, request: Any) -> list[str] | None:
@@ -118,10 +135,16 @@ def status(handles: Sequence[Handle]) -> Mapping[Handle, Status]:
     """
     regions = sorted({handle.target for handle in handles})
     clients = {region: aws.client("sagemaker", region) for region in regions}
-    return {
-        handle: _status(_describe(clients[handle.target], handle.id, handle.target))
-        for handle in handles
-    }
+    return {handle: _current(clients[handle.target], handle) for handle in handles}
+
+
+def _current(client: Any, handle: Handle) -> Status:
+    job = _describe(client, handle.id, handle.target)
+    if job is not None:
+        return _status(job)
+    reason = _foreign(Path(handle.folder), handle.target)
+    reason = reason or f"SageMaker has no training job of this name in {handle.target}"
+    return Status(State.UNKNOWN, NO_JOB, reason)
 
 
 def metrics(handle: Handle) -> Iterator[Point]:
@@ -222,8 +245,6 @@ def _is_missing(error: BaseException) -> bool:
 
 
 def _status(job: Any) -> Status:
-    if job is None:
-        return Status(State.UNKNOWN, reason="SageMaker has no training job of this name")
     primary, secondary = _text(job, "TrainingJobStatus"), _text(job, "SecondaryStatus")
     state = _STATES.get(primary, State.UNKNOWN)
     if primary == "InProgress" and secondary in _WAITING:

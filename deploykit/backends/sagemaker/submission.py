@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,13 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
 
 
 def _summary(job: JobSpec, options: Options) -> str:
-    """``sagemaker: 2 x ml.g5.12xlarge, account 123456789012, role training, us-east-1``."""
+    """``sagemaker: 2 x ml.g5.12xlarge, role training of account 123456789012, us-east-1``."""
     groups = [(group.instance_count, group.instance_type) for group in options.instance_groups]
     machines = groups or [(job.resources.nodes, options.training_type)]
     text = " + ".join(f"{count} x {kind}" for count, kind in machines)
     spot = ", spot" if options.spot else ""
     account, role = options.role.split(":")[4], options.role.rpartition("/")[2]
-    return f"sagemaker: {text}{spot}, account {account}, role {role}, {region(options)}"
+    return f"sagemaker: {text}{spot}, role {role} of account {account}, {region(options)}"
 
 
 def submit(plan: Plan, folder: Path) -> Handle:
@@ -95,12 +95,23 @@ def submit(plan: Plan, folder: Path) -> Handle:
     client = aws.client("sagemaker", plan.target)
     with aws.errors(plan.target):
         try:
-            client.create_training_job(**json.loads(plan.text))
+            created = client.create_training_job(**json.loads(plan.text))
+            _name_payer(plan, created)
         except Exception as error:
             if aws.code(error) != "ResourceInUse" and not aws.may_have_succeeded(error):
                 raise
             _require_submitted(plan, error)
     return Handle("sagemaker", plan.target, plan.run, plan.run, str(folder))
+
+
+def _name_payer(plan: Plan, created: Mapping[str, str]) -> None:
+    """Warn where the credentials, and so the job, are of another account than its role."""
+    payer = created["TrainingJobArn"].split(":")[4:5]
+    if payer != [plan.options.role.split(":")[4]]:
+        import logging  # rarely needed
+
+        text = "warning: %s runs in account %s, which pays for it, and not in that of its role"
+        logging.getLogger(__name__).warning(text, plan.run, *payer or ["unknown"])
 
 
 def _require_submitted(plan: Plan, error: Exception) -> None:

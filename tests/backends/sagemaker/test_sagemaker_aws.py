@@ -8,7 +8,8 @@ import json
 import pytest
 from botocore.exceptions import ClientError
 
-from deploykit.backends.sagemaker.aws import message, violations
+from deploykit.backends.sagemaker.aws import message
+from deploykit.backends.sagemaker.description import violations
 
 
 @pytest.fixture

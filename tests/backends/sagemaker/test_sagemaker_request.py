@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import aws as clients
+from deploykit.backends.sagemaker import description
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup
@@ -88,10 +88,10 @@ def test_a_request_names_no_metrics_of_deploykits_trainer_unless_asked(planned):
         ),
     ],
 )
-def test_the_plan_says_in_one_line_what_runs_and_who_pays(planned, changes, machines):
+def test_the_plan_says_in_one_line_what_runs_and_in_which_account(planned, changes, machines):
     role = "arn:aws:iam::123456789012:role/teams/vision/training"
     said = planned(role=role, **changes).summary
-    assert said == f"sagemaker: {machines}, account 123456789012, role training, us-east-1"
+    assert said == f"sagemaker: {machines}, role training of account 123456789012, us-east-1"
 
 
 def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
@@ -101,7 +101,7 @@ def test_submit_says_it_before_it_asks_aws(project, capsys, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    line = "sagemaker: 1 x ml.g5.xlarge, account 123456789012, role training, us-east-1"
+    line = "sagemaker: 1 x ml.g5.xlarge, role training of account 123456789012, us-east-1"
     assert cli.main(["submit", "-b", "sagemaker", "--dry-run"]) == 0
     assert line not in capsys.readouterr().err
     assert cli.main(["submit", "-b", "sagemaker"]) != 0
@@ -213,7 +213,7 @@ def test_a_job_with_errors_is_not_planned(project, monkeypatch, setting):
 def test_check_and_plan_agree_for_the_longest_run_id(planned):
     """`check` validates a request with placeholders; one for any run must be as valid."""
     for run in ("a", "r" * 63):
-        assert clients.request_problems(json.loads(planned(run).text)) == []
+        assert description.request_problems(json.loads(planned(run).text)) == []
 
 
 def test_the_nearest_instance_type_is_suggested(vary):

@@ -10,8 +10,8 @@ import pytest
 
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
-    aws,
     catalog,
+    description,
     oracle,
     request,
     sdk,
@@ -234,7 +234,7 @@ def test_an_accepted_job_is_valid_for_every_run(jobs):
     """`plan` does not repeat `check`, which validates a request with a placeholder as run id."""
     for number, pair in enumerate(jobs):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        assert aws.request_problems(rendered) == []
+        assert description.request_problems(rendered) == []
 
 
 def test_every_choice_was_used(samples):

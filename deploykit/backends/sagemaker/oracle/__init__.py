@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import aws, request
+from deploykit.backends.sagemaker import description, request
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.backends.sagemaker.oracle.case import Case
 from deploykit.job import checks
@@ -145,7 +145,8 @@ def _completed(options: Options) -> Options:
 
 def _request_problems(job: JobSpec, options: Options) -> list[Problem]:
     """What the service's own description says of the request."""
-    return aws.request_problems(request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE))
+    rendered = request.render(job, options, run=_ANY_RUN, bundle=_ANY_BUNDLE)
+    return description.request_problems(rendered)
 
 
 def consequences(job: JobSpec, options: Options, today: dt.date | None = None) -> list[Consequence]:
