@@ -5,6 +5,7 @@ The only file that imports boto3.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +40,8 @@ _LOGGED_OUT = frozenset(
     }
 )
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
+_ACTION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)(?: on resource:? (\S+))?")
+"""The action, and its resource, in IAM's message."""
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 """S3's error codes for an upload that arrived incomplete or changed."""
 _OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
@@ -215,8 +218,19 @@ def _from_service(error: Any, region: str) -> DeploykitError:
     if name in _LOGGED_OUT:
         return NotPermitted(text, hint=_LOGIN)
     if name in DENIED:
-        return NotPermitted(text, hint=f"allow your user or role {error.operation_name} in IAM")
+        return NotPermitted(text, hint=_permission(error))
     return _refused(name, text)
+
+
+def _permission(error: Any) -> str:
+    """What to allow: the action that the message names, which may be another than the request."""
+    text = message(error)
+    action = error.operation_name
+    if match := _ACTION.search(text):
+        action = f"{match[1]} on {match[2]}" if match[2] else match[1]
+    if "explicit deny" in text:
+        return f"a policy denies {action}, which overrides any Allow: ask its administrator"
+    return f"allow your user or role {action} in IAM"
 
 
 def _refused(name: str, text: str) -> SubmitRefused:

@@ -5,6 +5,7 @@ training job.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -26,6 +27,7 @@ from deploykit.lib.errors import (
     JobFileError,
     NotPermitted,
     SubmitRefused,
+    TryAgain,
     Uncertain,
 )
 
@@ -252,7 +254,7 @@ def upload(plan: Plan) -> None:
     }
     client = aws.client("s3", plan.target)
     with aws.errors(plan.target):
-        if _stored_checksum(client, target) != checksum:
+        if _stored_checksum(client, target, plan.target) != checksum:
             _put(client, target, archive, checksum)
 
 
@@ -261,7 +263,7 @@ def _checksum(archive: Path) -> str:
         return base64.b64encode(hashlib.file_digest(file, "sha256").digest()).decode()
 
 
-def _stored_checksum(client: Any, target: dict[str, str]) -> str | None:
+def _stored_checksum(client: Any, target: dict[str, str], region: str) -> str | None:
     """The SHA-256 that S3 stores for the object; None without object or checksum."""
     from botocore.exceptions import ClientError
 
@@ -273,6 +275,9 @@ def _stored_checksum(client: Any, target: dict[str, str]) -> str | None:
         # S3 answers 403 for a missing key without permission to list the bucket
         if aws.code(error) in {"404", "403", "NoSuchKey"}:
             return None
+        if aws.code(error) == "400":  # without a body: STS says whether the login has expired
+            with contextlib.suppress(BackendUnavailable, TryAgain):
+                aws.account(region)
         raise
     return checksum
 

@@ -227,6 +227,27 @@ def test_an_error_of_the_service_has_its_class_and_a_hint(
     assert hint in caught.value.hint
 
 
+ROLE = "arn:aws:iam::123456789012:role/training"
+DENIALS = {
+    "because no identity-based policy allows the iam:PassRole action": (
+        f"allow your user or role iam:PassRole on {ROLE} in IAM"
+    ),
+    "with an explicit deny in a service control policy": (
+        f"a policy denies iam:PassRole on {ROLE}, which overrides any Allow: ask its administrator"
+    ),
+}
+
+
+@pytest.mark.parametrize("why", DENIALS)
+def test_the_hint_names_the_permission_that_was_denied(stubbed, planned, tmp_path, why):
+    user = "arn:aws:iam::123456789012:user/ada"
+    denied = f"User: {user} is not authorized to perform: iam:PassRole on resource: {ROLE} {why}"
+    stubbed.add_client_error("create_training_job", "AccessDeniedException", denied)
+    with pytest.raises(NotPermitted) as caught:
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+    assert caught.value.hint == DENIALS[why]
+
+
 def test_a_role_that_cannot_be_assumed_has_a_hint(stubbed, planned, tmp_path):
     message = "Could not assume role arn:aws:iam::123456789012:role/training."
     stubbed.add_client_error("create_training_job", "ValidationException", message)

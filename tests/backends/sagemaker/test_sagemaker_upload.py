@@ -17,7 +17,7 @@ from deploykit.backends.sagemaker import submission
 from deploykit.bundle import archive as bundles
 from deploykit.cli import main as cli
 from deploykit.lib import progress
-from deploykit.lib.errors import NotPermitted, TryAgain
+from deploykit.lib.errors import NotPermitted, SubmitRefused, TryAgain
 from tests.aws_server import SECTION, sent_requests
 
 pytestmark = pytest.mark.aws
@@ -231,3 +231,28 @@ def test_an_owner_may_be_written_with_quotes_or_without(project, capsys):
         text = (project / "job.yaml").read_text().partition("sagemaker:")[0]
         (project / "job.yaml").write_text(f"{text}{SECTION}  bucket_owner: {owner}\n")
         assert cli.main(["check", "--backend", "sagemaker"]) == 0, capsys.readouterr().err
+
+
+EXPIRED = b"""<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code>
+<Message>The security token included in the request is expired</Message></Error></ErrorResponse>"""
+
+
+@pytest.mark.parametrize("expired", [True, False])
+def test_a_token_that_expired_is_said_to_have_expired(aws, planned, tmp_path, expired):
+    """S3 answers a HEAD without a body: only STS says why it was refused."""
+
+    def respond(one, forward):
+        if one.method == "HEAD":
+            return 400, [], b""
+        if expired and b"GetCallerIdentity" in one.body:
+            return 403, [("Content-Type", "text/xml")], EXPIRED
+        return forward()
+
+    aws.respond = respond
+    with pytest.raises(NotPermitted if expired else SubmitRefused) as caught:
+        sagemaker.submit(planned(sender="boto3"), tmp_path)
+    assert ("is expired" in caught.value.message) == expired
+    if expired:
+        assert "aws sso login" in caught.value.hint
+    assert [one.method for one in aws.requests][-1] == "POST"
+    assert sent_requests(aws) == []
