@@ -374,6 +374,7 @@ def test_the_cause_in_one_line_reads_a_few_tasks_only(capsys, monkeypatch):
         (State.FAILED, "timed out", "stopped at its time limit", "time_limit"),
         (State.FAILED, "OUT_OF_MEMORY", "", "slurm_oom"),
         (State.FAILED, "Failed", "CapacityError: Unable to provision", "sagemaker_capacity"),
+        (State.FAILED, "Stopped/MaxWaitTimeExceeded", "did not end", "sagemaker_max_wait"),
         (State.BLOCKED, "PENDING", "asks for 9 nodes, so it can never start", "job_never_starts"),
     ],
 )

@@ -59,7 +59,7 @@ _WAITING = {
 }
 _TIMED_OUT = {
     "MaxRuntimeExceeded": "reached its time limit",
-    "MaxWaitTimeExceeded": "no instances became available within max_wait",
+    "MaxWaitTimeExceeded": "no spot instances became available within max_wait",
 }
 _REASONS = {
     "Training": "training",
@@ -252,6 +252,8 @@ def _status(job: Any) -> Status:
     if secondary in _TIMED_OUT:
         state = State.FAILED if state.final else state
     reason = _text(job, "FailureReason") or (_WAITING | _TIMED_OUT | _REASONS).get(secondary, "")
+    if secondary == "MaxWaitTimeExceeded" and _time(job, "TrainingStartTime"):
+        reason = "did not end within max_wait, which counts the wait for spot instances"
     return Status(
         state,
         native=f"{primary}/{secondary}" if secondary else primary,

@@ -68,7 +68,7 @@ STATES = {
     ("Stopped", "MaxRuntimeExceeded"): (State.FAILED, "reached its time limit"),
     ("Stopped", "MaxWaitTimeExceeded"): (
         State.FAILED,
-        "no instances became available within max_wait",
+        "no spot instances became available within max_wait",
     ),
     ("Completed", "Completed"): (State.SUCCEEDED, "completed"),
 }
@@ -106,6 +106,16 @@ def test_state_and_reason(stubbed, native, expected):
     status = sagemaker.status([HANDLE])[HANDLE]
     assert (status.state, status.reason) == expected
     assert status.native == "/".join(native)
+
+
+def test_a_spot_job_that_had_started_did_not_end_within_max_wait(stubbed):
+    times = {"TrainingStartTime": datetime(2026, 1, 2, 3, tzinfo=UTC)}
+    stubbed.add_response(
+        "describe_training_job", described("Stopped", "MaxWaitTimeExceeded", **times)
+    )
+    status = sagemaker.status([HANDLE])[HANDLE]
+    assert status.state is State.FAILED
+    assert status.reason == "did not end within max_wait, which counts the wait for spot instances"
 
 
 BILLING = {
