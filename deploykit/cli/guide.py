@@ -19,12 +19,13 @@ from deploykit.diagnose import guides
 from deploykit.diagnose.guides import GUIDES, GuideContext
 from deploykit.job.spelling import did_you_mean
 from deploykit.lib.errors import UsageError
+from deploykit.lib.finding import Finding
 from deploykit.run import lifecycle, registry
 from deploykit.run import state as run_state
 
 _NETWORK = (
     *("acl_", "efa_", "encryption_", "group_", "peers_", "s3_outbound", "subnet_"),
-    *("endpoint_", "s3_route", "vpc_dns", "unchecked"),
+    *("endpoint_", "s3_route", "vpc_dns", "credentials"),
 )
 """Beginnings of the codes of doctor's findings that the guides show."""
 _KEYS = ("region", "instance_type", "subnets", "security_group_ids")
@@ -94,7 +95,12 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         }
         doctor = capabilities.require(name, capabilities.Doctor)
         findings = doctor.examine(file.job, options, saved=args.saved, save=None)
-        context.findings += [one for one in findings if one.code.startswith(_NETWORK)]
+        context.findings += [one for one in findings if _concerns_network(one)]
+
+
+def _concerns_network(one: Finding) -> bool:
+    """Whether the guide shows it: what was not checked is never "nothing wrong"."""
+    return one.severity == "unchecked" or one.code.startswith(_NETWORK)
 
 
 def _text(value: object) -> str:

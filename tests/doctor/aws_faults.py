@@ -89,6 +89,11 @@ def efa_with_the_usual_way_out(vpc):
     vpc.drop(vpc.group, egress=True)
 
 
+@fault("efa_inbound", IsolatedVpc, kind="ml.g5.12xlarge", severity="warning")
+def perhaps_efa_with_tcp_only(vpc):
+    efa_with_tcp_only(vpc)
+
+
 ENCRYPTED = {"sagemaker.encrypt_inter_container_traffic": "true"}
 
 
@@ -359,6 +364,28 @@ def role_for_buckets_of_sagemaker_only(vpc):
         {"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"},
         {"Effect": "Allow", "Action": "s3:*", "Resource": "arn:aws:s3:::*sagemaker*"},
     )
+
+
+KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+def _without(vpc, service):
+    """The role may do all but the actions of this service."""
+    allow = {"Effect": "Allow", "NotAction": f"{service}:*", "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": allow})
+    vpc.client("iam").put_role_policy(RoleName="training", PolicyName="all", PolicyDocument=policy)
+
+
+@fault("role_permissions_kms", IsolatedVpc, kind="ml.p3.2xlarge", severity="warning")
+def role_without_the_key_of_the_output(vpc):
+    _without(vpc, "kms")
+    return {"sagemaker.output_kms_key": KEY, "sagemaker.volume_kms_key": "alias/disks"}
+
+
+@fault("role_permissions_ssmmessages", IsolatedVpc, severity="warning")
+def role_without_sessions(vpc):
+    _without(vpc, "ssmmessages")
+    return {"sagemaker.remote_debug": "true"}
 
 
 @fault("role_permissions", NatVpc)

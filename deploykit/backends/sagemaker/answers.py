@@ -17,6 +17,7 @@ _REQUIRED: dict[str, dict[str, type]] = {
     "DescribeLogStreamsResponse": {"logStreams": list},
     "GetLogEventsResponse": {"events": list},
     "SearchTrainingPlanOfferingsResponse": {"TrainingPlanOfferings": list},
+    "GetRoleResponse": {"Role": dict},
     "HeadObjectOutput": {"ETag": str},
     "PutObjectOutput": {"ETag": str},
 }

@@ -120,7 +120,7 @@ def message(error: BaseException) -> str:
     """The service's error message, or the text of an exception that is not the service's."""
     response = _response(error)
     text = str(response.get("Error", {}).get("Message", error))
-    if text.lstrip().startswith("<"):  # a page of a proxy or a load balancer
+    if not text or text.lstrip().startswith("<"):  # a page of a proxy or a load balancer
         return f"HTTP {response.get('ResponseMetadata', {}).get('HTTPStatusCode', 'error')}"
     return text
 

@@ -129,7 +129,11 @@ _GPUS = (
 """GPUs of one instance, and a pattern of the types that have so many."""
 _COMMON = (("ml.g5.12xlarge", 4), ("ml.g5.48xlarge", 8), ("ml.p4d.24xlarge", 8))
 """Types that hints name, with their GPUs."""
-_EFA = re.compile(r"ml\.(p3dn|p4de?|p5e?n?|p6-b[23]00|trn1n?|trn2)\.\w+")
+_EFA = re.compile(
+    r"ml\.((p3dn|p4de?|p5e?n?|p6-b[23]00|trn1n?|trn2)\.\w+|g5\.48xlarge|g4dn\.(8|12)xlarge)"
+)
+"""Types whose EFA SageMaker's launcher or its documentation uses; EC2 offers it with more:
+https://github.com/aws/sagemaker-training-toolkit (params.py)."""
 SMDDP_TYPES = ("ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4d.24xlarge", "ml.p4de.24xlarge")
 """Instance types that the SDK lists for SageMaker's data parallel library."""
 SMP_TYPES = re.compile(r"ml\.(p4d|p4de|p5|p5e|p5en)\.\w+")

@@ -16,6 +16,8 @@ from deploykit.job.model import JobSpec
 from deploykit.lib.errors import NotFound, NotPermitted
 from deploykit.lib.finding import Finding, Fix
 
+_TIMEOUT = 20.0
+"""Seconds for an answer: there are about 25, and the checks go on without one."""
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading saved responses raises if they do not have the shape of AWS's."""
 
@@ -30,8 +32,8 @@ def examine(
         if saved:
             answers = collect.load(saved)
         else:
-            with clients.errors(where):
-                answers = collect.live(required, partial(clients.client, region=where))
+            client = partial(clients.client, region=where, attempts=2, timeout=_TIMEOUT)
+            answers = collect.live(required, client, partial(clients.errors, where))
     except NotPermitted as error:
         fix = Fix(error.hint or "log in to AWS")
         yield Finding("credentials", "error", str(error), (f"region {where}",), fix)

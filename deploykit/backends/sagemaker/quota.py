@@ -10,13 +10,24 @@ from deploykit.backends.capabilities import Start
 from deploykit.backends.sagemaker import aws, requirements, spot_history
 from deploykit.backends.sagemaker.options import Options
 from deploykit.job.model import Plan
+from deploykit.lib.errors import DeploykitError
 
 _UNKNOWN = "AWS does not say when instances will be free"
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Whether the quotas allow the job as it is, and on spot instances. Raises as `aws.errors`."""
-    quotas = _quotas(plan.target)
+    """Whether the quotas allow the job as it is, and on spot instances.
+
+    Where they cannot be read, that is said. Raises NotPermitted without valid credentials, and
+    BackendUnavailable if AWS cannot be reached at all.
+    """
+    quotas: Mapping[str, float] | DeploykitError
+    try:
+        quotas = _quotas(plan.target)
+    except DeploykitError as error:
+        if error.__cause__ is None or aws.code(error.__cause__) not in aws.DENIED:
+            aws.account(plan.target)
+        quotas = error
     options: Options = plan.options
     yield _start(plan, options, quotas)
     other = _on_spot(plan)
@@ -35,15 +46,17 @@ def _on_spot(plan: Plan) -> Options | None:
     return replace(options, spot=True, max_wait=2 * longest)
 
 
-def _start(plan: Plan, options: Options, quotas: Mapping[str, float]) -> Start:
+def _start(plan: Plan, options: Options, quotas: Mapping[str, float] | DeploykitError) -> Start:
     """Whether the quota allows the job with these options."""
     required = requirements.of_job(plan.job, options, plan.target)
     where = f"{options.training_type}{' (spot)' * options.spot} in {plan.target}"
-    value = quotas.get(required.quota)
+    value = None if isinstance(quotas, DeploykitError) else quotas.get(required.quota)
     if value is not None and value < required.nodes:
         reason = f"the quota {required.quota!r} is {value:g}, and the job needs {required.nodes}"
         return Start(where, options, None, reason, possible=False)
     known = "not listed" if value is None else f"{value:g}"
+    if isinstance(quotas, DeploykitError):
+        known = f"not known: {quotas.message}"
     more = _UNKNOWN
     if options.spot:
         more = spot_history.sentence(options.training_type, plan.target)
@@ -56,4 +69,8 @@ def _quotas(region: str) -> dict[str, float]:
     with aws.errors(region):
         pages = client.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
         every = [one for page in pages for one in page.get("Quotas", ())]
-    return {one["QuotaName"]: float(one["Value"]) for one in every if "QuotaName" in one}
+    return {
+        one["QuotaName"]: float(one["Value"])
+        for one in every
+        if {"QuotaName", "Value"} <= one.keys()
+    }

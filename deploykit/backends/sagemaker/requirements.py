@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deploykit.backends import base as backend
+from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import Options
 from deploykit.doctor.aws.requirements import EPHEMERAL, ESP, IKE, Flow, Ports, Requirements
 from deploykit.job import checks
@@ -30,6 +31,9 @@ def of_job(job: JobSpec, options: Options, region: str) -> Requirements:
         owner=options.owner,
         quota=f"{options.training_type} for {usage} usage",
         encrypted=options.encrypt_inter_container_traffic and job.resources.nodes > 1,
+        efa=catalog.accelerators(options.training_type).has_efa,
+        remote_debug=options.remote_debug,
+        keys=_keys(options, region),
         secrets=_secret_services(job),
         peers=_flows_between_nodes(job, options),
     )
@@ -41,6 +45,26 @@ def _buckets(job: JobSpec, options: Options) -> tuple[tuple[str, ...], tuple[str
     written = {options.bucket}
     written |= {by_key[key] for key in ("output", "checkpoints") if key in by_key}
     return tuple(sorted(written)), tuple(sorted(set(by_key.values()) - written))
+
+
+def _keys(options: Options, region: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The KMS keys of the output and the disks, with the role's actions on each.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html (CreateTrainingJob)
+    """
+    named = (
+        (options.output_kms_key, ("kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey")),
+        (options.volume_kms_key, ("kms:CreateGrant",)),
+    )
+    account = options.role.split(":")[4]
+    return tuple((_key_arn(key, region, account), actions) for key, actions in named if key)
+
+
+def _key_arn(key: str, region: str, account: str) -> str:
+    """The ARN of a key that a policy can name; ``*`` for an alias, which none can."""
+    if "alias/" in key:
+        return "*"
+    return key if key.startswith("arn:") else f"arn:aws:kms:{region}:{account}:key/{key}"
 
 
 def _secret_services(job: JobSpec) -> tuple[str, ...]:

@@ -32,6 +32,18 @@ _VPC_ACTIONS = tuple(
 )
 """Permissions that the execution role of a training job requires:
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html (CreateTrainingJob)."""
+_SHELL_ACTIONS = tuple(
+    f"ssmmessages:{action}"
+    for action in (
+        *("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel"),
+    )
+)
+"""https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html"""
+_MILDER = {
+    "kms": "the job fails unless the policy of the KMS key allows the role by itself",
+    "ssmmessages": "no session can enter the containers (sagemaker.remote_debug)",
+}
+"""Service -> what follows where only its actions are missing: the job may well run."""
 _SECRET_ACTIONS = {"ssm": "ssm:GetParameter", "secretsmanager": "secretsmanager:GetSecretValue"}
 
 
@@ -80,9 +92,7 @@ def _no_role(requirements: Requirements) -> Finding:
             "create it with exactly the permissions that a job requires",
             **_role_values(requirements),
             trust=_trust([]),
-            policy=_document(
-                [action for action, _ in _required_actions(requirements)], requirements
-            ),
+            policy=_document(_required_actions(requirements), requirements),
         ),
     )
 
@@ -117,7 +127,13 @@ def _required_actions(requirements: Requirements) -> list[tuple[str, str | None]
     ]
     others = [*_BASE_ACTIONS, *(_VPC_ACTIONS if requirements.subnets else ())]
     others += [_SECRET_ACTIONS[kind] for kind in requirements.secrets if kind in _SECRET_ACTIONS]
-    return [*buckets, *((action, None) for action in others)]
+    others += _SHELL_ACTIONS if requirements.remote_debug else ()
+    on_keys = [
+        (action, None if key == "*" else key)
+        for key, actions in requirements.keys
+        for action in actions
+    ]
+    return [*buckets, *((action, None) for action in others), *on_keys]
 
 
 def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
@@ -128,16 +144,22 @@ def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
             limited = policies.decide([role.boundary], action, resource)
             decision = "boundary" if limited in {"denied", "absent"} else decision
         by_decision.setdefault(decision, []).append((action, resource))
-    if missing := by_decision.get("absent"):
+    missing = by_decision.pop("absent", [])
+    for service, consequence in _MILDER.items():
+        milder = [pair for pair in missing if pair[0].startswith(f"{service}:")]
+        missing = [pair for pair in missing if pair not in milder]
+        if milder:
+            yield _missing_permissions(requirements, milder, f"-{service}", consequence)
+    if missing:
         yield _missing_permissions(requirements, missing)
     for decision, why in (
         ("denied", "a policy of the role denies it, which overrides any Allow"),
         ("boundary", "the role's permissions boundary does not allow it"),
     ):
-        if missing := by_decision.get(decision):
+        if denied := by_decision.get(decision):
             fix = Fix("remove the actions from the Deny, or add them to the boundary")
-            message = f"the role {requirements.role_name} is not allowed {_names(missing)}: {why}"
-            yield Finding("role_denied", "error", message, _resources(missing), fix)
+            message = f"the role {requirements.role_name} is not allowed {_names(denied)}: {why}"
+            yield Finding("role_denied", "error", message, _resources(denied), fix)
     if limited_to := by_decision.get("perhaps"):
         names = _names(limited_to)
         message = f"the role {requirements.role_name} is allowed {names} only under conditions"
@@ -146,19 +168,23 @@ def _permissions(requirements: Requirements, role: Role) -> Iterator[Finding]:
 
 
 def _missing_permissions(
-    requirements: Requirements, missing: list[tuple[str, str | None]]
+    requirements: Requirements,
+    missing: list[tuple[str, str | None]],
+    name: str = "",
+    consequence: str = "",
 ) -> Finding:
+    message = f"the role {requirements.role_name} lacks permissions: {_names(missing)}"
     return Finding(
-        "role_permissions",
-        "error",
-        f"the role {requirements.role_name} lacks permissions: {_names(missing)}",
+        f"role_permissions{name.replace('-', '_')}",
+        "warning" if consequence else "error",
+        f"{message}; {consequence}" if consequence else message,
         _resources(missing),
         snippets.make(
             "role-policy",
             "allow exactly these actions",
             **_role_values(requirements),
-            name="deploykit-training",
-            policy=_document([action for action, _ in missing], requirements),
+            name=f"deploykit-training{name}",
+            policy=_document(missing, requirements),
         ),
     )
 
@@ -173,14 +199,20 @@ def _resources(actions: list[tuple[str, str | None]]) -> tuple[str, ...]:
     return tuple(lines) or ("no attached or inline policy of the role allows them",)
 
 
-def _document(actions: list[str], requirements: Requirements) -> dict[str, Any]:
-    """A policy that allows `actions`: S3 actions on the job's buckets, others on any resource."""
-    storage = sorted({action for action in actions if action.startswith("s3:")})
-    others = sorted(set(actions) - set(storage))
+def _document(actions: list[tuple[str, str | None]], requirements: Requirements) -> dict[str, Any]:
+    """A policy that allows `actions`: S3 on the job's buckets, KMS on its keys, others on any."""
+    storage = {action for action, _ in actions if action.startswith("s3:")}
     arns = [f"arn:aws:s3:::{bucket}{end}" for bucket in requirements.buckets for end in ("", "/*")]
+    by_key: dict[str, set[str]] = {}
+    others = set()
+    for action, resource in actions:
+        if action.startswith("kms:") and resource:
+            by_key.setdefault(resource, set()).add(action)
+        elif action not in storage:
+            others.add(action)
     kept = [
-        {"Effect": "Allow", "Action": names, "Resource": where}
-        for names, where in ((storage, arns), (others, "*"))
+        {"Effect": "Allow", "Action": sorted(names), "Resource": where}
+        for names, where in ((storage, arns), (others, "*"), *((by_key[k], k) for k in by_key))
         if names
     ]
     return {"Version": "2012-10-17", "Statement": kept}

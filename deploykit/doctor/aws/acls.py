@@ -64,7 +64,7 @@ def _crossings(requirements: Requirements, inventory: Inventory) -> Iterator[_Cr
         if acl is None:
             continue
         for other in subnets:
-            if other != subnet and not inventory.efa:
+            if other != subnet and not requirements.efa:
                 yield from _peers(requirements, acl, other)
         yield from _outside(inventory, acl, subnet)
 

@@ -1,30 +1,38 @@
 """Collect what AWS knows of a job's account and network, live or from a folder of saved responses.
 
-Every request is a get, a list or a describe. A denied request is stored as its error, so that the
-findings can say what was not checked.
+Every request is a get, a list or a describe. One that is denied, or that AWS does not answer, is
+stored as its error, so that the findings can say what was not checked.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from deploykit.doctor.aws.inventory import Answers
 from deploykit.doctor.aws.requirements import Requirements
 from deploykit.job.decode import read_json
-from deploykit.lib.errors import NotFound
+from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound, NotPermitted
 
 Client = Callable[[str], Any]
 """Creates the boto3 client of a service."""
+Errors = Callable[[], AbstractContextManager[None]]
+"""A context that turns botocore's exceptions into deploykit's."""
+NOT_ANSWERED = "NotAnswered"
+"""The code of a stored error that is ours: the request failed, for whatever reason."""
+_PATIENCE = 2
+"""Requests in a row that a service may leave unanswered before no more are sent to it."""
 
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
 _ANSWERS = DENIED | {
     *("NoSuchEntity", "NoSuchBucket", "NoSuchResourceException", "InvalidInstanceType"),
     *("PermanentRedirect", "301"),
 }
-"""Error codes that count as responses; any other error is raised."""
+"""Error codes that count as responses; any other is `NOT_ANSWERED`."""
 
 OF_VPC = {
     "describe-vpcs": "Filters",
@@ -40,9 +48,12 @@ _ATTRIBUTES = ("enableDnsSupport", "enableDnsHostnames")
 _ACTIONS = {"service-quotas": "servicequotas"}
 
 
-def live(requirements: Requirements, client: Client) -> Answers:
-    """Ask AWS, in about 25 requests. Raises what the client raises for unexpected error codes."""
-    return _Collector(requirements, client).collect()
+def live(requirements: Requirements, client: Client, errors: Errors) -> Answers:
+    """Ask AWS, in about 25 requests.
+
+    Raises NotPermitted without valid credentials, and BackendUnavailable if nothing was answered.
+    """
+    return _Collector(requirements, client, errors).collect()
 
 
 def load(folder: Path) -> Answers:
@@ -78,10 +89,14 @@ def _json(path: Path) -> Any:
 class _Collector:
     """Sends the requests in order, since some depend on earlier responses."""
 
-    def __init__(self, requirements: Requirements, client: Client) -> None:
-        self._requirements, self._client = requirements, client
+    def __init__(self, requirements: Requirements, client: Client, errors: Errors) -> None:
+        self._requirements, self._client, self._errors = requirements, client, errors
         self._clients: dict[str, Any] = {}
         self._answers: dict[str, Any] = {}
+        self._answered = False
+        self._silent: Counter[str] = Counter()
+        """By service, the last requests in a row without an answer."""
+        self._failure = DeploykitError("nothing was asked")
 
     def collect(self) -> Answers:
         required = self._requirements
@@ -94,6 +109,8 @@ class _Collector:
         self._keep("describe-instance-types", "ec2", InstanceTypes=[required.instance_type])
         if required.subnets:
             self._network()
+        if not self._answered:
+            raise self._failure
         return self._answers
 
     def _keep(self, command: str, service: str, about: str = "", **arguments: Any) -> Any:
@@ -102,6 +119,25 @@ class _Collector:
         return answer
 
     def _ask(self, command: str, service: str, **arguments: Any) -> Any:
+        """The complete response, or why there is none."""
+        action = _action(command, service)
+        if self._silent[service] < _PATIENCE:
+            try:
+                with self._errors():
+                    answer = self._sent(command, service, action, arguments)
+            except NotPermitted:
+                raise  # no valid credentials: a denied request is an answer
+            except DeploykitError as error:
+                self._failure = error
+                unreachable = isinstance(error, BackendUnavailable)
+                self._silent[service] = self._silent[service] + 1 if unreachable else 0
+            else:
+                self._answered, self._silent[service] = True, 0
+                return answer
+        text = str(self._failure)
+        return {"Error": {"Code": NOT_ANSWERED, "Message": text, "Action": action}}
+
+    def _sent(self, command: str, service: str, action: str, arguments: Mapping[str, Any]) -> Any:
         """The complete response, all pages of it, as plain JSON data."""
         if service not in self._clients:
             self._clients[service] = self._client(service)
@@ -115,7 +151,7 @@ class _Collector:
             response = error.response.get("Error", {})
             if response.get("Code") not in _ANSWERS:
                 raise
-            return {"Error": {**response, "Action": _action(command, service)}}
+            return {"Error": {**response, "Action": action}}
         answer.pop("ResponseMetadata", None)
         return json.loads(json.dumps(answer, default=str))
 
@@ -158,7 +194,7 @@ class _Collector:
         answer = self._keep("list-service-quotas", "service-quotas", ServiceCode="sagemaker")
         if "Quotas" in answer:
             name = self._requirements.quota
-            kept = [quota for quota in answer["Quotas"] if quota["QuotaName"] == name]
+            kept = [quota for quota in answer["Quotas"] if quota.get("QuotaName") == name]
             self._answers["list-service-quotas"] = {"Quotas": kept}
 
     def _network(self) -> None:

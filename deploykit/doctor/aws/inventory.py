@@ -188,6 +188,7 @@ class Inventory:
     s3: tuple[str, tuple[Network, ...]] | None
     """Id of the prefix list of S3, and its CIDR blocks."""
     efa: bool
+    """Whether EC2 offers EFA with the type; whether SageMaker uses it is in the requirements."""
 
 
 def ports(protocol: str, low: int, high: int) -> str:

@@ -1,4 +1,4 @@
-"""What could not be checked for lack of permissions or of saved responses, and how to allow it."""
+"""What could not be checked: a permission, an answer or a saved response is missing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,18 @@ _SAVE = ("deploykit", "doctor", "--backend", "sagemaker", "--save", "FOLDER", "-
 
 
 def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Finding]:
-    """One finding for each denied request, and one for all responses missing from the folder."""
+    """One finding for each denied or failed request, and one for all that the folder lacks."""
+    failed: dict[str, list[str]] = {}
     for name, answer in inventory.answers.items():
         error = answer.get("Error", {})
         if error.get("Code") in collect.DENIED:
             yield _denied(requirements, inventory, name, error.get("Action", name))
+        elif error.get("Code") == collect.NOT_ANSWERED:
+            text = f"not checked, since {error.get('Action', name)} failed: {error.get('Message')}"
+            failed.setdefault(text, []).append(name)
+    for text, names in failed.items():
+        again = Fix("run doctor again; where it fails each time, check the network and the proxy")
+        yield Finding("not_answered", "unchecked", text, tuple(names), again)
     missing = [name for name in _expected(requirements) if name not in inventory.answers]
     if error_code(inventory.answers, "get-role") and "role-policies" in missing:
         missing.remove("role-policies")

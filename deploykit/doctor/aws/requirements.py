@@ -48,6 +48,11 @@ class Requirements:
     quota: str
     """Name of the quota that limits the number of instances."""
     encrypted: bool = False
+    efa: bool = False
+    """Whether SageMaker's nodes of this type use EFA."""
+    remote_debug: bool = False
+    keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """KMS keys, by the ARN or ``*``, with the actions that the role requires on each."""
     secrets: tuple[str, ...] = ()
     """Services from which the nodes read secrets: ``ssm``, ``secretsmanager``."""
     peers: tuple[Flow, ...] = ()

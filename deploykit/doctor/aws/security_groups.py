@@ -6,6 +6,7 @@ A packet passes if any rule of any of the node's groups allows it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from deploykit.doctor import snippets
 from deploykit.doctor.aws import packet_filters, routes
@@ -95,13 +96,17 @@ def _between(
     if requirements.nodes == 1:
         return
     way, towards = _DIRECTIONS[outbound]
-    if inventory.efa:
-        if not _allows_members(groups, outbound=outbound):
-            message = (
-                f"EFA ({requirements.instance_type}) requires a rule for all traffic {towards} the "
-                f"group itself, {way}; a rule for CIDR blocks does not match EFA traffic"
-            )
-            yield _finding(requirements, f"efa_{way}", message, groups, [_ALL], outbound=outbound)
+    efa = requirements.efa or inventory.efa
+    if efa and not _allows_members(groups, outbound=outbound):
+        message = (
+            f"EFA ({requirements.instance_type}) requires a rule for all traffic {towards} the "
+            f"group itself, {way}; a rule for CIDR blocks does not match EFA traffic"
+        )
+        if not requirements.efa:
+            message = f"if SageMaker uses EFA here, as EC2 can: {message}. TCP needs no such rule"
+        one = _finding(requirements, f"efa_{way}", message, groups, [_ALL], outbound=outbound)
+        yield one if requirements.efa else replace(one, severity="warning")
+    if requirements.efa:
         return
     members = [group.id for group in groups]
     given = packet_filters.rules_of(groups, outbound=outbound)

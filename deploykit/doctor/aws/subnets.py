@@ -33,7 +33,7 @@ def findings(requirements: Requirements, inventory: Inventory) -> Iterator[Findi
     if len({subnet.vpc for subnet in existing}) > 1:
         yield _several_vpcs(requirements, inventory, existing)
     elif existing:
-        yield from _zones(requirements, inventory, existing)
+        yield from _zones(requirements, existing)
         yield from _addresses(requirements, inventory, existing)
     yield from _tenancy(requirements, inventory, existing)
 
@@ -84,26 +84,26 @@ def _several_vpcs(
     )
 
 
-def _zones(
-    requirements: Requirements, inventory: Inventory, existing: list[Subnet]
-) -> Iterator[Finding]:
+def _zones(requirements: Requirements, existing: list[Subnet]) -> Iterator[Finding]:
     """Traffic between zones is slow and billed; EFA traffic cannot leave its subnet at all."""
-    apart = len(existing) > 1 if inventory.efa else len({subnet.zone for subnet in existing}) > 1
+    apart = len(existing) > 1 if requirements.efa else len({subnet.zone for subnet in existing}) > 1
     if requirements.nodes == 1 or not apart:
         return
     best = max(existing, key=lambda subnet: subnet.free)
-    kept = [best] if inventory.efa else [subnet for subnet in existing if subnet.zone == best.zone]
+    kept = (
+        [best] if requirements.efa else [subnet for subnet in existing if subnet.zone == best.zone]
+    )
     yield Finding(
         "subnet_zones",
-        "error" if inventory.efa else "warning",
+        "error" if requirements.efa else "warning",
         f"EFA traffic of {requirements.instance_type} cannot leave its subnet, but the job uses "
         f"{len(existing)} subnets"
-        if inventory.efa
+        if requirements.efa
         else "the subnets are in different zones: traffic across zones is slower, and each byte is "
         "billed",
         tuple(f"{subnet.id}: {subnet.zone}, {subnet.free} free addresses" for subnet in existing),
         snippets.job_file(
-            f"keep {'one' if inventory.efa else f'those of {best.zone}'}",
+            f"keep {'one' if requirements.efa else f'those of {best.zone}'}",
             subnets=[subnet.id for subnet in kept],
         ),
     )
@@ -112,7 +112,7 @@ def _zones(
 def _addresses(
     requirements: Requirements, inventory: Inventory, existing: list[Subnet]
 ) -> Iterator[Finding]:
-    per_node = _ADDRESSES_EFA if inventory.efa else _ADDRESSES
+    per_node = _ADDRESSES_EFA if requirements.efa else _ADDRESSES
     wanted = per_node * requirements.nodes
     if sum(subnet.free for subnet in existing) >= wanted:
         return
