@@ -51,7 +51,9 @@ def on_sagemaker(chance):
     limit, nodes = job.resources.time_limit, job.resources.nodes
     machine = nodes * Decimal(price)
     disk = nodes * size * Decimal(DISK) / Decimal(730) if ireland else Decimal(0)
-    longest = wait + 120 if spot else (limit + 120) * (1 + job.retries)
+    longest = (limit + 120) * (1 + job.retries)
+    if spot:  # max_wait ends it, and the wait itself is not billed
+        longest = min(longest, wait + 120)
     usual = (machine + disk) * limit / 3600
     warm = machine * (keep or 0) / 3600
     low = usual if not spot else machine * limit / 36000 + disk * limit / 3600
@@ -95,6 +97,15 @@ def test_200_jobs_cost_to_the_cent_what_another_calculation_says():
             assert shown[case] == float(cents), (case, job, options)
         parts = [sum(charge.amount(case) for charge in estimate.charges) for case in shown_cases()]
         assert [float(money.cents(part)) for part in parts] == [shown[one] for one in shown_cases()]
+
+
+def test_the_wait_for_spot_instances_is_not_billed():
+    job = JobSpec("j", Entrypoint("t.py"), Resources(time_limit=3600))
+    options = {"region": "us-east-1", "instance_type": "ml.g5.xlarge", "spot": True}
+    day = sagemaker.cost(job, sagemaker.Options(**ROLE, **options, max_wait=86400))
+    hour = sagemaker.cost(job, sagemaker.Options(**ROLE, **options, max_wait=3600))
+    assert day.amount("worst") == hour.amount("worst")
+    assert "1 attempt of 1h and 2m to end" in next(day.explained())
 
 
 def shown_cases():

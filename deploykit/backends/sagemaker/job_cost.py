@@ -100,13 +100,13 @@ def _machine_charges(
 
 def _time(job: JobSpec, options: Options) -> tuple[Seconds, str]:
     """How long the machines are billed, and how the worst case is made."""
-    limit = job.resources.time_limit
-    if options.spot and options.max_wait:
-        how = f"{span(options.max_wait)} max_wait and {span(_GRACE)} to end"
-        return Seconds(limit, limit, max(limit, options.max_wait) + _GRACE), how
-    count = 1 + job.retries
+    limit, count = job.resources.time_limit, 1 + job.retries
+    worst = count * (limit + _GRACE)
     how = f"{attempts(count)} of {span(limit)} and {span(_GRACE)} to end"
-    return Seconds(limit, limit, count * (limit + _GRACE)), how
+    longest = max(limit, options.max_wait or 0) + _GRACE
+    if options.spot and options.max_wait and longest < worst:
+        worst, how = longest, f"{span(options.max_wait)} max_wait and {span(_GRACE)} to end"
+    return Seconds(limit, limit, worst), how
 
 
 def _source(used: list[Price]) -> str:
@@ -117,6 +117,7 @@ def _source(used: list[Price]) -> str:
 def _notes(options: Options) -> Iterator[str]:
     yield "low and likely: one attempt that uses its whole time limit"
     if options.spot:
+        yield "spot: waiting for instances is not billed; max_wait only ends the job"
         yield f"spot: low is with AWS's largest saving, {_SPOT:.0%}; likely and worst are on-demand"
     yield "endpoint hours: none, since deploykit creates no endpoints"
     yield "not counted: S3, CloudWatch, data transfer, uploads after the time limit, taxes"

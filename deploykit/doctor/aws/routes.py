@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from deploykit.doctor import snippets
 from deploykit.doctor.aws.inventory import (
@@ -162,7 +163,11 @@ def _nat_fix(requirements: Requirements, inventory: Inventory, table: RouteTable
         None,
     )
     if public is None:
-        return Fix("create a public subnet with an internet gateway, and a NAT gateway in it")
+        way_out = "create a public subnet with an internet gateway, and a NAT gateway in it"
+        if gateway(inventory, table) is not None:
+            return Fix(way_out)
+        s3 = _s3_fix(requirements, inventory, table)
+        return replace(s3, summary=f"{s3.summary}; for the internet as well: {way_out}")
     return snippets.make(
         "nat",
         f"create a NAT gateway in {public} (billed by the hour) and route to it",
