@@ -164,3 +164,22 @@ def test_efa_is_required_only_where_sagemaker_uses_it(doctor, moto, kind):
         ("efa_inbound", "error" if certain else "warning")
     ]
     assert answer.code == (80 if certain else 0)
+
+
+def test_a_nat_gateway_without_a_way_out_gets_the_free_endpoint_for_s3(doctor, moto):
+    """No subnet of the VPC is public, so only a person can build the way to the internet."""
+    vpc = IsolatedVpc(moto)
+    vpc.ec2.delete_vpc_endpoints(VpcEndpointIds=[vpc.s3])
+    inner = vpc.add_subnet("10.0.8.0/24")
+    address = vpc.ec2.allocate_address(Domain="vpc")["AllocationId"]
+    nat = vpc.ec2.create_nat_gateway(SubnetId=inner, AllocationId=address)["NatGateway"]
+    vpc.ec2.create_route(
+        RouteTableId=vpc.table,
+        DestinationCidrBlock="0.0.0.0/0",
+        NatGatewayId=nat["NatGatewayId"],
+    )
+    (broken,) = doctor(vpc.settings).findings
+    assert (broken["code"], broken["severity"]) == ("nat_broken", "error")
+    assert "free of charge" in broken["fix"]["summary"]
+    assert "create-vpc-endpoint" in broken["fix"]["cli"]
+    assert vpc.table in broken["fix"]["cli"]

@@ -83,6 +83,9 @@ _NAME = re.compile(
     r"(?:\d{12}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?|public\.ecr\.aws/"
     r"deep-learning-containers)/(?P<repository>[a-z0-9-]+):(?P<tag>[A-Za-z0-9_.-]+)"
 )
+_ECR = re.compile(
+    r"(\d{12}\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+|public\.ecr\.aws)/"
+)
 _MINOR = re.compile(r"(\d+\.\d+)")
 
 _USUAL = "763104351884"
@@ -169,6 +172,12 @@ def parse_image(name: str) -> Image | None:
         cpu="-cpu-" in f"{match['tag']}-",
         region=match["region"],
     )
+
+
+def ecr_region(name: str) -> str | None:
+    """The region of an image in Amazon ECR; empty for its public registry, None elsewhere."""
+    match = _ECR.match(name)
+    return None if match is None else match["region"] or ""
 
 
 def minor(version: str) -> str:

@@ -180,11 +180,11 @@ class Options:
         str | None, Help("ARN of a training plan: reserved instances to run on."), sections.PLAN
     ] = None
     subnets: Annotated[
-        tuple[Annotated[str, sections.ID], ...],
+        tuple[Annotated[str, sections.SUBNET], ...],
         Help("Subnets of your VPC, at most 16, with `security_group_ids`."),
     ] = ()
     security_group_ids: Annotated[
-        tuple[Annotated[str, sections.ID], ...],
+        tuple[Annotated[str, sections.SECURITY_GROUP], ...],
         Help("Security groups, at most 5; one must allow all traffic between its members."),
     ] = ()
     encrypt_inter_container_traffic: Annotated[

@@ -20,7 +20,8 @@ ACCOUNT = Pattern(r"[0-9]{12}", "an account ID of 12 digits")
 PREFIX = Pattern(
     r"[A-Za-z0-9_.=-]+(/[A-Za-z0-9_.=-]+)*", "folders, without a leading or trailing slash"
 )
-ID = Pattern(r"[0-9a-zA-Z-]{1,32}", "an ID such as subnet-0a1b2c3d")
+SUBNET = Pattern(r"subnet-[0-9a-zA-Z]{1,25}", "an ID such as subnet-0a1b2c3d")
+SECURITY_GROUP = Pattern(r"sg-[0-9a-zA-Z]{1,29}", "an ID such as sg-0a1b2c3d")
 IMAGE = Pattern(r"[!-~]{1,255}", "an image such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG")
 VERSION = Pattern(r"[0-9]+\.[0-9]+\.[0-9]+", "a full version such as 2.8.0")
 PYTHON = Pattern(r"py3[0-9]{0,2}", "a Python version such as py312")

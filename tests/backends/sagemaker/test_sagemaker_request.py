@@ -236,7 +236,7 @@ def test_the_region_defaults_to_the_environment(vary, monkeypatch):
 
 
 def test_an_invalid_region_in_the_environment_is_refused(vary, monkeypatch):
-    job, options = vary(region=None, image_uri="a/b:c", framework_version=None)
+    job, options = vary(region=None, image_uri="public.ecr.aws/a/b:c", framework_version=None)
     monkeypatch.setenv("AWS_REGION", "us-east-1; true")
     assert problems(job, options) == {("sagemaker.region", "error")}
 

@@ -47,6 +47,12 @@ _WITHOUT_PROFILER = (
 )
 """Regions for which the SDK knows neither profiler nor debugger."""
 _OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
+_IMPOSSIBLE = re.compile(
+    r"\.\.|^(\d+\.){3}\d+$|^(xn--|sthree-|amzn-s3-demo-)|(-s3alias|--ol-s3|\.mrap|--table-s3)$"
+)
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
+_JAVAS = re.compile(r"\(\?<(?=\w)|\\p\{")
+"""What Java's regular expressions have, and Python's do not: nothing is known of such a pattern."""
 _REACHABLE_SECRETS = ("ssm", "secretsmanager")
 """Kinds of secrets that a container can look up."""
 
@@ -216,10 +222,9 @@ class Case:
         self.image_with_cuda_121 = _CUDA_121 in (named or "")
         """Whether it is the image without SMDDP of a version that has it."""
         self.image_without_mpi4py = self.image is not None and self.image.repository == "pytorch"
-        self.image_in_other_region = self.image is not None and self.image.region not in {
-            None,
-            self.region,
-        }
+        self.image_region = catalog.ecr_region(named) if named else None
+        self.image_outside_ecr = named is not None and self.image_region is None
+        self.image_in_other_region = bool(self.image_region) and self.image_region != self.region
 
     def _read_version(self, options: Options) -> None:
         self.version_or_python = bool(options.framework_version or options.py_version)
@@ -287,6 +292,27 @@ class Case:
         return ["security_group_ids" if self.options.subnets else "subnets"]
 
     @property
+    def arns_of_other_regions(self) -> list[str]:
+        """The keys of the section that name a KMS key or a training plan of another region."""
+        return [
+            name
+            for name in ("volume_kms_key", "output_kms_key", "training_plan")
+            if (arn := getattr(self.options, name) or "").startswith("arn:")
+            and arn.split(":")[3:4] != [self.region]
+        ]
+
+    @property
+    def reserved_tags(self) -> list[str]:
+        """Tags that only AWS may set."""
+        return [name for name in self.options.tags if name.lower().startswith("aws:")]
+
+    @property
+    def unusable_metrics(self) -> list[str]:
+        """Metrics whose pattern cannot give a value."""
+        named = self.options.metric_definitions.items()
+        return [name for name, pattern in named if not _has_group(pattern)]
+
+    @property
     def profiler_keys(self) -> list[str]:
         """The keys that ask for the profiler or the debugger."""
         return ["profiler_interval"] * self.profiler + ["debugger"] * self.options.debugger
@@ -303,6 +329,14 @@ class Case:
             for path, location in backend.locations(self.job).items()
             if re.fullmatch(S3.regex, location) is None and path not in replaced
         ]
+
+    @property
+    def impossible_buckets(self) -> list[str]:
+        """Locations in buckets that S3 refuses to create, by their path in the job file."""
+        named = {"sagemaker.bucket": self.options.bucket}
+        for path, location in backend.addresses(self.job).items():
+            named[path] = location.split("/")[2]
+        return [path for path, bucket in named.items() if _IMPOSSIBLE.search(bucket)]
 
     @property
     def channels_without_location(self) -> list[str]:
@@ -381,3 +415,13 @@ class Case:
         """Those that a container cannot look up."""
         kinds = {name: self.job.env[name].split(":")[1] for name in self.secrets}
         return [name for name, kind in kinds.items() if kind not in _REACHABLE_SECRETS]
+
+
+def _has_group(pattern: str) -> bool:
+    """Whether a pattern compiles and has a group, from which SageMaker takes the value."""
+    if _JAVAS.search(pattern):
+        return True
+    try:
+        return re.compile(pattern).groups > 0
+    except (re.error, OverflowError, RecursionError):
+        return False
