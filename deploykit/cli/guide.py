@@ -18,8 +18,8 @@ from deploykit.cli import output
 from deploykit.diagnose import guides
 from deploykit.diagnose.guides import GUIDES, GuideContext
 from deploykit.job.spelling import did_you_mean
-from deploykit.lib.errors import UsageError
-from deploykit.lib.finding import Finding
+from deploykit.lib.errors import BackendUnavailable, TryAgain, UsageError
+from deploykit.lib.finding import Finding, Fix
 from deploykit.run import lifecycle, registry
 from deploykit.run import state as run_state
 
@@ -93,8 +93,14 @@ def _add_job(context: GuideContext, args: argparse.Namespace) -> None:
         context.settings = {
             key: _text(getattr(options, key)) for key in _KEYS if getattr(options, key)
         }
+        if context.without_vpc:
+            continue
         doctor = capabilities.require(name, capabilities.Doctor)
-        findings = doctor.examine(file.job, options, saved=args.saved, save=None)
+        try:
+            findings = list(doctor.examine(file.job, options, saved=args.saved, save=None))
+        except (BackendUnavailable, TryAgain) as error:
+            fix = Fix(error.hint or "run it again where the target can be reached")
+            findings = [Finding("not_answered", "unchecked", f"not checked: {error}", (), fix)]
         context.findings += [one for one in findings if _concerns_network(one)]
 
 

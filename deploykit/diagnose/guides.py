@@ -98,6 +98,28 @@ class GuideContext:
         return bool(self.state)
 
     @property
+    def without_vpc(self) -> bool:
+        """Whether the job runs in a network of the service, which has no groups of the user's."""
+        return bool(self.settings) and not self.settings.get("subnets")
+
+    @property
+    def region(self) -> str:
+        """The region to show in commands."""
+        return str(self.settings.get("region", "REGION"))
+
+    @property
+    def group(self) -> str:
+        """The security group to show in commands."""
+        return str(self.settings.get("security_group_ids", "GROUP")).partition(", ")[0]
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether the page must name all rules, since those of the job are not known."""
+        severities = {finding.severity for finding in self.findings}
+        codes = {finding.code for finding in self.findings}
+        return not self.settings or "unchecked" in severities or "credentials" in codes
+
+    @property
     def interfaces(self) -> list[str]:
         """The interfaces that the nodes chose, each once."""
         return list(dict.fromkeys(node.interface for node in self.nodes if node.interface))

@@ -127,3 +127,54 @@ def test_causes_point_to_guides_that_exist(tmp_path, capsys):
     assert capsys.readouterr().out.endswith(
         "\nmore about this, step by step: deploykit guide nccl\n"
     )
+
+
+def aws_commands(page):
+    return [words for line in commands(page) if (words := shlex.split(line))[:1] == ["aws"]]
+
+
+def test_the_page_without_a_job_has_every_rule_that_a_group_needs():
+    """TCP and EFA in, EFA out, HTTPS to S3; the endpoint; and where a job's groups are found."""
+    found = aws_commands(guides.page("security-groups", GuideContext()))
+    assert [words[2] for words in found] == [
+        "describe-training-job",
+        "describe-security-groups",
+        "authorize-security-group-ingress",
+        "authorize-security-group-ingress",
+        "authorize-security-group-egress",
+        "authorize-security-group-egress",
+        "create-vpc-endpoint",
+    ]
+    rules = [
+        json.loads(words[words.index("--ip-permissions") + 1])[0]
+        for words in found
+        if "--ip-permissions" in words
+    ]
+    assert [(rule["IpProtocol"], rule.get("ToPort")) for rule in rules] == [
+        ("tcp", 65535),
+        ("-1", None),
+        ("-1", None),
+        ("tcp", 443),
+    ]
+
+
+def test_a_job_without_a_vpc_needs_no_group(project, capsys):
+    """AWS is not asked: without credentials the page says so all the same."""
+    section = "sagemaker: {role: 'arn:aws:iam::123456789012:role/r', bucket: my-bucket, "
+    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/ours:1"
+    section += f"region: us-east-1, instance_type: ml.g5.xlarge, image_uri: '{image}'}}\n"
+    with (project / "job.yaml").open("a") as file:
+        file.write(section)
+    assert cli.main(["guide", "security-groups", "--job", "job.yaml"]) == 0
+    page = capsys.readouterr().out
+    assert "This page does not apply: the job has no VPC" in page
+    assert aws_commands(page) == []
+
+
+def test_the_efa_page_reads_the_log_of_a_job_that_runs():
+    """The files of --debug are in S3 once a SageMaker job has ended."""
+    found = commands(guides.page("efa", GuideContext()))
+    assert found[0].endswith("--set env.NCCL_DEBUG=INFO")
+    assert found[1].startswith("deploykit logs RUN | grep")
+    context = GuideContext("digits-1", "sagemaker", "digits-1", state="running")
+    assert "deploykit logs digits-1 | grep" in guides.page("efa", context)

@@ -183,3 +183,13 @@ def test_a_nat_gateway_without_a_way_out_gets_the_free_endpoint_for_s3(doctor, m
     assert "free of charge" in broken["fix"]["summary"]
     assert "create-vpc-endpoint" in broken["fix"]["cli"]
     assert vpc.table in broken["fix"]["cli"]
+
+
+def test_the_guide_where_aws_cannot_be_reached_has_the_rules(aws, job, capsys):
+    aws.respond = lambda *_: None
+    network = ["--set", "sagemaker.subnets=[subnet-1]", "--set"]
+    assert cli.main([*GUIDE, *network, "sagemaker.security_group_ids=[sg-1]"]) == 0
+    page = capsys.readouterr().out
+    assert "### unchecked: not checked: cannot reach AWS in us-east-1" in page
+    assert "nothing wrong" not in page
+    assert "authorize-security-group-ingress --region us-east-1 --group-id sg-1" in page
