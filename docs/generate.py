@@ -297,6 +297,7 @@ def error_codes() -> list[tuple[str, str]]:
         cli._PIPE_CLOSED: "the reader of the output closed the pipe",  # noqa: SLF001
         diagnose.CAUSE_FOUND: "`diagnose` found a cause",
         diagnose.CAUSE_UNKNOWN: "`diagnose` found a failure, and no cause of it",
+        diagnose.UNFINISHED: "`diagnose`: the run has not ended, and shows no failure so far",
         doctor.FAULT_FOUND: "`doctor` found something that will block the job, or may not look",
         143: "`wait`, `submit --wait`: the run was cancelled",
     }

@@ -1,7 +1,8 @@
 """Find why a run failed, from the logs of all its ranks: the cause, the evidence and the fix.
 
 Without RUN or FILE: the newest run. Exits with 0 where the logs show no failure, with 79 for a
-cause, with 82 for a failure without a known cause, and with 66 where logs could not be read.
+cause, with 82 for a failure without a known cause, with 84 where the run has not ended and shows
+no failure so far, and with 66 where logs or dumps could not be read.
 
 deploykit diagnose exp-1
 deploykit diagnose slurm-4242.out
@@ -29,10 +30,12 @@ from deploykit.run.diagnosis import RunDiagnosis
 CAUSE_FOUND = 79
 """Above the codes of `sysexits.h`: the command worked, and found that the run did not."""
 CAUSE_UNKNOWN = 82
+UNFINISHED = 84
 _CODES = {
     Ending.HEALTHY: 0,
     Ending.CAUSE: CAUSE_FOUND,
     Ending.UNKNOWN: CAUSE_UNKNOWN,
+    Ending.UNFINISHED: UNFINISHED,
     Ending.UNREAD: NotFound.exit_code,
 }
 

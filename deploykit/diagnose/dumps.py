@@ -81,7 +81,8 @@ def read(path: Path) -> Dump:
         reason = error if isinstance(error, NotADump) else repr(error)
         raise NotADump(
             f"{path} is not a valid dump of PyTorch's flight recorder: {reason}",
-            hint="dumps are named fr_0, fr_1 and so on; do not unpickle a file you do not trust",
+            hint="dumps are named after their rank, such as fr_0 or nccl_trace_rank_0; do not "
+            "unpickle a file you do not trust",
         ) from None
 
 

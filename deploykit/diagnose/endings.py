@@ -41,6 +41,8 @@ class Ending(StrEnum):
     """The run failed, and the logs do not show why."""
     HEALTHY = "healthy"
     """The logs show no failure."""
+    UNFINISHED = "unfinished"
+    """The run has not ended, and its logs show no failure so far."""
     UNREAD = "unread"
     """No failure in what could be read, but not all could be."""
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,14 @@ class RunDiagnosis:
     warnings: tuple[str, ...] = ()
     """What could not be read."""
     ending: str = Ending.HEALTHY
-    """``cause``, ``unknown`` (it failed, and no log says why), ``healthy`` or ``unread``."""
+    """``cause``, ``unknown`` (it failed, and no log says why), ``unfinished``, ``healthy`` or
+    ``unread``."""
     ended: str | None = None
     """Who ended first, and with what, where the cause is unknown."""
     last: tuple[str, ...] = ()
     """The last lines of the ranks, each kind once, where the cause is unknown."""
+    run: str = "RUN"
+    """The run's id, for the command that shows more."""
 
     def __str__(self) -> str:
         return "\n".join(report(self))
@@ -71,14 +74,17 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     files = _files(row)
     known = run_evidence.of(row, _folders(row))
     _read_run(diagnosis, row, files, known)
-    warnings = []
     for folder in _folders(row):
         recorded, unreadable = dumps_in(folder)
-        warnings += unreadable + read_dumps(diagnosis, recorded)
+        diagnosis.unread += unreadable
+        _read_dumps(diagnosis, recorded)
     diagnosis.ended = known.ended or diagnosis.ended
     logs = [(str(path), path, None) for path in files]
     causes = known.judged(diagnosis.causes())
-    return _concluded(diagnosis, warnings, logs, causes, failed=State(row.state) is State.FAILED)
+    state = State(row.state)
+    without = Ending.HEALTHY if known.succeeded else None if state.final else Ending.UNFINISHED
+    found = _concluded(diagnosis, logs, causes, failed=state is State.FAILED, without=without)
+    return replace(found, run=row.run)
 
 
 def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
@@ -96,14 +102,14 @@ def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:
         paths = [path for _, path in group if path]
         for path, matching in scan.files(paths, diagnosis.literals, diagnosis.unread):
             diagnosis.read(texts[path], matching, ranks.get(path))
-    warnings = read_dumps(diagnosis, [dumps.read(path) for path in recorded])
+    _read_dumps(diagnosis, [dumps.read(path) for path in recorded])
     if texts and not recorded and not any(map(_has_text, texts)):
         diagnosis.unread.append("the logs are empty: they show neither a failure nor a success")
     ends = [(text, path, ranks.get(path)) for path, text in texts.items()]
     by_name = {name: path for path, name in texts.items()}
     causes = diagnosis.causes(lambda cause: recovery.is_overcome(cause, diagnosis.last, by_name))
     failed = not causes and any(endings.ends_in_error(path, rules) for path in texts)
-    return _concluded(diagnosis, warnings, ends, causes, failed=failed)
+    return _concluded(diagnosis, ends, causes, failed=failed)
 
 
 def _expanded(name: str) -> list[Path | None]:
@@ -124,14 +130,17 @@ def _has_text(path: Path) -> bool:
 
 def _concluded(
     diagnosis: Diagnosis,
-    warnings: Sequence[str],
     logs: Sequence[tuple[str, Path, int | None]],
     causes: Sequence[Cause],
     *,
     failed: bool,
+    without: Ending | None = None,
 ) -> RunDiagnosis:
-    """The diagnosis of what was read; where a failure has no cause, with what is known of it."""
-    remarks = (*warnings, *diagnosis.unread)
+    """The diagnosis of what was read; where a failure has no cause, with what is known of it.
+
+    `without` is how it ends without a failure; None: `healthy` if everything could be read.
+    """
+    remarks = tuple(diagnosis.unread)
     if causes and causes[0].rule.is_a_cause:
         return RunDiagnosis(tuple(causes), remarks, Ending.CAUSE)
     if causes or failed:
@@ -143,7 +152,8 @@ def _concluded(
             diagnosis.ended,
             tuple(str(line) for line in last),
         )
-    return RunDiagnosis((), remarks, Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
+    without = without or (Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
+    return RunDiagnosis((), remarks, without)
 
 
 def brief(row: Run) -> str | None:
@@ -225,9 +235,9 @@ def _plan(row: Run) -> str:
 
 
 def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
-    """The dumps in a folder, and a warning for each that is truncated."""
+    """The dumps in a run folder, and a warning for each that is truncated."""
     readable, warnings = [], []
-    for path in sorted((folder / "debug").glob(f"{dumps.PREFIX}*")):
+    for path in filter(dumps.is_dump, sorted((folder / "debug").glob("*"))):
         try:
             readable.append(dumps.read(path))
         except dumps.NotADump as error:
@@ -235,17 +245,17 @@ def dumps_in(folder: Path) -> tuple[list[Dump], list[str]]:
     return readable, warnings
 
 
-def read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> list[str]:
-    """Add what PyTorch's analyzer finds. Without it a warning: the logs alone are used."""
+def _read_dumps(diagnosis: Diagnosis, recorded: Sequence[Dump]) -> None:
+    """Add what PyTorch's analyzer finds; without it the dumps are unread."""
     if not recorded:
-        return []
+        return
     try:
         divergences = flight.divergences(recorded)
     except BackendUnavailable as error:
-        return [f"{error.message}\n  {error.hint}"]
+        diagnosis.unread.append(f"{error.message}\n  {error.hint}")
+        return
     for divergence in divergences:
         diagnosis.read(str(divergence.path), [divergence.line])
-    return []
 
 
 def _raw(lines: Iterator[LogLine]) -> Iterator[bytes]:
@@ -281,7 +291,8 @@ def data(cause: Cause) -> dict[str, Any]:
 
 _NONE = {
     Ending.HEALTHY: "healthy: these logs show no failure",
-    Ending.UNREAD: "unread: some logs could not be read, and the others show no failure",
+    Ending.UNREAD: "unread: not everything could be read, and the rest shows no failure",
+    Ending.UNFINISHED: "unfinished: the run has not ended, and its logs show no failure so far",
     Ending.UNKNOWN: "unknown: the run failed, and its logs do not show why",
 }
 
@@ -294,7 +305,9 @@ def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     for number, text in enumerate(diagnosis.last):
         yield f"  {'' if number else 'last':<7} {text}"
     if not diagnosis.causes and diagnosis.ending == Ending.UNKNOWN:
-        yield "  next    read on from there: deploykit logs RUN --first-error"
+        yield f"  next    read on from there: deploykit logs {diagnosis.run} --first-error"
+    if diagnosis.ending == Ending.UNFINISHED:
+        yield f"  next    if it hangs, see where each rank is: deploykit dump {diagnosis.run}"
 
 
 def lines(causes: Sequence[Cause]) -> Iterator[str]:

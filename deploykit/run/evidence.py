@@ -16,6 +16,7 @@ from deploykit.diagnose.ranking import Cause
 from deploykit.job.model import State
 from deploykit.observe import exit_records
 from deploykit.observe.exit_records import ExitRecord
+from deploykit.observe.inspect import stalls
 from deploykit.run.registry import Run
 
 _BY_SIGNAL = 128
@@ -88,6 +89,8 @@ def of(row: Run, folders: Sequence[Path]) -> Evidence:
     texts: dict[str, Sequence[str]] = {}
     if state in {State.FAILED, State.BLOCKED}:
         texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
+    elif state is State.RUNNING:
+        texts[f"status of {row.run}"] = [stalls.reason(Path(row.folder))]
     first = _first_failure(folders) if state is State.FAILED else None
     if first is not None:
         texts[f"exit records of {row.run}"] = [_sentence(first)]

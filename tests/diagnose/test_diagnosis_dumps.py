@@ -104,8 +104,28 @@ def test_without_torch_it_says_so(diagnosed, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     code, said, remark = diagnosed(dump([RECORD]), dump([]))
-    assert (code, said["causes"]) == (0, [])
+    assert (code, said["causes"], said["ending"]) == (66, [], "unread")
     assert "PyTorch is not installed here" in remark
+
+
+@pytest.mark.parametrize("prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_"])
+def test_a_folder_of_dumps_under_the_names_that_pytorch_gives_them(prefix, tmp_path, capsys):
+    (tmp_path / f"{prefix}0").write_bytes(pickle.dumps(dump([RECORD])))
+    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
+    assert "no dump of rank 1" in first["evidence"][0]["text"]
+
+
+def test_a_dump_of_a_run_that_cannot_be_read_is_named(live, capsys):
+    (live.folder / "debug").mkdir()
+    (live.folder / "debug/comm_lib_trace_rank_0").write_bytes(b"\x80cut")
+    live.log("training")
+    (live.folder / "cancelled").touch()
+    live.close()
+    assert cli.main(["diagnose", "live-run"]) == 66
+    said = capsys.readouterr()
+    assert said.out.startswith("unread: ")
+    assert "comm_lib_trace_rank_0 is not a valid dump" in said.err
 
 
 @pytest.mark.torch

@@ -52,6 +52,7 @@ def facts():
         ("how-to/network.md", r"for at most (\d+) seconds", backend.PREFLIGHT),
         ("how-to/diagnose.md", r"\| `cause` \| (\d+) \|", diagnose.CAUSE_FOUND),
         ("how-to/diagnose.md", r"\| `unknown` \| (\d+) \|", diagnose.CAUSE_UNKNOWN),
+        ("how-to/diagnose.md", r"\| `unfinished` \| (\d+) \|", diagnose.UNFINISHED),
         ("how-to/doctor.md", r"\| error \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         ("how-to/doctor.md", r"\| (?:unseen|unchecked) \| .* \| (\d+) \|", doctor.FAULT_FOUND),
         *(

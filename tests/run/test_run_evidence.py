@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -168,3 +169,27 @@ def test_a_nan_counts_although_the_program_ended_well(run, capsys):
 def test_every_cause_that_success_does_not_refute_exists():
     known = {rule.label for rule in cause_rules.load().causes}
     assert known >= run_evidence._DESPITE_SUCCESS | run_evidence._FROM_OUTSIDE
+
+
+def test_a_run_that_has_not_ended_is_not_called_healthy(live, capsys):
+    live.log("step 1")
+    assert cli.main(["diagnose", "live-run"]) == 84
+    said = capsys.readouterr().out
+    assert said.startswith("unfinished: the run has not ended, and its logs show no failure so far")
+    assert "deploykit dump live-run" in said
+    assert cli.main(["diagnose", "live-run", "--json"]) == 84
+    assert json.loads(capsys.readouterr().out)["ending"] == "unfinished"
+
+
+def test_a_run_that_makes_no_progress_is_stalled(live, capsys):
+    """What its launchers recorded, and not the log, tells that it hangs."""
+    live.log("step 1")
+    (live.folder / "exit_records").mkdir()
+    since = (datetime.now(UTC) - timedelta(minutes=7)).isoformat()
+    stall = {"time": since, "seconds": 300, "longest": 1, "dump": "", "nodes": 1, "attempt": 0}
+    (live.folder / "exit_records/stall-0.json").write_text(json.dumps(stall))
+    assert cli.main(["diagnose", "live-run", "--json"]) == 79
+    first, *_ = json.loads(capsys.readouterr().out)["causes"]
+    assert first["cause"] == "stalled"
+    assert first["evidence"][0]["text"] == "no progress for 10 min"
+    assert "deploykit dump live-run" in first["fix"]
