@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-_PLACEHOLDER = re.compile(r"\{(\w+)\|([^{}]*)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
 _TRAIT = re.compile(r"@([a-z,_-]+) ")
 _SAFE = re.compile(r"(?:\./)?[\w/][\w.:/@+=,%-]*")
 """Values come from logs and end up in pasted commands: no quotes, spaces or `$`."""
@@ -20,7 +20,7 @@ AGAIN = "again"
 """How to submit the job again: ``rerun RUN``, which keeps the arguments of the run."""
 OF_RUN = ("backend", "job", "name", "target", "run", "python", AGAIN)
 """Names of values that a run provides."""
-OF_LINE = ("file", "host", "rank", "package")
+OF_LINE = ("file", "host", "rank", "package", "similar", "unlisted")
 """Names of values that a line of a log may provide."""
 
 
@@ -40,11 +40,20 @@ def fitting(text: str, traits: Collection[str]) -> str:
 
 
 def render(text: str, values: Mapping[str, str]) -> str:
-    """Fill in the placeholders; a missing or unsafe value leaves the default."""
+    """Fill in the placeholders; a missing or unsafe value leaves the default.
 
-    def replacement(match: re.Match[str]) -> str:
-        value = values.get(match[1], "")
-        word = value.removeprefix("rerun ") if match[1] == AGAIN else value
-        return value if _SAFE.fullmatch(word) else match[2]
+    A line with a placeholder that has neither value nor default is left out.
+    """
+    safe = {name: value for name, value in values.items() if _is_safe(name, value)}
+    kept = (
+        line
+        for line in text.splitlines()
+        if all(match[1] in safe or match[2] is not None for match in _PLACEHOLDER.finditer(line))
+    )
+    whole = "\n".join(kept).strip()
+    return _PLACEHOLDER.sub(lambda match: safe.get(match[1], match[2]), whole)
 
-    return _PLACEHOLDER.sub(replacement, text).strip()
+
+def _is_safe(name: str, value: str) -> bool:
+    word = value.removeprefix("rerun ") if name == AGAIN else value
+    return _SAFE.fullmatch(word) is not None

@@ -318,7 +318,7 @@ class Diagnosis:
         cause.values |= {name: str(value) for name, value in line.items() if value is not None}
         cause.values |= self._values
         if module := cause.values.get("module"):
-            cause.values["package"] = packages.of(module)
+            cause.values |= packages.about(module)
         cause.traits = self._traits
         return cause
 

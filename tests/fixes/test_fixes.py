@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploykit.diagnose import cause_rules, packages, placeholders
+from deploykit.diagnose import cause_rules, packages, placeholders, scan
+from deploykit.diagnose.ranking import Diagnosis
 from tests.fixes.printed import code_of
 
 TABLES = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
@@ -68,6 +69,10 @@ def test_no_advice_for_another_backend(backend):
         assert [word for word in foreign if word in fix] == [], (cause.label, fix)
 
 
+NO_TORCH = (
+    "PyTorch is not installed for {} on this node. "
+    "Install it there, or choose the Python of an environment that has it."
+)
 OF_A_BACKEND = {"environment_setup", "job_never_starts", "source_replaced"}
 
 
@@ -84,10 +89,59 @@ def test_lines_for_some_runs_only():
     [
         ("sklearn.svm", "scikit-learn"),
         ("google.protobuf.message", "protobuf"),
-        ("google.cloud", "google"),
+        ("google.cloud", None),
+        ("apex.amp", None),
+        ("torhc", None),
+        ("my_models", None),
         ("flash_attn", "flash-attn"),
         ("timm", "timm"),
     ],
 )
 def test_the_package_of_a_module(module, package):
     assert packages.of(module) == package
+
+
+def fix(log):
+    known = cause_rules.load()
+    diagnosis = Diagnosis(known)
+    diagnosis.read("a.log", scan.lines([line.encode() + b"\n" for line in log], known.literals))
+    return diagnosis.causes()[0].fix
+
+
+def missing(module):
+    return fix([f"ModuleNotFoundError: No module named '{module}'"])
+
+
+@pytest.mark.parametrize("module", ["torhc", "apex", "apex.amp", "amp_C", "my_models.layers", "x"])
+def test_nothing_is_installed_but_known_packages(module):
+    """Somebody else may own a package of that name: `apex` on PyPI is a web toolkit."""
+    text = missing(module)
+    assert "pip install" not in text
+    assert "PACKAGE" not in text
+
+
+def test_a_misspelled_module_is_not_to_be_installed():
+    assert "Did you mean torch?" in missing("torhc")
+    assert "Did you mean" not in missing("torch")
+    assert "Did you mean" not in missing("my_models")
+    assert "-m pip install scikit-learn\n" in missing("sklearn")
+
+
+def test_what_replaces_modules_that_are_gone():
+    assert "torch.amp" in missing("apex.amp")
+    assert "torch.amp" in fix(["NameError: name 'amp_C' is not defined"])
+    gone = missing("torch.distributed.pipeline.sync")
+    assert "torch.distributed.pipelining" in gone
+    assert "--strategy pp" in gone
+
+
+def test_a_node_without_pytorch():
+    """The launcher's own words name the Python."""
+    text = fix([f"2026-05-04T08:00:04.100Z [node 1] error: {NO_TORCH.format('/opt/x/bin/python')}"])
+    assert "/opt/x/bin/python -m pip install torch\n" in f"{text}\n"
+    assert not {"MODULE", "PACKAGE"} & set(re.findall(r"\w+", text))
+
+
+def test_a_step_without_its_value_is_left_out():
+    assert placeholders.render("a\nb {module}\nc {rank|RANK}", {}) == "a\nc RANK"
+    assert placeholders.render("a\nb {module}", {"module": "x"}) == "a\nb x"
