@@ -263,7 +263,7 @@ class Diagnosis:
             cause.evidence.insert(0, self._evidence(cause.rule, log, line, raw))
         elif len(cause.evidence) < SHOWN:
             evidence = self._evidence(cause.rule, log, line, raw)
-            cause.evidence += [evidence] if [evidence] != cause.evidence[-1:] else []
+            cause.evidence += [evidence] if evidence not in cause.evidence else []
         del cause.evidence[SHOWN:]
         if firm:
             cause.firm.add(log.number)

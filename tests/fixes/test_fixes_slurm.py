@@ -10,7 +10,7 @@ from deploykit.cli import main as cli
 from deploykit.lib import paths
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import output, wait_for
-from tests.backends.slurm.survival_runs import cluster_of, configure
+from tests.backends.slurm.survival_runs import cluster_of, configure, kill_task
 from tests.fixes.printed import commands, log_of, shell, starting
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -61,6 +61,23 @@ def running(run):
 
 
 UP = "import time; print('up', flush=True); time.sleep(float(open('{}').read()))"
+
+
+def test_a_node_whose_processes_are_killed(job, capsys, tmp_path):
+    """The other node's launcher reports it, and ends with exit code 137 itself."""
+    seconds = tmp_path / "seconds"
+    seconds.write_text("900")
+    job(UP.format(seconds), nodes=2)
+    submit("before")
+    wait_for(lambda: log_of("before").count("] up") == 2)
+    kill_task(number_of("before"), 1)
+    assert cli.main(["wait", "before"]) == 137
+    found = commands(capsys, "before", "killed_by_signal")
+    assert "[rank 1] up" in shell(starting(found, "deploykit logs before --node 1")).stdout
+    assert "NodeName=" in shell(starting(found, "scontrol show node ")).stdout
+    seconds.write_text("0")
+    code, _ = submitted(shell(starting(found, "deploykit rerun before")))
+    assert code == 0
 
 
 def test_a_node_that_fails(job, capsys, tmp_path):

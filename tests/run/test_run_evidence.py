@@ -193,3 +193,18 @@ def test_a_run_that_makes_no_progress_is_stalled(live, capsys):
     assert first["cause"] == "stalled"
     assert first["evidence"][0]["text"] == "no progress for 10 min"
     assert "deploykit dump live-run" in first["fix"]
+
+
+def test_a_node_whose_launcher_was_killed_is_named_and_not_the_one_that_reports_it(run, capsys):
+    """Exit code 137 of the other launcher is what it saw, and no lack of memory there."""
+    reason = "the launcher of node 1 (n2) disappeared, as after SIGKILL"
+    log = (
+        "srun: error: n2: task 1: Killed\n"
+        f"2026-11-28T19:25:10.265Z [node 0] {reason}\n"
+        "srun: error: n1: task 0: Exited with exit code 137\n"
+    )
+    code, found = run(capsys, reason=reason, log=log, node_0=ended(137, reason, None))
+    (cause,) = found["causes"]
+    assert (code, cause["cause"]) == (79, "killed_by_signal")
+    assert {proof["text"] for proof in cause["evidence"]} == {reason}
+    assert "deploykit logs one --node 1\nSee on n2 whether its memory ran out" in cause["fix"]

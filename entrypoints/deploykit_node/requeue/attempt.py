@@ -227,7 +227,8 @@ class Attempt:
         if job.preempted:
             return PREEMPTION, end
         if job.state != "COMPLETING" and (lost := self._lost_nodes()):
-            reason = f"the launcher of node {lost[0]} disappeared, as after SIGKILL"
+            name = f"node {lost[0]} ({self._here.hosts[lost[0]]})"
+            reason = f"the launcher of {name} disappeared, as after SIGKILL"
             return ERROR, NodeExit(137, reason)
         return self._cause_without_slurm(end, job), end
 

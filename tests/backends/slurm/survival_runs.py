@@ -308,6 +308,13 @@ def signal_node(box, node, number):
             os.kill(pid, number)
 
 
+def kill_task(job, task):
+    """Kill a launcher and all that it started, as the kernel does where memory runs out."""
+    for pid in _with({f"SLURM_JOB_ID={job}", f"SLURM_PROCID={task}"}):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def stepd_of(pid):
     """The parent of a process if that is a slurmstepd."""
     with contextlib.suppress(OSError):
