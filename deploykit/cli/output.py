@@ -359,7 +359,7 @@ def _line(out: TextIO, text: str) -> str:
 
 def _json(data: Any, indent: int | None = None) -> None:
     out = sys.stdout
-    unicode = out.encoding.lower().startswith("utf")
+    unicode = (out.encoding or "utf-8").lower().startswith("utf")  # a StringIO has none
     text = json.dumps(data, indent=indent, ensure_ascii=not unicode, default=str)
     if not encodable(text):  # each surrogate becomes U+FFFD
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -491,3 +493,14 @@ def test_bounds_have_units_and_places_their_rules(project, overrides, message, c
     backends = ["-b", "slurm", "-b", "sagemaker"]
     assert run("check", *backends, "--set", valid, "--set", "slurm={}", *words) == 65
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["list"], ["list", "--json"], ["status", "nothing", "--json"]])
+def test_output_into_a_string(argv, capsys):
+    """From Python, as pytest's capsys and contextlib.redirect_stdout replace the streams."""
+    code = cli.main(argv)
+    printed = capsys.readouterr().out
+    held = io.StringIO()
+    with contextlib.redirect_stdout(held):
+        assert cli.main(argv) == code
+    assert held.getvalue() == printed
