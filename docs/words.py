@@ -195,6 +195,23 @@ nothing restarts the job, the run ends with {stopped} too, and its reason says h
 
 A trainer that exits with 0 after such a signal is finished; any other code is a failure.
 
+## A script that starts its own processes
+
+With `entrypoint: {{launcher: python}}` the command is `launch.py python --nnodes=2 -- train.py`, and
+there is no torchrun: on each node one plain process runs the script, which starts the others, as with
+`torch.multiprocessing.spawn`. Beside `env` and the variables that begin with `DEPLOYKIT_` it finds
+exactly these:
+
+| variable | meaning |
+| --- | --- |
+| `MASTER_ADDR` | an address of node 0 that all nodes reach; 127.0.0.1 on one node |
+| `MASTER_PORT` | a port of that address that was free when the script started, the same on all nodes: 7777 on several nodes of SageMaker, or the lowest of `DEPLOYKIT_PORTS` |
+| `NODE_RANK` | number of this node, from 0 |
+| `NNODES` | number of nodes |
+
+None of `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_*` is set, and
+`OMP_NUM_THREADS` is left as it is. Logs and records call the process of node N `rank N`.
+
 ## Variables of the trainer
 """
 
@@ -244,6 +261,7 @@ INTERNAL = {
     "DEPLOYKIT_STEP_NODE": "the number of this node among them",
     "DEPLOYKIT_GENERATION": "where the number of nodes may change: how many groups of nodes there "
     "were, with this one",
+    "DEPLOYKIT_PLAIN": "1 for a script that starts its own processes; removed before it starts",
     "DEPLOYKIT_RANK_DIR": "folder where the ranks of a node register with its launcher",
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
     "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",

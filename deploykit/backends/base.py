@@ -199,6 +199,8 @@ def command(job: JobSpec) -> list[str]:
 
     The launcher adds what only the node knows: address, port, node rank.
     """
+    if job.entrypoint.launcher == "python":
+        return ["python", f"--nnodes={job.resources.nodes}", "--", *program(job)]
     return [
         "torchrun",
         f"--nnodes={job.resources.node_range}",
@@ -218,11 +220,15 @@ def program(job: JobSpec) -> list[str]:
 
 
 def check_ranks(job: JobSpec) -> Iterator[Problem]:
-    """Warnings about several ranks on one GPU, which NCCL refuses, and a profile that needs one.
+    """Problems of `retries` and of several ranks on one GPU, which NCCL refuses, and of a profile.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
     """
     ranks, gpus = job.resources.processes, job.resources.gpus_per_node
+    if job.retries and job.entrypoint.launcher == "python":
+        message = "torchrun restarts ranks, and `launcher: python` starts the script without it"
+        hint = "remove it; on Slurm, slurm.restarts.error restarts the job"
+        yield Problem("retries", message, hint)
     if 0 < gpus < ranks:
         message = f"{ranks} ranks on each node would share its {gpus} GPU(s); NCCL refuses that"
         path = "resources.processes_per_node"
@@ -242,8 +248,14 @@ def missing_data(job: JobSpec) -> Iterator[tuple[str, str, str]]:
             yield f"data.{name}", message, presence.near_folder(location)
 
 
-def check_module(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
-    """Whether the job's module can be found; `python` runs the job, where it is on this machine."""
+def check_program(job: JobSpec, python: Path | None = None) -> Iterator[Problem]:
+    """Whether the job's module can be found, and warnings about a script that starts processes.
+
+    `python` runs the job, where it is on this machine.
+    """
+    from deploykit.job import own_processes  # a plan that was checked needs it no more
+
+    yield from own_processes.check(job)
     if job.entrypoint.module is not None:
         from deploykit.job import presence  # few jobs run a module
 

@@ -80,7 +80,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
         yield from environments.module_problems(job.environment)
         python = environments.python(job.environment)
     yield from local_checks.check_python(_python(options))
-    yield from backend.check_module(job, Path(python) if python else None)
+    yield from backend.check_program(job, Path(python) if python else None)
     yield from (Problem(*missing) for missing in backend.missing_data(job))
     yield from (*backend.check_ranks(job), *backend.check_nsys(job))
     yield from local_checks.check_machine(job)

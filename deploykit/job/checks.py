@@ -47,6 +47,18 @@ def check_nodes(job: JobSpec) -> Iterator[Problem]:
         yield Problem("resources.min_nodes", message, f"nodes: {most}:{least}")
 
 
+def check_launcher(job: JobSpec) -> Iterator[Problem]:
+    """What needs torchrun, for a script that starts its own processes."""
+    if job.entrypoint.launcher != "python":
+        return
+    why = "`launcher: python` starts one process on each node, without torchrun"
+    if job.resources.min_nodes is not None:
+        yield Problem("resources.min_nodes", why, f"nodes: {job.resources.nodes}")
+    if (job.resources.processes_per_node or 1) > 1:
+        hint = "remove it, and pass the number to the script, for example in entrypoint.args"
+        yield Problem("resources.processes_per_node", why, hint)
+
+
 def check_variables(job: JobSpec) -> Iterator[Problem]:
     """Problems of what becomes variables on the nodes, the same on every backend."""
     yield from _same_variable(job.data)

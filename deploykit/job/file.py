@@ -272,7 +272,12 @@ def _override_value(text: str, value: str) -> Any:
 def _check(job: JobSpec) -> list[Problem]:
     """Problems of the neutral part, beyond the types."""
     problems = [*_check_entrypoint(job), *checks.check_nodes(job), *checks.check_variables(job)]
-    return [*problems, *checks.check_metrics(job), *checks.check_track(job)]
+    return [
+        *problems,
+        *checks.check_launcher(job),
+        *checks.check_metrics(job),
+        *checks.check_track(job),
+    ]
 
 
 def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:

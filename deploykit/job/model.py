@@ -36,6 +36,14 @@ class Entrypoint:
             example="[--epochs, 5]",
         ),
     ] = ()
+    launcher: Annotated[
+        Literal["torchrun", "python"],
+        Help(
+            "`python`: one plain process on each node, for a script that starts the others itself, "
+            "as with `mp.spawn`.",
+            "torchrun",
+        ),
+    ] = "torchrun"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploykit.job import spelling
+from deploykit.job import own_processes, spelling
 from deploykit.lib import paths, quoting
 
 TRAINER = "train.py"
@@ -61,6 +61,8 @@ class Script:
     """Whether several ranks of it work together; otherwise each would do all the work."""
     module: str | None = None
     """Its name for ``python -m``, where it imports from the package that it is in."""
+    plain: bool = False
+    """Whether it starts its other processes itself."""
 
 
 def scripts(folder: Path) -> list[Script]:
@@ -108,7 +110,10 @@ def _judged(folder: Path, name: str) -> Script | None:
     inside = package.name and (folder / package / "__init__.py").exists()
     module = name.removesuffix(".py").replace("/", ".")
     in_package = bool(inside and _FROM_PACKAGE.search(text))
-    return Script(name, points, bool(_DISTRIBUTED.search(text)), module if in_package else None)
+    started = own_processes.in_text(content or b"")
+    plain = started is not None and started.plain
+    distributed = bool(_DISTRIBUTED.search(text))
+    return Script(name, points, distributed, module if in_package else None, plain)
 
 
 def gpus() -> int:
@@ -128,7 +133,8 @@ def ranks(script: Script) -> tuple[str, int]:
     if count and script.distributed:
         return "gpus_per_node", count
     cores = len(os.sched_getaffinity(0))
-    return "processes_per_node", min(_ON_CPU, cores) if script.distributed else 1
+    several = script.distributed and not script.plain
+    return "processes_per_node", min(_ON_CPU, cores) if several else 1
 
 
 def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the user
@@ -144,7 +150,11 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
     key, count = ranks(script)
     entry = f"module: {script.module}" if script.module else f"script: {quoting.yaml(script.path)}"
     whose = (
-        "ranks of each node" if key == "processes_per_node" else "of each node, with a rank each"
+        "the script starts the others"
+        if script.plain
+        else "ranks of each node"
+        if key == "processes_per_node"
+        else "of each node, with a rank each"
     )
     arguments = ", ".join(map(quoting.yaml, args))
     lines = [
@@ -154,6 +164,7 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
         *([f"backend: {quoting.yaml(backend)}"] if backend else []),
         "entrypoint:",
         f"  {entry}",
+        *(["  launcher: python        # the script starts its processes"] if script.plain else []),
         f"{f'  args: [{arguments}]':<26}  # for one run: deploykit submit -- --lr 0.1",
         "resources:",
         "  nodes: 1",

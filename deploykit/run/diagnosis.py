@@ -83,8 +83,8 @@ def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
     causes = known.judged(diagnosis.causes())
     state = State(row.state)
     without = Ending.HEALTHY if known.succeeded else None if state.final else Ending.UNFINISHED
-    found = _concluded(diagnosis, logs, causes, failed=state is State.FAILED, without=without)
-    return replace(found, run=row.run)
+    result = _concluded(diagnosis, logs, causes, failed=state is State.FAILED, without=without)
+    return replace(result, run=row.run)
 
 
 def of_files(names: Sequence[str], rules: RuleSet) -> RunDiagnosis:

@@ -25,10 +25,14 @@ class _Size:
 
 @dataclass(frozen=True)
 class Command:
-    """The command in two parts. `options` is empty below our own torchrun."""
+    """The command in two parts. `options` is empty below our own torchrun.
+
+    `plain`: one process on each node, without torchrun, whose program starts the others itself.
+    """
 
     options: tuple[str, ...]
     program: tuple[str, ...]
+    plain: bool = False
 
     def check_nodes(self, here: Cluster) -> None:
         """Check that the cluster has as many nodes as the command says.
@@ -97,16 +101,18 @@ def read(argv: Sequence[str], env: Environ) -> Command:
     Raises BadCommand if it is incomplete or the program does not exist.
     """
     words = _from_hyperparameters(env) if f"--{PIECE}0" in argv else list(argv)
-    options = []
-    if words[:1] == ["torchrun"]:
+    options, plain = [], words[:1] == ["python"]
+    if plain or words[:1] == ["torchrun"]:
         if "--" not in words:
-            raise BadCommand(f"`--` is missing between torchrun's options and the program. {USAGE}")
+            raise BadCommand(
+                f"`--` is missing between {words[0]}'s options and the program. {USAGE}"
+            )
         cut = words.index("--")
         options, words = words[1:cut], words[cut:]
     if words[:1] == ["--"]:  # some versions of torchrun's parser have removed it
         words = words[1:]
     _check_program(words)
-    return Command(tuple(options), tuple(words))
+    return Command(tuple(options), tuple(words), plain)
 
 
 def _from_hyperparameters(env: Environ) -> list[str]:

@@ -28,6 +28,7 @@ from deploykit_node import (
     membership,
     one_rank,
     outputs,
+    plain,
     records,
     relay,
     signals,
@@ -120,7 +121,7 @@ def _run_group(
 
     `change` returns a signal to end the ranks with where other nodes are to take part.
     """
-    meeting = _connect(env, here)
+    meeting = _connect(words, env, here)
     environment.set_nccl_env(env, dict(env), here.number)
     if env.get("DEPLOYKIT_PREFLIGHT") and env.get("DEPLOYKIT_GENERATION", "1") == "1":
         from deploykit_node.preflight import coordinator  # asyncio takes a while to load
@@ -128,7 +129,8 @@ def _run_group(
         coordinator.run(here, meeting, env, words.processes())
     ranks = Path(tempfile.mkdtemp(prefix="deploykit-"))
     env["DEPLOYKIT_RANK_DIR"] = str(ranks)
-    env.setdefault("OMP_NUM_THREADS", "1")
+    if not words.plain:
+        env.setdefault("OMP_NUM_THREADS", "1")
     if change is None:
         attempt.start_heartbeat(meeting.local)
     try:
@@ -195,14 +197,19 @@ def _own_copy(folder: Path) -> str:
 def _starter(
     words: Command, env: Environ, meeting: rendezvous.Rendezvous, launch: str
 ) -> Iterator[supervisor.Start]:
-    """How to start the ranks: with torchrun, or the only one without."""
+    """How to start the ranks: with torchrun, or the only one of the job or the node without."""
+    if words.plain:
+        own = plain.variables(meeting.node, meeting.count, meeting.host, meeting.port)
+        release = meeting.held.close if meeting.held else lambda: None
+        yield partial(one_rank.start, words, {**env, **own}, release)
+        return
     if not one_rank.is_one(words):
         yield supervisor.torchrun(_torchrun_argv(words, meeting, launch), env, meeting.held)
         return
     with contextlib.closing(one_rank.Store()) as store:
         own = {**env, **store.variables(meeting.name), "DEPLOYKIT_ROUND": "0"}
         own.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        yield partial(one_rank.start, words, own, store)
+        yield partial(one_rank.start, words, own, store.serve)
 
 
 def _torchrun_argv(words: Command, meeting: rendezvous.Rendezvous, launch: str) -> list[str]:
@@ -238,17 +245,23 @@ def _node_exit(returncode: int, env: Environ, ranks: Path, stop: int | None) -> 
     return NodeExit(code, f"torchrun {exit_records.how(code)}, and no rank had failed")
 
 
-def _connect(env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
-    """Join the other nodes; on several nodes, choose the network interface."""
+def _connect(words: Command, env: Environ, here: cluster.Cluster) -> rendezvous.Rendezvous:
+    """Join the other nodes; on several nodes, choose the network interface.
+
+    A plain program listens at the port itself.
+    """
     if here.peer is None:
         env.update(interfaces.loopback(env))
-        return rendezvous.alone(env)
+        return rendezvous.reserved(env) if words.plain else rendezvous.alone(env)
     route = _route_to(here.peer, addresses.peer_addresses(here))
     choice = interfaces.choose(route, env)
     env.update(choice.variables)
     log.say(here.node, f"interfaces: {interfaces.inventory()}")
     log.say(here.node, choice.why)
-    meeting = rendezvous.meet(here, env, route.source)
+    if words.plain and here.launcher == "sagemaker":
+        meeting = rendezvous.by_name(here, env, route.source)
+    else:
+        meeting = rendezvous.meet(here, env, route.source)
     node = f"node {here.node} of {len(here.hosts)} ({here.launcher})"
     log.say(here.node, f"{node}: rendezvous at {meeting.host} port {meeting.port}")
     return meeting

@@ -1,8 +1,9 @@
-"""A job of one rank without torchrun, which would load PyTorch to start a single process.
+"""A process without torchrun: of a job of one rank, or a plain one on each node (`plain`).
 
-The rank's process is a fork of the launcher. Its program finds torchrun's variables, and where
-MASTER_ADDR and MASTER_PORT say a store: the launcher listens there, on loopback alone, and starts
-the store (`network.elastic`) when something connects, which few programs of one rank do.
+It is a fork of the launcher: to start a single process, torchrun would load PyTorch. The program of
+one rank finds torchrun's variables, and where MASTER_ADDR and MASTER_PORT say a
+store: the launcher listens there, on loopback alone, and starts the store (`network.elastic`) when
+something connects, which few programs of one rank do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from deploykit_node import LAUNCH, rank, relay, signals
+from deploykit_node import LAUNCH, plain, rank, relay, signals
 from deploykit_node.cluster import Environ
 from deploykit_node.command import Command
 
@@ -28,7 +29,7 @@ _FIRST, _LAST = 3, 1024
 
 def is_one(words: Command) -> bool:
     """Whether torchrun would start one process, once."""
-    return bool(words.options) and _OPTIONS.issuperset(words.options)
+    return bool(words.options) and not words.plain and _OPTIONS.issuperset(words.options)
 
 
 class Store:
@@ -53,11 +54,9 @@ class Store:
 
     def variables(self, name: str) -> Environ:
         """What torchrun would set for the rank of a job with this name."""
-        zero = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-        one = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
         return {
-            **dict.fromkeys(zero, "0"),
-            **dict.fromkeys(one, "1"),
+            **dict.fromkeys(plain.ZERO, "0"),
+            **dict.fromkeys(plain.ONE, "1"),
             "ROLE_NAME": "default",
             "MASTER_ADDR": _LOOPBACK,
             "MASTER_PORT": str(self._listener.getsockname()[1]),
@@ -93,13 +92,18 @@ class Forked:
         return self.returncode
 
 
-def start(words: Command, env: dict[str, str], store: Store, setup: Callable[[], None]) -> Forked:
-    """Start the rank; `setup` is called in its process. Call it before any thread starts."""
+def start(
+    words: Command, env: dict[str, str], forked: Callable[[], None], setup: Callable[[], None]
+) -> Forked:
+    """Start the rank; `setup` is called in its process, and then `forked` in this one.
+
+    Call it before any thread starts.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid:
-        store.serve()
+        forked()
         return Forked(pid)
     try:
         os.setsid()

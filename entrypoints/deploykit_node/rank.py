@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit_node import LAUNCH, cap, cluster, command, exit_records, relay
+from deploykit_node import LAUNCH, cap, cluster, command, exit_records, plain, relay
 from deploykit_node.cluster import BadEnvironment
 from deploykit_node.exit_records import STOPPED
 from deploykit_node.inspect import debugger, faults, processes, profile
@@ -37,7 +37,7 @@ def run(argv: Sequence[str], env: Environ) -> None:
     hooked, stacks = faults.environment(env, Path(folder), this_rank.rank)
     hooked = profile.environment(hooked, this_rank.rank)
     hooked = debugger.environment(hooked, this_rank.rank)
-    child = relay.start(relay.command(words.program), hooked)
+    child = relay.start(relay.command(words.program), plain.environment(hooked))
     processes.register(env, this_rank, child.pid, stacks=stacks)
     os.set_inheritable(child.output, True)
     os.set_inheritable(child.errors, True)

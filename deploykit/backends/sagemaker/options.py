@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from deploykit.backends.sagemaker import catalog, sections
@@ -287,6 +287,12 @@ class Options:
     def channel(self, name: str) -> Channel:
         """How a channel of `data` or of `channels` is read."""
         return self.channels.get(name, Channel())
+
+
+def launched(job: JobSpec, options: Options) -> Options:
+    """The options with `none` in place of torchrun for `launcher: python`: one process a node."""
+    plain = job.entrypoint.launcher == "python" and options.distribution == "torch_distributed"
+    return replace(options, distribution="none") if plain else options
 
 
 def region(options: Options) -> str | None:

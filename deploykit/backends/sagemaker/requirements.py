@@ -75,6 +75,7 @@ def _secret_services(job: JobSpec) -> tuple[str, ...]:
 def _flows_between_nodes(job: JobSpec, options: Options) -> tuple[Flow, ...]:
     if job.resources.nodes == 1:
         return ()
-    launcher = _TORCHRUN if options.by_torchrun else _SSH
+    plain = job.entrypoint.launcher == "python"
+    launcher = _TORCHRUN if options.by_torchrun or plain else _SSH
     encryption = (IKE, ESP) if options.encrypt_inter_container_traffic else ()
     return (Flow("tcp", (launcher, EPHEMERAL)), *encryption)

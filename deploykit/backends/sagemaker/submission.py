@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.backends.sagemaker import aws, monitor, request
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker.options import Options, launched, region
 from deploykit.bundle import archive as bundles
 from deploykit.job.model import Bundle, Handle, JobSpec, Plan, Problem
 from deploykit.lib import paths, shell
@@ -57,6 +57,7 @@ def plan(job: JobSpec, options: Options, *, run: str, bundle: Bundle) -> Plan:
 
     Raises JobFileError if the container would install the source instead of running it.
     """
+    options = launched(job, options)
     if options.by_torchrun and any(entry.path == "setup.py" for entry in bundle.entries):
         raise JobFileError("the job for SageMaker", [_SETUP_PY])
     rendered = request.render(job, options, run=run, bundle=bundle.hash)

@@ -286,7 +286,7 @@ def _check_python(job: JobSpec, options: Options) -> Iterator[Problem]:
         from deploykit.job import environments  # few jobs name one
 
         python = environments.python(job.environment)
-    yield from backend.check_module(job, Path(python) if here and python else None)
+    yield from backend.check_program(job, Path(python) if here and python else None)
 
 
 def _check_values(options: Options) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ _PATIENCE = 180.0
 _PREFLIGHT_PATIENCE = 30.0
 """Seconds for node 0 to publish the port; fewer if the preflight test comes first."""
 _LOOPBACK = "127.0.0.1"
+_SAGEMAKERS = 7777
+"""MASTER_PORT of AWS's launcher, which `deploykit doctor` expects to be open."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 0.5
 """Seconds between the first two readings of the port, and between two later ones of few nodes."""
 _READS = 500.0
@@ -69,6 +71,23 @@ class Rendezvous:
 def alone(env: Environ) -> Rendezvous:
     """The rendezvous of a single node, on loopback, which other machines cannot reach."""
     return Rendezvous(_LOOPBACK, 0, name(env), 0, 1, _LOOPBACK, secrets.token_bytes(_KEY))
+
+
+def reserved(env: Environ) -> Rendezvous:
+    """The same, with a port of loopback that is free for the program."""
+    held = _reserve(_LOOPBACK, _ports(env))
+    return replace(alone(env), port=held.getsockname()[1], held=held)
+
+
+def by_name(cluster: Cluster, env: Environ, local: str) -> Rendezvous:
+    """The rendezvous of machines that share no folder and have no launcher above.
+
+    The port is SageMaker's own, or the lowest of DEPLOYKIT_PORTS.
+    """
+    port = _ports(env)[0] if env.get("DEPLOYKIT_PORTS") else _SAGEMAKERS
+    return Rendezvous(
+        cluster.hosts[0], port, name(env), cluster.node, len(cluster.hosts), local, b""
+    )
 
 
 def below_launcher(env: Environ, cluster: Cluster, local: str, port: int, key: bytes) -> Rendezvous:

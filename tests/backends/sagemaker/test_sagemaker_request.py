@@ -20,6 +20,7 @@ from deploykit.backends.sagemaker.sections import InstanceGroup
 from deploykit.bundle import archive as bundles
 from deploykit.bundle import node_plane
 from deploykit.cli import main as cli
+from deploykit.job.model import Entrypoint
 from deploykit.lib.errors import JobFileError
 from deploykit.run import lifecycle
 from tests.aws_server import SECTION
@@ -289,3 +290,19 @@ def test_the_default_metrics_match_what_the_trainer_prints():
         "validation:accuracy": ["0.9500"],
         "test:accuracy": ["0.9400"],
     }
+
+
+def test_a_script_that_starts_its_own_processes_has_no_launcher_of_aws(vary, planned):
+    entry = Entrypoint(script="train.py", launcher="python")
+    assert problems(*vary(entrypoint=entry, processes_per_node=1, gpus_per_node=4)) == {NO_PATCHES}
+    request = json.loads(planned(entrypoint=entry, nodes=2, processes_per_node=1).text)
+    words = {name: json.loads(value) for name, value in request["HyperParameters"].items()}
+    assert json.loads(words["deploykit_argv_0"]) == ["python", "--nnodes=2", "--", "train.py"]
+    assert not [name for name in words if name.endswith("_enabled")]
+
+
+def test_a_launcher_of_aws_beside_one_of_the_script_is_refused(vary):
+    entry = Entrypoint(script="train.py", launcher="python")
+    changes = {"entrypoint": entry, "processes_per_node": 1, "preflight": True}
+    found = problems(*vary(**changes, distribution="mpi"))
+    assert {("sagemaker.distribution", "error"), ("preflight", "error")} <= found

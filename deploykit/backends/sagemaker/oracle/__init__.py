@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from deploykit.backends import base as backend
 from deploykit.backends.sagemaker import description, request
-from deploykit.backends.sagemaker.options import Options, region
+from deploykit.backends.sagemaker.options import Options, launched, region
 from deploykit.backends.sagemaker.oracle.case import Case
 from deploykit.job import checks
 from deploykit.job.model import JobSpec, Problem
@@ -105,7 +105,9 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     Pure, except that the date decides which images still receive patches. Raises
     BackendUnavailable if botocore is not installed and nothing else is wrong.
     """
-    yield from backend.check_module(job)
+    options = launched(job, options)
+    yield from backend.check_program(job)
+    yield from _check_plain(job, options)
     yield from _check_profile(job, options)
     yield from _check_debugger(job)
     known = [problem for one in consequences(job, options) if (problem := one.problem())]
@@ -118,6 +120,18 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
             raise
         return
     yield from (problem for problem in problems if problem.path not in errors)
+
+
+def _check_plain(job: JobSpec, options: Options) -> Iterator[Problem]:
+    """Whether a script that starts its own processes gets a node without another launcher."""
+    if job.entrypoint.launcher != "python":
+        return
+    if options.distribution != "none":
+        message = f"{options.distribution} starts the ranks, and `launcher: python` the script"
+        yield Problem("sagemaker.distribution", message, "distribution: none")
+    if job.preflight and job.resources.nodes > 1:
+        message = "the nodes cannot test the network before a plain process of each"
+        yield Problem("preflight", message, "remove it, or use launcher: torchrun")
 
 
 def _check_profile(job: JobSpec, options: Options) -> Iterator[Problem]:

@@ -73,6 +73,7 @@ class Case:
         self.world_size = job.resources.world_size
         self.many_nodes = job.resources.nodes > 1
         self.many_ranks = self.world_size > 1
+        self.plain = job.entrypoint.launcher == "python"
         self._read_distribution(options.distribution)
         self._read_instances(options)
         self._read_hardware(self.instance_type)
