@@ -197,20 +197,21 @@ A trainer that exits with 0 after such a signal is finished; any other code is a
 
 ## A script that starts its own processes
 
-With `entrypoint: {{launcher: python}}` the command is `launch.py python --nnodes=2 -- train.py`, and
-there is no torchrun: on each node one plain process runs the script, which starts the others, as with
-`torch.multiprocessing.spawn`. Beside `env` and the variables that begin with `DEPLOYKIT_` it finds
-exactly these:
+With `entrypoint: {{launcher: python}}` the command is `launch.py python --nnodes=2 -- train.py`,
+and there is no torchrun: on each node one plain process runs the script, which starts the others,
+as with `torch.multiprocessing.spawn`. Beside `env` and the variables that begin with `DEPLOYKIT_`
+it finds exactly these:
 
 | variable | meaning |
 | --- | --- |
 | `MASTER_ADDR` | an address of node 0 that all nodes reach; 127.0.0.1 on one node |
-| `MASTER_PORT` | a port of that address that was free when the script started, the same on all nodes: 7777 on several nodes of SageMaker, or the lowest of `DEPLOYKIT_PORTS` |
+| `MASTER_PORT` | a port of that address that is free as the script starts, the same on all nodes |
 | `NODE_RANK` | number of this node, from 0 |
 | `NNODES` | number of nodes |
 
-None of `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_*` is set, and
-`OMP_NUM_THREADS` is left as it is. Logs and records call the process of node N `rank N`.
+On several nodes of SageMaker the port is 7777, or the lowest of `DEPLOYKIT_PORTS`. None of
+`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_*` is set, and `OMP_NUM_THREADS` is left as it is.
+Logs and records call the process of node N `rank N`.
 
 ## Variables of the trainer
 """
@@ -366,6 +367,9 @@ EXIT_RECORD_FILES = {
 }
 
 EXIT_RECORD_FIELDS = {
+    "waiting": "processes that wait in `init_process_group`, if all of the node do; else 0",
+    "address": "`HOST:PORT` where they wait; empty if py-spy could not read it",
+    "refused": "whether nobody listens there",
     "attempt": "restarts of the job before this attempt",
     "began": "seconds since 1970",
     "driver": "version of the GPUs' driver; empty without GPUs",

@@ -104,6 +104,10 @@ class StallRecord(TypedDict):
     dump: str
     nodes: int
     attempt: int
+    waiting: int
+    """Processes that wait in `init_process_group`; 0 where any is elsewhere."""
+    address: str
+    refused: bool
 
 
 class UnhealthyRecord(TypedDict):

@@ -10,6 +10,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.lib import paths
+from tests.backends.slurm.slurm_helpers import wait_for
 from tests.ports import free_port
 
 SHOW = """\
@@ -141,3 +142,33 @@ def test_two_nodes_of_slurm(cluster, tmp_path, monkeypatch):
     found, log = sums("one")
     assert code == 0, log
     assert found == [f"process {rank} of 4 sums 4" for rank in range(4)]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_status_names_processes_that_wait_where_nobody_listens(tmp_path, monkeypatch, capsys):
+    """Below torchrun the tutorial's processes are clients of a store that does not exist."""
+    port = free_port()
+    project(tmp_path, monkeypatch, 1, f"['{port}']")
+    program = Path("train.py").read_text()
+    Path("train.py").write_text(
+        f"import os\nos.environ.update(NNODES='1', NODE_RANK='0')\n{program}"
+    )
+    words = ["entrypoint.launcher=torchrun", "env.DEPLOYKIT_STALL_SECONDS=20"]
+    more = [word for setting in words for word in ("--set", setting)]
+    assert cli.main(["submit", "--backend", "local", "--run", "one", *more]) == 0
+    try:
+        wait_for(lambda: "no progress" in status(capsys)["reason"])
+        expected = f"2 of 2 processes wait to connect to localhost:{port}, where nobody listens"
+        assert status(capsys)["reason"].endswith(f": {expected}")
+        assert cli.main(["diagnose", "one", "--json"]) == 79
+        (cause, *_) = json.loads(capsys.readouterr().out)["causes"]
+        assert "launcher: python" in cause["fix"]
+    finally:
+        cli.main(["cancel", "one"])
+
+
+def status(capsys):
+    capsys.readouterr()
+    assert cli.main(["status", "one", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from deploykit.job.decode import from_json, read_file
 from deploykit.observe.inspect import places, stacks
 
 _LARGEST = 1 << 16
-_MOST_NODES = 10_000
+_MOST_NODES, _MOST_PROCESSES, _LONGEST_ADDRESS = 10_000, 100_000, 300
 _MOST_SECONDS = 10**9
 _MINUTE, _MINUTES = 60, 60
 _STEP = 5
@@ -26,9 +27,23 @@ def reason(folder: Path) -> str:
         return ""
     since = max(_since(record) for record in stalled)
     text = f"no progress for {_span((datetime.now(UTC) - since).total_seconds())}"
+    if all(record["waiting"] for record in stalled):
+        return f"{text}: {_waiting(stalled)}"
     dumps = {record["dump"] for record in stalled if record["dump"]}
     ranks = [one for name in sorted(dumps) for one in _ranks(folder, name)]
     return f"{text}: {places.sentence(places.groups(ranks))}" if ranks else text
+
+
+def _waiting(stalled: Sequence[dict[str, Any]]) -> str:
+    """``4 of 4 processes wait to connect to HOST:PORT, where nobody listens``."""
+    count = sum(record["waiting"] for record in stalled)
+    who = f"{count} of {count} processes wait"
+    address = next((record["address"] for record in stalled if record["address"]), "")
+    if not address:
+        return f"{who} in init_process_group"
+    if all(record["refused"] for record in stalled if record["address"]):
+        return f"{who} to connect to {address}, where nobody listens"
+    return f"{who} for others at {address}"
 
 
 def _ranks(folder: Path, name: str) -> tuple[stacks.RankStacks, ...]:
@@ -50,8 +65,18 @@ def _record(path: Path) -> dict[str, Any]:
             "nodes": int(nodes),
             "attempt": int(),
         } if 0 <= seconds < _MOST_SECONDS and 0 < nodes <= _MOST_NODES and _moment(time):
-            return dict(data)
+            return {**data, **_meeting(data)}
     return {}
+
+
+def _meeting(data: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of processes that wait in `init_process_group`."""
+    match data:
+        case {"waiting": int(count), "address": str(address), "refused": bool(refused)} if (
+            0 <= count <= _MOST_PROCESSES and len(address) <= _LONGEST_ADDRESS
+        ):
+            return {"waiting": count, "address": address, "refused": refused}
+    return {"waiting": 0, "address": "", "refused": False}
 
 
 def _since(record: dict[str, Any]) -> datetime:

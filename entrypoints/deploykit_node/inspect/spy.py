@@ -49,6 +49,16 @@ def take(spy: str, pid: int, state: str, *, native: bool = False) -> list[Thread
         return _main_first(pid, _run([*argv, "--nonblocking"], _PATIENCE))
 
 
+def local_variables(spy: str, pid: int, function: str) -> dict[str, str]:
+    """The local variables of a call of the main thread, as py-spy writes them. Raises NoStacks."""
+    listed = _run([spy, "dump", "--json", "--locals", "--pid", str(pid)], _PATIENCE)
+    for thread in sorted(listed, key=lambda one: one.get("os_thread_id") != pid):
+        for frame in thread["frames"]:
+            if frame["name"] == function:
+                return {one["name"]: one["repr"] for one in frame.get("locals") or ()}
+    raise NoStacks(f"py-spy: {function} is not running")
+
+
 def _run(argv: list[str], patience: float) -> Any:
     try:
         done = subprocess.run(

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from deploykit_node import LAUNCH, cluster, exit_records, records
 from deploykit_node.cluster import BadEnvironment, Environ
-from deploykit_node.inspect import processes
+from deploykit_node.inspect import meeting, processes
 from deploykit_node.inspect.look import Look
 from deploykit_node.log import now
 from deploykit_node.records import StallRecord
@@ -36,6 +36,8 @@ BEFORE_OUTPUT = 2.0
 """So much longer may the first pause be: imports, downloads, compilation."""
 COMPUTING = 4.0
 """So much longer may a pause be in which a rank computes."""
+CONNECTING = 0.4
+"""Share of `MINIMUM` after which the ranks are looked at: all may wait in `init_process_group`."""
 _SHARE = 60
 """Looks in the shortest pause that is too long; at most one in `_OFTEN` seconds."""
 _OFTEN = 5.0
@@ -97,6 +99,8 @@ class Watch:
         self._begun = 0.0
         self._looks: list[Look] = []
         self._count = 0
+        self._asked = 0
+        """How often this pause was looked at for ranks that wait in `init_process_group`."""
         self._stalled = self._killed = self._broken = False
 
     @property
@@ -130,6 +134,8 @@ class Watch:
             self._restart()
         elif moment - self._last > self.limit:
             self._examine(moment)
+        elif moment - self._last > (self._asked + 1) * CONNECTING * self._settings.minimum:
+            self._ask(moment)
 
     @property
     def limit(self) -> float:
@@ -152,6 +158,7 @@ class Watch:
     def _continue(self, moment: float) -> None:
         """Begin to wait for the next sign."""
         pause, self._last, self._looks, self._written = moment - self._last, moment, [], None
+        self._asked = 0
         if self._stalled:
             self._stalled = False
             self._say(f"there is progress again, after {pause:.0f} s")
@@ -159,6 +166,16 @@ class Watch:
         if not self._killed:
             self._longest = max(self._longest, pause)
         self._killed = False
+
+    def _ask(self, moment: float) -> None:
+        """Look whether all processes wait in `init_process_group`: nothing comes of that."""
+        if self._dump is None:
+            self._begin_dump()
+        elif self._dump.poll() is not None or moment - self._begun > _PATIENCE:
+            self._dump.kill()
+            self._dump, self._asked = None, self._asked + 1
+            if waiting := meeting.find(self._look_folder):
+                self._stall(moment - self._last, waiting)
 
     def _examine(self, moment: float) -> None:
         """Look at the ranks twice, and decide whether they wait or compute."""
@@ -178,7 +195,7 @@ class Watch:
         quiet = moment - self._last
         computes = self._looks[1].computes_since(self._looks[0])
         if not computes or quiet > COMPUTING * self.limit:
-            self._stall(quiet)
+            self._stall(quiet, meeting.find(self._look_folder))
 
     def _begin_dump(self) -> None:
         """Have the stacks taken by another process, so that signals are still delivered."""
@@ -197,7 +214,7 @@ class Watch:
     def _look_folder(self) -> Path:
         return self._folder / f"look-{self._count}"
 
-    def _stall(self, quiet: float) -> None:
+    def _stall(self, quiet: float, waiting: meeting.Meeting | None = None) -> None:
         """Record the stall, keep the stacks, and say so."""
         self._stalled = True
         action, name, kept = self._settings.action, "", ""
@@ -214,11 +231,15 @@ class Watch:
             "dump": name,
             "nodes": len(self._here.hosts),
             "attempt": exit_records.attempt(self._env),
+            "waiting": waiting.number if waiting else 0,
+            "address": waiting.address if waiting else "",
+            "refused": waiting.refused if waiting else False,
         }
         with contextlib.suppress(OSError):
             records.write(self._record, record)
         usual = f"the longest pause before was {self._longest:.0f} s"
-        self._say(f"no progress for {quiet:.0f} s ({usual}){kept}")
+        why = f": {waiting}" if waiting else ""
+        self._say(f"no progress for {quiet:.0f} s ({usual}){why}{kept}")
 
     @property
     def _record(self) -> Path:

@@ -70,3 +70,23 @@ def test_a_record_that_is_none_is_left_out(changes, tmp_path):
 def test_a_record_names_no_folder_outside(name, tmp_path):
     record(tmp_path, dump=name)
     assert stalls.reason(tmp_path) == "no progress for 4 min"
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"address": "", "refused": False}, "4 of 4 processes wait in init_process_group"),
+        (
+            {"address": "localhost:12355", "refused": True},
+            "4 of 4 processes wait to connect to localhost:12355, where nobody listens",
+        ),
+        (
+            {"address": "n1:12355", "refused": False},
+            "4 of 4 processes wait for others at n1:12355",
+        ),
+    ],
+)
+def test_processes_that_wait_for_others(more, text, tmp_path):
+    for node in range(2):
+        record(tmp_path, node, nodes=2, waiting=2, **more)
+    assert stalls.reason(tmp_path) == f"no progress for 4 min: {text}"
