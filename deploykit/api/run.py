@@ -159,7 +159,7 @@ class Run:
         1970), `attempt` and `source`; what is not known of it is None.
         """
         (self._row,) = run_state.refresh([self._row])
-        return RunMetrics(self._row, task=task).whole(names)
+        return list(RunMetrics(self._row, task=task).whole(names))
 
     def progress(self) -> Progress:
         """How far the run is, from all that its script has written and printed."""

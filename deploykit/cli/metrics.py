@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from deploykit.cli import output, progress_text
@@ -28,6 +29,8 @@ from deploykit.run.registry import Run
 
 SHARED = ("run",)
 _COLUMNS = ("run", "attempt", "step", "epoch", "time", "name", "value", "source")
+_AT_ONCE = 1000
+"""Rows that are printed at once."""
 _FIELDS = ("step", "total", "epoch", "epochs", "loss", "rate", "left")
 
 
@@ -50,29 +53,36 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--csv and --json are both given", hint="choose one")
     (row,) = run_state.refresh([registry.get(args.run)])
     read = RunMetrics(row, task=args.task)
-    points = read.whole(args.name)
-    output.note(*(f"not read: {problem}" for problem in read.problems))
-    progress = read.progress()
     if args.csv:
-        output.block(_csv(row, points))
+        for text in _csv(row, read.whole(args.name)):
+            output.block(text)
     elif args.json:
-        output.emit({**_data(row, progress), "points": [_point(one) for one in points]})
+        points = [_point(one) for one in read.whole(args.name)]
+        output.emit({**_data(row, read.progress()), "points": points})
     else:
+        read.refresh()
+        read.final()
+    output.note(*(f"not read: {problem}" for problem in read.problems))
+    if not (args.csv or args.json):
         series = [one for one in read.collection.series.values() if is_chosen(one.name, args.name)]
-        _show(row, progress, series)
+        _show(row, read.progress(), series)
     return 0
 
 
-def _csv(row: Run, points: Iterable[Point]) -> str:
+def _csv(row: Run, points: Iterator[Point]) -> Iterator[str]:
     """The points as CSV, with a heading; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for one in points:
-        time = None if one.time is None else f"{one.time:.3f}"
-        position = (row.run, one.attempt, one.step, one.epoch, time)
-        writer.writerow([*position, one.name, repr(one.value), one.source])
-    return text.getvalue()
+    rows: list[Sequence[object]] = [_COLUMNS]
+    while rows:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        yield text.getvalue()
+        rows = [_cells(row, one) for one in islice(points, _AT_ONCE)]
+
+
+def _cells(row: Run, one: Point) -> Sequence[object]:
+    time = None if one.time is None else f"{one.time:.3f}"
+    position = (row.run, one.attempt, one.step, one.epoch, time)
+    return [*position, one.name, repr(one.value), one.source]
 
 
 def _point(one: Point) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from deploykit.job.model import State
 from deploykit.lib import paths, shell
 from deploykit.lib.paths import is_address
 from deploykit.lib.version import __version__
-from deploykit.observe.metrics.points import Point
 from deploykit.observe.report import chart, curves, markup, page, timeline
 from deploykit.observe.report.curves import Numbers
 from deploykit.observe.report.markup import Markup
@@ -246,17 +245,10 @@ def _charts(reports: Sequence[RunReport]) -> Markup:
 
 
 def _numbers(facts: RunFacts) -> Numbers:
-    """The points of each metric from the source that was chosen for it, and the restarts."""
-    chosen: dict[str, list[Point]] = {}
-    begins: dict[int, int] = {}
-    for point in facts.points:
-        metric = facts.metrics.get(point.name)
-        if metric is not None and metric.source == point.source:
-            chosen.setdefault(point.name, []).append(point)
-        if point.attempt and point.step is not None:
-            begins[point.attempt] = min(point.step, begins.get(point.attempt, point.step))
-    marks = [(float(step), f"restart {number}") for number, step in sorted(begins.items())]
-    return Numbers(facts.row.run, chosen, marks)
+    """The curve of each metric, and the restarts."""
+    begins = sorted(facts.attempts.items())
+    marks = [(float(step), f"restart {number}") for number, step in begins]
+    return Numbers(facts.row.run, facts.curves, marks)
 
 
 def _metrics(facts: RunFacts) -> Markup:

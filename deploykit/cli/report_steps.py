@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from deploykit.observe.inspect.traces import RankProfile
 from deploykit.observe.inspect.usage import RankUsage, Sample
-from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.series import Series
 from deploykit.observe.report import chart, markup, shares
 from deploykit.observe.report.chart import Chart, Curve
 from deploykit.observe.report.curves import MOST_POINTS
@@ -63,14 +62,11 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else size / 2**30
 
 
-def step(metrics: Mapping[str, Sequence[Point]]) -> Markup:
+def step(metrics: Mapping[str, Series]) -> Markup:
     """How the time of a step is divided, where the script tells its parts."""
-    whole = _mean(metrics.get(_STEP, ()))
-    parts = {
-        name.removesuffix(_PART): _mean(points)
-        for name, points in metrics.items()
-        if name.endswith(_PART) and name != _STEP
-    }
+    means = {name: one.curve.mean() for name, one in metrics.items() if name.endswith(_PART)}
+    whole = means.pop(_STEP, 0.0)
+    parts = {name.removesuffix(_PART): mean for name, mean in means.items()}
     if not whole or not parts or sum(parts.values()) > 1.05 * whole:
         return Markup("")  # they are no parts of it
     listed = [*parts.items(), ("other", max(0.0, whole - sum(parts.values())))]
@@ -81,10 +77,6 @@ def step(metrics: Mapping[str, Sequence[Point]]) -> Markup:
         shares.bar([(name, part / whole) for name, part in listed]),
         markup.table(["part", "time", "share"], rows),
     )
-
-
-def _mean(points: Sequence[Point]) -> float:
-    return statistics.fmean(point.value for point in points) if points else 0.0
 
 
 def profile(ranks: Sequence[RankProfile]) -> Markup:

@@ -139,6 +139,11 @@ class Logs:
         parts = [file.next(whole=whole) for file in self._chosen()]
         return log_merge.batches([part for part in parts if part.start < part.stop], self.rank)
 
+    def first_task(self) -> int | None:
+        """The lowest task of a job array with a log that is not empty; None: there is none."""
+        files = [file for file in self._chosen() if file.task is not None]
+        return min((file.task or 0 for file in files if file.path.stat().st_size), default=None)
+
     def tail(
         self,
         count: int,

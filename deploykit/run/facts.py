@@ -17,9 +17,8 @@ from deploykit.job.decode import from_json
 from deploykit.job.model import LogLine, State
 from deploykit.lib import paths
 from deploykit.observe import exit_records
-from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
-from deploykit.observe.metrics.series import Series, is_chosen, without_repeats
+from deploykit.observe.metrics.series import Series, is_chosen
 from deploykit.run.log_selection import SLOW_RANK
 from deploykit.run.metrics import RunMetrics
 from deploykit.run.registry import Run, now
@@ -83,8 +82,10 @@ class RunFacts:
     cost: Spent | None
     restarts: int
     metrics: dict[str, Metric]
-    points: list[Point] = field(repr=False)
-    """Every step once."""
+    curves: dict[str, Series] = field(repr=False)
+    """Of each metric, in that source."""
+    attempts: dict[int, int]
+    """The first step of each attempt but the first."""
     remarks: list[LogLine] = field(repr=False)
     """Lines of the launchers, and those of the trainer about slow ranks."""
     progress: Progress
@@ -96,9 +97,15 @@ def of(row: Run, names: Sequence[str] = ()) -> RunFacts:
     """The facts of a run; `names` are patterns of the metrics that are wanted."""
     folder = Path(row.folder)
     read = RunMetrics(row)
-    lines, points = read.refresh()
-    points = [one for one in [*points, *read.final()] if is_chosen(one.name, names)]
-    series = [one for one in read.collection.series.values() if is_chosen(one.name, names)]
+    remarks: list[LogLine] = []
+
+    def hear(line: LogLine) -> None:
+        if len(remarks) < _MOST_LINES and (line.rank is None or SLOW_RANK.match(line.text)):
+            remarks.append(line)
+
+    read.refresh(heard=hear)
+    read.final()
+    curves = _curves(one for one in read.collection.series.values() if is_chosen(one.name, names))
     return RunFacts(
         row,
         dict(settings(job_data(folder))),
@@ -106,9 +113,10 @@ def of(row: Run, names: Sequence[str] = ()) -> RunFacts:
         row.seconds(now()),
         _spent(row),
         exit_records.attempt(folder) or 0,
-        _metrics(series),
-        without_repeats(points),
-        [line for line in lines if line.rank is None or SLOW_RANK.match(line.text)][:_MOST_LINES],
+        {name: _metric(one) for name, one in curves.items()},
+        curves,
+        read.collection.restarts,
+        remarks,
         read.progress(),
         list(read.problems),
     )
@@ -197,14 +205,14 @@ def _spent(row: Run) -> Spent | None:
     return spent.read(path, seconds) if path.exists() else None
 
 
-def _metrics(series: Iterable[Series]) -> dict[str, Metric]:
+def _curves(series: Iterable[Series]) -> dict[str, Series]:
     """By name the series with most values; of equal ones the first, as files come after logs."""
     chosen: dict[str, Series] = {}
     for one in series:
         other = chosen.get(one.name)
         if other is None or one.count > other.count:
             chosen[one.name] = one
-    return {name: _metric(one) for name, one in chosen.items()}
+    return chosen
 
 
 def _metric(one: Series) -> Metric:

@@ -6,8 +6,9 @@ The only place that reads metrics: `metrics`, `watch`, `wait` and `status` take 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ _LARGEST_JOB = 1 << 22
 
 
 class RunMetrics:
-    """What is read of one run, and more at each `refresh`."""
+    """What is read of one run, and more at each `refresh`; none of its lines is kept."""
 
     def __init__(self, row: Run, *, most: int | None = None, task: int | None = None) -> None:
         """`most` bytes at the end of each log; of a job array one task, by default the first."""
@@ -52,24 +53,32 @@ class RunMetrics:
         self.collection = Collection()
         self._reader = LogReader(self._job.patterns, self._job.length)
 
-    def refresh(self, *, fetch: bool = True) -> tuple[list[LogLine], list[Point]]:
-        """Read what is new: the lines of the log, and the points of log and files.
+    def refresh(
+        self, *, fetch: bool = True, heard: Callable[[LogLine], object] | None = None
+    ) -> None:
+        """Read what is new, as `new` does, for `collection` and `progress`."""
+        for _ in self.new(fetch=fetch, heard=heard):
+            pass
+
+    def new(
+        self, *, fetch: bool = True, heard: Callable[[LogLine], object] | None = None
+    ) -> Iterator[Point]:
+        """The points of log and files since the last call, as they are read; `heard` gets lines.
 
         A log that is not on this machine is read whole, and only with `fetch`.
         """
-        lines = list(self._new_lines(fetch=fetch))
-        points = list(self._reader.feed(self._of_one_task(lines)))
-        points += self._files.read()
+        if fetch and self.row.handle is not None and not logs_are_here(self.row):
+            self._begin()
+        lines = self._lines(fetch=fetch, heard=heard)
+        yield from self.collection.with_each(self._reader.feed(lines))
+        yield from self.collection.with_each(self._files.read())
         for problem in self._files.problems:
             self._note(problem)
-        self.collection.add(points)
-        return lines, points
 
-    def whole(self, names: Sequence[str] = ()) -> list[Point]:
+    def whole(self, names: Sequence[str] = ()) -> Iterator[Point]:
         """All points, asking the service too; every step once. `names` are patterns of names."""
-        _, points = self.refresh()
-        points += self.final()
-        return [one for one in without_repeats(points) if is_chosen(one.name, names)]
+        every = itertools.chain(self.new(), self.final())
+        return without_repeats(one for one in every if is_chosen(one.name, names))
 
     def final(self) -> list[Point]:
         """What the service that ran the job has extracted, where it offers that. Asks it."""
@@ -96,24 +105,35 @@ class RunMetrics:
             for _ in self._reader.feed([line]):
                 pass
 
+    def _lines(
+        self, *, fetch: bool, heard: Callable[[LogLine], object] | None
+    ) -> Iterator[LogLine]:
+        """The new lines, without those of other tasks of a job array; `heard` gets these too."""
+        for line in self._new_lines(fetch=fetch):
+            if heard is not None:
+                heard(line)
+            if line.task in {None, self._task}:
+                yield line
+
     def _new_lines(self, *, fetch: bool) -> Iterator[LogLine]:
         if self.row.handle is None:
             return
-        engine = backend.find(self.row.backend)
-        if not logs_are_here(self.row):
-            if fetch:
-                self._begin()
-                with self._noting():
-                    yield from engine.logs(self.row.handle, follow=False)
-            return
         with self._noting():
-            yield from self._logs.new(whole=State(self.row.state).final)
+            if logs_are_here(self.row):
+                lines = self._logs.new(whole=State(self.row.state).final)
+                self._choose_task(self._logs)
+            elif fetch:
+                lines = backend.find(self.row.backend).logs(self.row.handle, follow=False)
+                if isinstance(lines, logfiles.Lines):
+                    self._choose_task(lines.logs)
+            else:
+                return
+            yield from lines
 
-    def _of_one_task(self, lines: Sequence[LogLine]) -> Iterator[LogLine]:
-        """The lines without those of other tasks of a job array."""
+    def _choose_task(self, logs: logfiles.Logs) -> None:
+        """Of a job array the first task that has logs, where none was chosen."""
         if self._task is None:
-            self._task = min((line.task for line in lines if line.task is not None), default=None)
-        return (line for line in lines if line.task in {None, self._task})
+            self._task = logs.first_task()
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:

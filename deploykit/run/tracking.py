@@ -11,6 +11,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from deploykit.job.sections import Track
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, NotFound, TryAgain
 from deploykit.observe import exit_records
+from deploykit.observe.metrics.points import Point
 from deploykit.observe.trackers import contract
 from deploykit.observe.trackers.contract import About, Ending, Memory
 from deploykit.observe.trackers.selection import Selection
@@ -95,15 +97,17 @@ class Tracking:
         if not (before and self._is_here):
             self._begin(row)  # what is fetched is the whole log
         self._metrics.row = row
-        _, points = self._metrics.refresh()
-        points += self._metrics.final() if final else []
+        points = self._metrics.new()
+        while batch := list(islice(points, _BATCH)):
+            self._select(batch)
+        self._select(self._metrics.final() if final else [])
         with _locked(folder / _LOCK):
             kept = _Kept(folder / KEPT)
-            sent = []
-            for kind, selection in self._selections.items():
-                selection.add(points)
-                sent.append(self._send(kind, row, kept))
-        return sent
+            return [self._send(kind, row, kept) for kind in self._selections]
+
+    def _select(self, points: Sequence[Point]) -> None:
+        for selection in self._selections.values():
+            selection.add(points)
 
     def _send(self, kind: str, row: Run, kept: _Kept) -> Sent:
         final = State(row.state).final
@@ -115,9 +119,8 @@ class Tracking:
         try:
             steps = dict(tracker.begin())
             kept.write()
-            due = selection.due(steps, final=final)
-            for start in range(0, len(due), _BATCH):
-                batch = due[start : start + _BATCH]
+            due = selection.due(dict(steps), final=final)
+            while batch := list(islice(due, _BATCH)):
                 tracker.send(batch)
                 steps.update({one.name: one.step for one in batch})
                 count += len(batch)

@@ -7,6 +7,7 @@ that is on another machine. The same log is read again only after `LOGS_AGAIN` s
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ class _Watched:
         self.row = row
         self._metrics = RunMetrics(row, most=_MOST)
         self._error = FirstError()
-        self._lines: list[LogLine] = []
+        self._lines = deque[LogLine](maxlen=_LONGEST_ERROR)
         self.read_at = -LOGS_AGAIN
         """When a log elsewhere was last read."""
         self._asked = False
@@ -127,17 +128,18 @@ class _Watched:
         if fetch or here:
             if not here:
                 self.read_at = time.monotonic()
-                self._error, self._lines = FirstError(), []
-            self._note_error(self._metrics.refresh(fetch=fetch)[0])
+                self._error = FirstError()
+                self._lines.clear()
+            self._metrics.refresh(fetch=fetch, heard=self._hear)
             self._state = row.state
         if has_ended:
             self._cause = run_diagnosis.brief(row) or ""
 
-    def _note_error(self, lines: Sequence[LogLine]) -> None:
-        self._lines += [line for line in lines if self._error.add(line)]
-        slow = (line.text for line in reversed(lines) if SLOW_RANK.match(line.text))
-        self._slowest = next(slow, self._slowest)
-        del self._lines[:-_LONGEST_ERROR]
+    def _hear(self, line: LogLine) -> None:
+        if self._error.add(line):
+            self._lines.append(line)
+        if SLOW_RANK.match(line.text):
+            self._slowest = line.text
 
     def view(self) -> View:
         """What is known now."""

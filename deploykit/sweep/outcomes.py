@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,10 +57,10 @@ def _cause(row: Run) -> str:
 
 def _value(row: Run, objective: Objective, earlier: Sequence[float]) -> Outcome:
     read = RunMetrics(row)
-    points = read.whole()
+    points = list(read.whole([glob.escape(objective.metric)]))
     values = [*earlier, *(point.value for point in of_objective(points, objective))]
     if not values:
-        names = sorted({point.name for point in points})
+        names = sorted({one.name for one in read.collection.series.values()})
         known = did_you_mean(objective.metric, names) or f"it has {', '.join(names) or 'none'}"
         return Outcome(reason=f"no metric {objective.metric!r} was found; {known}")
     value = _chosen(values, objective)

@@ -109,8 +109,9 @@ def _curves(sweep: SweepSummary) -> Chart | None:
     curves = []
     for one in [*sweep.ranked, *sweep.pruned][:COLORS]:
         if one.runs:
-            every = [point for row in one.runs for point in RunMetrics(row).refresh()[1]]
-            points = outcomes.of_objective(without_repeats(every), objective)
+            every = (point for row in one.runs for point in RunMetrics(row).new())
+            own = without_repeats(point for point in every if point.name == objective.metric)
+            points = outcomes.of_objective(list(own), objective)
             label = f"trial {one.number}{_ENDS.get(one.state, '')}"
             curves.append(Curve(label, _pairs(points)))
     known = [curve for curve in curves if len(curve.points) > 1]

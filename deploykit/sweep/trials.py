@@ -165,7 +165,8 @@ class Live:
         if self.reader is None:
             self.reader = RunMetrics(row)
         self.reader.row = row
-        return self.reader.refresh()[1]
+        objective = self.record.sweep.objective.metric
+        return [point for point in self.reader.new() if point.name == objective]
 
     @property
     def last_step(self) -> int:

@@ -428,10 +428,13 @@ def test_a_thinned_curve_keeps_its_extremes():
 
 def test_charts_of_one_run_put_what_belongs_together_in_one():
     from deploykit.observe.metrics.points import Point
+    from deploykit.observe.metrics.series import Collection
 
     names = ["loss", "val_loss", "a_seconds", "b_seconds", "lr", "images_per_second", "other"]
-    made = {name: [Point(name, 1.0, step) for step in (1, 2)] for name in names}
-    made["epoch_loss"] = [Point("epoch_loss", 1.0, None, epoch) for epoch in (1, 2)]
+    collection = Collection()
+    collection.add(Point(name, 1.0, step) for name in names for step in (1, 2))
+    collection.add(Point("epoch_loss", 1.0, None, epoch) for epoch in (1, 2))
+    made = {one.name: one for one in collection.series.values()}
     drawn = curves.charts([curves.Numbers("run", made, [(2, "restart 1")])])
     assert [(one.title, len(one.curves)) for one in drawn] == [
         ("Loss", 2),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from deploykit.job.model import LogLine
@@ -131,7 +130,9 @@ class LogReader:
             self.epoch = self._seen("epoch", placed, placed.epoch, time)
 
     def _seen(self, key: str, placed: Reading, at: float | None, time: float | None) -> Seen:
-        pace = self._paces.setdefault(key, Pace())
+        pace = self._paces.get(key)
+        if pace is None:
+            pace = self._paces[key] = Pace()
         if at is not None and time is not None:
             pace.add(time, at)
         return Seen(placed, time, pace)
@@ -143,7 +144,7 @@ def _completed(own: Reading, other: Reading | None) -> Reading:
         return own
     names = ("step", "total", "epoch", "epochs")
     given = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
-    return replace(other, format=own.format, values=own.values, **given)
+    return other._replace(format=own.format, values=own.values, **given)
 
 
 def _key(bar: Reading) -> str:
@@ -171,7 +172,7 @@ class _Counter:
             self._epoch = float(reading.epoch)
             self._first = min(self._epoch, self._epoch if self._first is None else self._first)
         self._epochs = reading.epochs or self._epochs
-        reading = replace(reading, epoch=self._counted(), epochs=self._epochs)
+        reading = reading._replace(epoch=self._counted(), epochs=self._epochs)
         if reading.step is None:
             return reading
         if reading.in_epoch and reading.total:
@@ -196,7 +197,7 @@ class _Counter:
         if self._whole:
             return reading
         whole = total * self._epochs if self._epochs else None
-        return replace(reading, step=done * total + step, total=whole, left=None)
+        return reading._replace(step=done * total + step, total=whole, left=None)
 
     def _is_due(self, step: int, total: int, done: int) -> bool:
         """Whether a step of the whole run belongs into the epoch after `done` ones."""
@@ -213,4 +214,4 @@ class _Counter:
         if not base:
             return reading
         total = reading.total * self._epochs if reading.total and self._epochs else None
-        return replace(reading, step=base + step, total=total, left=None)
+        return reading._replace(step=base + step, total=total, left=None)

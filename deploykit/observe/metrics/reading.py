@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 LONGEST = 4096
 """Characters of a line that are read."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The numbers of one line. What it does not tell is None."""
 
     format: str
     """What prints such lines, for people: ``tqdm``."""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float] = MappingProxyType({})
     """Metrics by name."""
     step: int | None = None
     total: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from deploykit.observe.metrics.points import LONGEST_NAME, STEPS, count, number
 from deploykit.observe.metrics.reading import Reading
@@ -50,8 +51,10 @@ _IN_EPOCH = re.compile(
     r"\[\s{0,12}(\d{1,12})\s{0,3}/\s{0,12}(\d{1,12})\b"
 )
 """Of PyTorch's own examples: ``Epoch: [0][  10/1251]``, ``Train Epoch: 1 [640/60000 (1%)]``."""
-_HINT = re.compile(r"(?i)loss|acc|epoch|step|iter|batch|train|perplexity|ppl|eval|rate|lr")
-"""What every line with numbers has."""
+_HINT = re.compile(r"loss|acc|epoch|step|iter|batch|train|perplexity|ppl|eval|rate|lr")
+"""What every line with numbers has, in lower case."""
+_KNOWN_END = re.compile(rf"(?:{_RESULT}|lr|rate|norm)(?:@\d)?\s{{1,6}}[+.\dni-]")
+"""What every line with a match of `_KNOWN` has, in lower case: much faster to look for."""
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,30}[A-Za-z]")
 COUNTS = re.compile(
     r"(?i)(?:.*[\W_])?(?:epochs?|steps?|iter(?:ation)?s?|batch(?:_?size)?|eta|v_num)"
@@ -66,15 +69,17 @@ def plain(line: str) -> str:
 
 def read(line: str) -> Reading | None:
     """The numbers of a line; None where it names no step, no epoch and no result."""
-    if _HINT.search(line) is None:
+    low = line.lower()
+    if _HINT.search(low) is None:
         return None
-    step, total, in_epoch = _step(line)
-    epoch = EPOCH.search(line)
+    other = _is_of_other_step(line, low)
+    step, total, in_epoch = (None, None, False) if other else _step(line, low)
+    epoch = EPOCH.search(line) if "epoch" in low else None
     numbers = dict(pairs(line))
-    if step is None and not _OTHER_STEP.search(line):
+    if step is None and not other:
         step = next((count(numbers[name]) for name in STEPS if name in numbers), None)
     epoch_number = number(epoch[1]) if epoch else numbers.get("epoch")
-    values = {name: value for name, value in numbers.items() if not COUNTS.fullmatch(name)}
+    values = {name: value for name, value in numbers.items() if not _is_count(name)}
     if step is None and epoch_number is None:
         values = {name: value for name, value in values.items() if _IS_RESULT.fullmatch(name)}
         if not values:
@@ -92,27 +97,40 @@ def read(line: str) -> Reading | None:
 
 def pairs(line: str) -> Iterator[tuple[str, float]]:
     """Names and their numbers: ``loss=0.5``, ``'loss': '0.5'``, ``Loss 0.5``."""
-    for match in _KNOWN.finditer(line):
-        yield _named(match[1]), float(match[2])
+    if _KNOWN_END.search(line.lower()):
+        for match in _KNOWN.finditer(line):
+            yield _named(match[1]), float(match[2])
+    if "=" not in line and ":" not in line:
+        return
     for match in _PAIR.finditer(line):
         name = match["word"] or match["single"] or match["double"]
         yield _named(name), float(match["value"])
 
 
+@lru_cache(1000)
+def _is_count(name: str) -> bool:
+    return COUNTS.fullmatch(name) is not None
+
+
+@lru_cache(1000)
 def _named(name: str) -> str:
     return name.strip().replace(" ", "_")[:LONGEST_NAME]
 
 
-def _step(line: str) -> tuple[int | None, int | None, bool]:
+def _is_of_other_step(line: str, low: str) -> bool:
+    """Whether it tells a step of a loop that is not training; `low` is the line in lower case."""
+    may_be = "val" in low or "test" in low or "predict" in low
+    return may_be and _OTHER_STEP.search(line) is not None
+
+
+def _step(line: str, low: str) -> tuple[int | None, int | None, bool]:
     """The step, the last one, and whether both count within the epoch."""
-    if _OTHER_STEP.search(line):
-        return None, None, False
-    if match := _IN_EPOCH.search(line):
+    if "[" in line and (match := _IN_EPOCH.search(line)):
         return int(match[1]), int(match[2]), True
-    if match := _STEP.search(line):
+    if ("step" in low or "iter" in low) and (match := _STEP.search(line)):
         total = int(match[3]) if match[3] else None
         return int(match[2]), total, False
-    if match := _BATCH.search(line):
+    if ("batch" in low or "update" in low) and (match := _BATCH.search(line)):
         return int(match[1]), int(match[2]), True
     return None, None, False
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from deploykit.observe.metrics.points import Point
+from deploykit.observe.metrics.series import Series
 from deploykit.observe.report.chart import COLORS, Chart, Curve, thin
 
 _GROUPS = (
@@ -27,10 +27,10 @@ MOST_POINTS = 400
 
 
 class Numbers(NamedTuple):
-    """The points of one run by metric, one source each, and the places of its restarts."""
+    """The curve of each metric of one run, and the places of its restarts."""
 
     run: str
-    metrics: Mapping[str, Sequence[Point]]
+    metrics: Mapping[str, Series]
     restarts: Sequence[tuple[float, str]]
     """By step."""
 
@@ -70,29 +70,14 @@ def _chart(
 
 def _lines(one: Numbers, *, several: bool) -> Iterator[_Line]:
     """The curve of each metric that has two points or more, and its chart."""
-    for name, points in one.metrics.items():
-        axis = _axis(points)
-        pairs = sorted(_pairs(points, axis))
+    for name, series in one.metrics.items():
+        pairs = sorted(series.curve.pairs())
         if len(pairs) > 1:
             group = _group(name)
             alone = several or group in _APART or not group
             chart = f"{group}:{name}" if alone else group
-            yield _Line(chart, axis, Curve(one.run if several else name, pairs))
+            yield _Line(chart, series.axis, Curve(one.run if several else name, pairs))
 
 
 def _group(name: str) -> str:
     return next((group for group, names in _GROUPS if names.fullmatch(name)), "")
-
-
-def _axis(points: Sequence[Point]) -> str:
-    """What the points are told by: their step, else their epoch, else their number."""
-    if any(point.step is not None for point in points):
-        return "step"
-    return "epoch" if any(point.epoch is not None for point in points) else "value"
-
-
-def _pairs(points: Sequence[Point], axis: str) -> Iterator[tuple[float, float]]:
-    for number, point in enumerate(points):
-        x = {"step": point.step, "epoch": point.epoch}.get(axis, number)
-        if x is not None:
-            yield float(x), point.value

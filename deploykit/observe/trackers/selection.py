@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -52,13 +56,13 @@ class Selection:
                 sources[key] = _Series(point)
             sources[key].add(point)
 
-    def due(self, sent: Mapping[str, int], *, final: bool) -> list[Value]:
+    def due(self, sent: Mapping[str, int], *, final: bool) -> Iterator[Value]:
         """The values to send, by step; `sent` is the last step of each name that was sent."""
-        values: list[Value] = []
-        for name, sources in self._series.items():
-            series = sources[min(sources, key=_place)]
-            values += series.after(name, sent.get(name, -1), whole=final)
-        return sorted(values, key=lambda one: one.step)
+        chosen = {name: sources[min(sources, key=_place)] for name, sources in self._series.items()}
+        values = [
+            series.after(name, sent.get(name, -1), whole=final) for name, series in chosen.items()
+        ]
+        return heapq.merge(*values, key=lambda one: one.step)
 
     def forget(self, sent: Mapping[str, int]) -> None:
         """Drop the values up to those steps."""
@@ -81,7 +85,9 @@ class _Series:
         elif _epoch(first) is not None:
             self._counts = _epoch
         self._added = 0
-        self._points: list[tuple[int, Point]] = []
+        self._steps = array("q")
+        self._values, self._times = array("d"), array("d")
+        """As numbers, since a log may have millions; the time is NaN where it is not known."""
 
     def _number(self, _: Point) -> int:
         return self._added
@@ -92,20 +98,25 @@ class _Series:
         if step is None:
             return
         self._added += 1
-        while self._points and self._points[-1][0] >= step:
-            self._points.pop()
-        self._points.append((step, point))
+        while self._steps and self._steps[-1] >= step:
+            self._steps.pop()
+            self._values.pop()
+            self._times.pop()
+        self._steps.append(step)
+        self._values.append(point.value)
+        self._times.append(math.nan if point.time is None else point.time)
 
     def after(self, name: str, step: int, *, whole: bool) -> Iterator[Value]:
         """The values after a step; with `whole` the newest too."""
-        last = len(self._points) - (not whole)
-        for at, point in self._points[: max(0, last)]:
-            if at > step:
-                yield Value(name, point.value, at, point.time)
+        for at in range(bisect_right(self._steps, step), len(self._steps) - (not whole)):
+            time = self._times[at]
+            known = None if math.isnan(time) else time
+            yield Value(name, self._values[at], self._steps[at], known)
 
     def forget(self, step: int) -> None:
         """Drop the points up to a step."""
-        self._points = [one for one in self._points if one[0] > step]
+        count = bisect_right(self._steps, step)
+        del self._steps[:count], self._values[:count], self._times[:count]
 
 
 def _place(source: str) -> tuple[int, str]:

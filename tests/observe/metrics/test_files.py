@@ -291,14 +291,29 @@ def test_a_repeated_step_counts_once():
     ]
 
 
-def test_a_curve_is_thinned_and_keeps_its_ends():
+def test_a_curve_is_thinned_and_keeps_its_ends_and_its_peaks():
+    values = [float(step % 7) for step in range(20_000)]
+    values[0], values[5001], values[7001], values[-1] = -1.0, 99.0, -99.0, 3.0
     collection = Collection()
-    collection.add(Point("loss", step, step) for step in range(20_000))
-    pairs = collection.series["", "loss"].curve.pairs()
+    collection.add(Point("loss", value, step) for step, value in enumerate(values))
+    curve = collection.series["", "loss"].curve
+    pairs = curve.pairs()
     assert 400 < len(pairs) < 1100
-    assert (pairs[0], pairs[-1]) == ((0, 0), (19_999, 19_999))
-    gaps = {later[0] - one[0] for one, later in itertools.pairwise(pairs[:-1])}
-    assert len(gaps) == 1
+    assert pairs == sorted(pairs)
+    assert {(0, -1.0), (5001, 99.0), (7001, -99.0), (19_999, 3.0)} <= set(pairs)
+    assert curve.mean() == pytest.approx(sum(values) / len(values))
+    gaps = [later[0] - one[0] for one, later in itertools.pairwise(pairs)]
+    assert max(gaps) < 20_000 / 100
+
+
+def test_a_long_curve_goes_back_to_the_step_where_a_restart_begins():
+    collection = Collection()
+    steps = [*range(20_000), *range(12_345, 20_000)]
+    collection.add(Point("loss", float(at >= 20_000), step) for at, step in enumerate(steps))
+    pairs = collection.series["", "loss"].curve.pairs()
+    assert [step for step, _ in pairs] == sorted({step for step, _ in pairs})
+    assert {value for step, value in pairs if step < 12_345} == {0.0}
+    assert {value for step, value in pairs if step >= 12_345} == {1.0}
 
 
 def test_names_without_end_take_no_memory():
