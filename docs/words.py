@@ -267,6 +267,7 @@ INTERNAL = {
     "DEPLOYKIT_ON_STALL": "`report` or `restart`, if the job does not leave `on_stall` as it is",
     "DEPLOYKIT_STALL_SECONDS": "seconds without progress that are never too long. Default: 300",
     "DEPLOYKIT_STACK_FILE": "the file for the stacks of a rank; removed before the program starts",
+    "DEPLOYKIT_LOG_LIMIT": "bytes of a node's log, if the job file sets `log_limit`",
     "DEPLOYKIT_PROFILE": "what to profile, if anything: `torch:FIRST:LAST`, `nsys`, "
     "`nsys:FIRST:LAST` or `memory`",
     "DEPLOYKIT_BELOW_NSYS": "of a rank below nsys: the process above; removed before the program "

@@ -41,6 +41,10 @@ JOB = "job.json"
 """In a run folder: the job with all overrides and arguments, as a job file for `rerun`."""
 
 
+LOG_LIMIT = 1 << 30
+"""Bytes of a node's log unless the job file says otherwise; the same in the node's relay."""
+
+
 PREFLIGHT = 30
 """Seconds that the network test before the trainer may take."""
 
@@ -158,6 +162,8 @@ def environment(  # noqa: PLR0913 - one keyword for each location of the contrac
         variables["DEPLOYKIT_OUTPUTS"] = json.dumps(job.outputs)
     if job.on_stall != "dump":
         variables["DEPLOYKIT_ON_STALL"] = job.on_stall
+    if job.log_limit != LOG_LIMIT:
+        variables["DEPLOYKIT_LOG_LIMIT"] = str(job.log_limit)
     if job.profile:
         variables["DEPLOYKIT_PROFILE"] = job.profile
     if job.debug:

@@ -92,6 +92,7 @@ class Job(Mapping[str, Any]):
         budget: str | None = None,
         debug: bool | None = None,
         max_bundle: str | None = None,
+        log_limit: str | None = None,
         **sections: Mapping[str, Any],
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in _NOT_KEYS} | sections

@@ -229,6 +229,15 @@ class JobSpec:
     max_bundle: Annotated[
         Size, Help("Maximum size of the source bundle.", example="100MiB"), Bounds(1)
     ] = 100 * 1024**2
+    log_limit: Annotated[
+        Size,
+        Help(
+            "Maximum size of each node's log, on this machine and with Slurm. Output beyond it is "
+            "left out, except for the last 64 KiB. On SageMaker, CloudWatch takes all output.",
+            example="1GiB",
+        ),
+        Bounds(1),
+    ] = 1024**3
 
     def in_folder(self, folder: Path) -> JobSpec:
         """The same job with absolute locations; addresses (s3://...) are kept."""

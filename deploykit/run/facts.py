@@ -27,7 +27,7 @@ Better = Literal["less", "more"]
 
 _LARGEST = 1 << 22
 """Bytes of a file of the run folder that is read."""
-_UNTOLD = {"name", "source", "backend", "max_bundle"}
+_UNTOLD = {"name", "source", "backend", "max_bundle", "log_limit"}
 """Keys of a job that say nothing of its result, or are told otherwise."""
 _LESS = {"loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "wer", "cer", "nll"}
 _LESS |= {"fid"}

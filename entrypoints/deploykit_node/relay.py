@@ -31,6 +31,10 @@ PIECE = 64 * 1024
 """Bytes read at once."""
 _AT_ONCE = 1 << 20
 """Bytes written to a file at once."""
+LOG_LIMIT = 1 << 30
+"""Bytes of a node's log where the job file sets no `log_limit`."""
+END = 64 * 1024
+"""Bytes that a program prints last, which are in the log in any case: they say why it failed."""
 DRAIN = 3.0
 """Seconds that a grandchild may keep the output open after the program has ended."""
 LISTENING = 0.2
@@ -137,7 +141,9 @@ def attend(
     """Relay the program to its end, as `run`; `heard` is called whenever it has printed."""
     signals.hold([*FORWARDED, signals.CHILD])
     bar = progress.bar_file(env)
-    streams = [_Stream(child.output, 1, prefix, bar), _Stream(child.errors, 2, prefix, bar)]
+    limit = int(env.get("DEPLOYKIT_LOG_LIMIT", LOG_LIMIT))
+    pipes = (child.output, child.errors)
+    streams = [_Stream(pipe, sink, prefix, bar, limit) for sink, pipe in enumerate(pipes, 1)]
     wake, ended = os.pipe()
     copied = _thread.allocate_lock()
     copied.acquire()
@@ -210,12 +216,24 @@ def _reached(child: Child, sender: int) -> bool:
 
 
 class _Stream:
-    """One pipe of the child and the descriptor to which its lines go."""
+    """One pipe of the child and the descriptor to which its lines go.
 
-    def __init__(self, source: int, sink: int, prefix: str, bar: str | None) -> None:
+    If that is a file, as on this machine and with Slurm, lines are left out once it has `limit`
+    bytes, but for the last ones of the program.
+    """
+
+    def __init__(self, source: int, sink: int, prefix: str, bar: str | None, limit: int) -> None:
         self.source = source
-        self._sink, self._prefix, self._most = sink, prefix, _most(sink)
+        self._sink, self._prefix = sink, prefix
+        self._is_file = stat.S_ISREG(os.fstat(sink).st_mode)
+        self._most = _AT_ONCE if self._is_file else select.PIPE_BUF
+        """A file takes all at its end, a pipe `PIPE_BUF` (pipe(7))."""
         self._lines = progress.Lines(bar)
+        self._limit = limit
+        self._left_out = 0
+        """Bytes since the file was full."""
+        self._end = b""
+        """The last ones of these."""
 
     def due(self) -> float:
         """When `tick` has something to do, if no data comes before."""
@@ -236,8 +254,12 @@ class _Stream:
         self._emit(self._lines.tick(time.monotonic()))
 
     def finish(self) -> None:
-        """Relay a last line that has no newline."""
+        """Relay a last line that has no newline, and the last lines of those left out."""
         self._emit(self._lines.finish())
+        if self._left_out > len(self._end):
+            size = self._left_out - len(self._end)
+            _write(self._sink, self._stamped(b"%d bytes of output were left out here" % size))
+        _write(self._sink, self._end)
 
     def _emit(self, lines: Iterable[bytes]) -> None:
         some = list(lines)
@@ -246,10 +268,30 @@ class _Stream:
 
     def _log(self, text: bytes) -> None:
         """Write lines, the last one without its end, each after the time and the prefix."""
-        start = f"{log.now()} {self._prefix} ".encode()
-        text = start + text.replace(b"\n", b"\n" + start) + b"\n"
+        text = self._stamped(text)
+        if self._is_full(text):
+            self._left_out += len(text)
+            self._end += text
+            if len(self._end) > END:
+                self._end = self._end[self._end.find(b"\n", -END - 1) + 1 :]
+            return
         for batch in _batches(text, self._most):
             _write(self._sink, batch)
+
+    def _stamped(self, text: bytes) -> bytes:
+        """Lines, the last one without its end, each after the time and the prefix."""
+        start = f"{log.now()} {self._prefix} ".encode()
+        return start + text.replace(b"\n", b"\n" + start) + b"\n"
+
+    def _is_full(self, text: bytes) -> bool:
+        """Whether the file takes no more; says so when that begins."""
+        if self._left_out or not self._is_file:
+            return self._left_out > 0
+        if os.fstat(self._sink).st_size + len(text) <= self._limit:
+            return False
+        said = f"log_limit is reached ({self._limit} bytes on this node): the rest is left out"
+        _write(self._sink, self._stamped(f"{said}, but for its last {END >> 10} KiB".encode()))
+        return True
 
 
 def _relay(
@@ -283,11 +325,6 @@ def _relay(
     for stream in streams:
         stream.finish()
     copied.release()
-
-
-def _most(sink: int) -> int:
-    """A file takes all at its end, a pipe `PIPE_BUF` (pipe(7))."""
-    return _AT_ONCE if stat.S_ISREG(os.fstat(sink).st_mode) else select.PIPE_BUF
 
 
 def _batches(text: bytes, most: int) -> Iterator[bytes]:

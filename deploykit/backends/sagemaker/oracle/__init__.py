@@ -110,6 +110,7 @@ def check(job: JobSpec, options: Options) -> Iterator[Problem]:
     yield from _check_plain(job, options)
     yield from _check_profile(job, options)
     yield from _check_debugger(job)
+    yield from _check_log_limit(job)
     known = [problem for one in consequences(job, options) if (problem := one.problem())]
     yield from known
     errors = {problem.path for problem in known if problem.severity == "error"}
@@ -145,6 +146,12 @@ def _check_debugger(job: JobSpec) -> Iterator[Problem]:
     if checks.DEBUGGER in job.env:
         message = "no editor can connect to a container of SageMaker"
         yield Problem(f"env.{checks.DEBUGGER}", message, "remove --debugger, or run it locally")
+
+
+def _check_log_limit(job: JobSpec) -> Iterator[Problem]:
+    if job.log_limit != backend.LOG_LIMIT:
+        message = "is not enforced on SageMaker: CloudWatch takes all output, and bills it"
+        yield Problem("log_limit", message, severity="warning")
 
 
 def _completed(options: Options) -> Options:
