@@ -75,6 +75,14 @@ class Doctor(Protocol):
 
 
 @runtime_checkable
+class NamedPython(Protocol):
+    """A backend whose `examine` runs a Python of this machine that the job file may name."""
+
+    def named_python(self, job: JobSpec, options: Any) -> str | None:
+        """The path of that Python; None where the job file names none."""
+
+
+@runtime_checkable
 class Attach(Protocol):
     """A backend whose jobs can be found by the run id alone, from any machine."""
 

@@ -239,11 +239,16 @@ def examine(
     """Findings about this machine; see `deploykit.backends.capabilities.Doctor`."""
     from deploykit.doctor import local
 
-    chosen = environments.python(job.environment) if job.environment else None
-    facts = local.load(saved) if saved else local.inspect(options.python or chosen)
+    facts = local.load(saved) if saved else local.inspect(named_python(job, options))
     if save:
         local.save(facts, save)
     yield from local.findings(job, facts)
+
+
+def named_python(job: JobSpec, options: Options) -> str | None:
+    """The Python that `examine` runs; see `deploykit.backends.capabilities.NamedPython`."""
+    chosen = environments.python(job.environment) if job.environment else None
+    return paths.expanded(options.python) if options.python else chosen
 
 
 def bills(options: Options) -> bool:

@@ -220,7 +220,7 @@ def _show(sweep: SweepSummary) -> None:
 
 def _detach(record: SweepRecord, *, as_json: bool) -> int:
     log = record.folder / "controller.log"
-    shell.detach([sys.executable, "-m", "deploykit", "sweep", "resume", record.id], log)
+    shell.detach([sys.executable, "-P", "-m", "deploykit", "sweep", "resume", record.id], log)
     if as_json:
         output.emit({"sweep": record.id, "log": str(log)})
     else:

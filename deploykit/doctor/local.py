@@ -29,8 +29,9 @@ _THREADS_PER_RANK = 128
 _TIMEOUT = 120
 
 _PROBE = """
-import json, socket, sys
-sys.path.insert(0, sys.argv[1])
+import sys
+sys.path = [sys.argv[1], *filter(None, sys.path)]  # without the working folder
+import json, socket
 from deploykit_node.network import interfaces
 try:
     address = socket.getaddrinfo(socket.gethostname(), None)[0][4][0]

@@ -191,7 +191,10 @@ def run_resumed(sweep):
 
 
 def test_in_the_background(write, sweep, toy):
+    """Not by a `deploykit` of the working folder."""
     write(trials=2)
+    (toy / "deploykit").mkdir()
+    (toy / "deploykit/__init__.py").write_text("raise SystemExit('the wrong one')")
     started = sweep("start", "--sweep", "b", "--detach", "--json")
     assert started["sweep"] == "b"
     wait_for(lambda: sweep("status", "b", "--json")["state"] == "finished")
