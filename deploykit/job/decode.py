@@ -34,6 +34,8 @@ _LARGEST_JSON = 64 * 2**20
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
 _SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_CREDENTIALS = re.compile(r"://[^\s/]{1,1000}@")
+"""In an address: they must not be in a message."""
 _SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
@@ -369,7 +371,7 @@ def _shown(data: object) -> str:
         return "a list"
     if isinstance(data, int) and abs(data) > _LARGEST:
         return "a number with too many digits"
-    text = repr(str(data)) if isinstance(data, str) else repr(data)
+    text = repr(_CREDENTIALS.sub("://***@", data)) if isinstance(data, str) else repr(data)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -29,7 +29,8 @@ MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money su
 MLFLOW = Pattern(
     r"https?://[^\s/@?#]+(/[^\s@?#]*)?"
     r"|arn:aws(-us-gov)?:sagemaker:[a-z0-9-]+:[0-9]{12}:mlflow-(tracking-server|app)/[A-Za-z0-9-]+",
-    "an address such as https://mlflow.example.com without a user name, or SageMaker's "
+    "an address such as https://mlflow.example.com without a user name (set "
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead), or SageMaker's "
     "arn:aws:sagemaker:REGION:ACCOUNT:mlflow-tracking-server/NAME; a file store needs "
     "`mlflow server --backend-store-uri` in front of it",
 )

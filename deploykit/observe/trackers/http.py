@@ -6,8 +6,11 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from http.client import HTTPException
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn
 from urllib import error, parse, request
 
 from deploykit.job.decode import from_json
@@ -16,7 +19,9 @@ from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotPermitte
 Sign = Callable[[str, str, bytes], Mapping[str, str]]
 """Headers for a request, by its method, URL and body."""
 _PATIENCE = 30.0
-"""Seconds to wait for an answer."""
+"""Seconds to wait for the next bytes of an answer."""
+_LONGEST = 60.0
+"""Seconds that a request and its answer may take in all."""
 _LARGEST = 64 << 20
 """Bytes of an answer."""
 _DENIED = {401, 403}
@@ -54,6 +59,34 @@ class Client:
         headers = {"Content-Type": "application/json"} if body else {}
         headers |= self._sign(method, url, body)
         message = request.Request(url, body or None, headers, method=method)  # noqa: S310 - checked
+        return self._in_time(partial(self._answer, message))
+
+    def _in_time(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns or raises. Raises TryAgain where it takes longer than `_LONGEST`.
+
+        The time-out of a socket is that of a single read, so a thread waits that may be left alone.
+        """
+        done: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                answer = ask()
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                done.put(partial(_raise, error))
+            else:
+                done.put(lambda: answer)
+
+        Thread(target=work, daemon=True).start()
+        try:
+            outcome = done.get(timeout=_LONGEST)
+        except Empty:
+            raise TryAgain(
+                f"{self._base} did not finish its answer within {_LONGEST:g} s",
+                hint="send it later with `deploykit sync`",
+            ) from None
+        return outcome()
+
+    def _answer(self, message: request.Request) -> Any:
         try:
             with self._opener.open(message, timeout=_PATIENCE) as answer:
                 return _decoded(self._base, answer.read(_LARGEST))
@@ -66,6 +99,10 @@ class Client:
                 f"{self._base} cannot be reached: {reason}",
                 hint="check the address and the network; nothing is lost",
             ) from problem
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _decoded(base: str, body: bytes) -> Any:

@@ -11,7 +11,7 @@ import base64
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from deploykit.lib.errors import BackendUnavailable, NotFound
@@ -82,6 +82,7 @@ class MLflow:
     def _begin(self) -> Mapping[str, int]:
         run = self._known() or self._tagged() or self._made()
         info, data = run["info"], run.get("data", {})
+        self._send_params({str(one["key"]) for one in data.get("params", ())})
         self._status = info.get("status")
         if info.get("lifecycle_stage") == "deleted":
             raise NotFound(
@@ -132,7 +133,7 @@ class MLflow:
         return run and self._remembered(run)
 
     def _made(self) -> Any:
-        """A new run, with its parameters and tags."""
+        """A new run, with its tags."""
         tags = {_TAG: self._about.run}
         tags |= {_TAGS.get(key, f"deploykit.{key}"): text for key, text in self._about.tags.items()}
         run = self._ask(
@@ -142,11 +143,14 @@ class MLflow:
             start_time=int(1000 * self._about.started),
             tags=[{"key": key, "value": value} for key, value in tags.items()],
         )["run"]
-        params = list(self._params())
+        return self._remembered(run)
+
+    def _send_params(self, known: Container[str]) -> None:
+        """Send the parameters that the run lacks: all of a new one, or after a kill the rest."""
+        params = [one for one in self._params() if one["key"] not in known]
         for start in range(0, len(params), _MOST_PARAMS):
             batch = params[start : start + _MOST_PARAMS]
-            self._ask("runs/log-batch", run_id=run["info"]["run_id"], params=batch)
-        return self._remembered(run)
+            self._ask("runs/log-batch", run_id=self._memory["id"], params=batch)
 
     def _params(self) -> Iterator[dict[str, str]]:
         seen = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -207,6 +208,110 @@ def test_what_a_server_may_answer(kind, live, capsys):
         assert said in sync(capsys, code=code).err
 
 
+@contextlib.contextmanager
+def dripping():
+    """A server that sends a byte of its answer again and again, and never all; yields its address.
+
+    Each byte comes within the time that one read may take.
+    """
+    closed = threading.Event()
+
+    def drip(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not closed.wait(0.05):
+                connection.sendall(b" ")
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=drip, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        closed.set()
+
+
+def test_a_server_that_never_finishes_its_answer(live, capsys, monkeypatch):
+    monkeypatch.setattr("deploykit.observe.trackers.http._LONGEST", 1.0)
+    with dripping() as address:
+        tracked(live, {"mlflow": address})
+        attempt(live, 0, range(10))
+        err = sync(capsys, code=75).err
+    assert f"error: {address} did not finish its answer within 1 s" in err
+
+
+class MLflowServer:
+    """What MLflow's server keeps of runs, behind its paths; it refuses the first parameters."""
+
+    def __init__(self):
+        self.runs, self.lost = [], 1
+
+    def answer(self, path, data):
+        if path.endswith("experiments/get-by-name"):
+            return {"experiment": {"experiment_id": "0"}}
+        if path.endswith("runs/search"):
+            return {"runs": self.runs}
+        if path.endswith("runs/get"):
+            return {"run": self.runs[0]}
+        if path.endswith("runs/create"):
+            info = {"run_id": "r", "experiment_id": "0", "status": "RUNNING"}
+            self.runs.append({"info": info, "data": {"params": [], "metrics": []}})
+            return {"run": self.runs[0]}
+        if path.endswith("runs/log-batch") and "params" in data:
+            self.lost -= 1
+            if self.lost >= 0:
+                return None
+            self.runs[0]["data"]["params"] += data["params"]
+        return {}
+
+
+@contextlib.contextmanager
+def mlflow_server():
+    """Serves an `MLflowServer`; where that answers None, the connection is closed."""
+    kept = MLflowServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            size = int(self.headers.get("Content-Length", 0))
+            path = self.path.partition("?")[0]
+            answer = kept.answer(path, json.loads(self.rfile.read(size) or "{}"))
+            if answer is not None:
+                body = json.dumps(answer).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 - as the standard library calls it
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", kept
+        server.shutdown()
+
+
+def test_parameters_that_were_not_sent_with_the_run_are_sent_later(live, capsys):
+    """As after a kill between the two requests."""
+    with mlflow_server() as (address, kept):
+        tracked(live, {"mlflow": address})
+        sync(capsys, code=69)
+        assert (len(kept.runs), kept.runs[0]["data"]["params"]) == (1, [])
+        (live.folder / "tracking.json").unlink()
+        sync(capsys)
+        sync(capsys)
+    (run,) = kept.runs
+    params = [(one["key"], one["value"]) for one in run["data"]["params"]]
+    assert sorted(params) == [
+        *(("--_odd name", "x"), ("--lr", "0.1"), ("entrypoint.script", "train.py"))
+    ]
+
+
 @pytest.mark.parametrize(
     ("variables", "header"),
     [
@@ -280,7 +385,9 @@ def add(project, line):
 def test_what_is_wrong_with_the_section(text, project, capsys):
     add(project, f"track: {text}")
     assert cli.main(["check"]) == 65
-    assert TRACK[text] in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert TRACK[text] in err
+    assert "secret" not in err
 
 
 def test_a_tracker_whose_package_is_not_installed(project, capsys, monkeypatch):
