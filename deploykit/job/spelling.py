@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from deploykit.lib.problem import Problem
 
+UNKNOWN_KEY = "unknown key"
 _NAMED = 20
 """Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 
@@ -36,7 +37,7 @@ def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Ite
     names = list(known)
     for key in keys[:_NAMED]:
         hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
-        yield Problem(f"{path}.{key}" if path else str(key), "unknown key", hint)
+        yield Problem(f"{path}.{key}" if path else str(key), UNKNOWN_KEY, hint)
     if len(keys) > _NAMED:
         yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 

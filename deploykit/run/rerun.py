@@ -14,12 +14,18 @@ from pathlib import Path
 
 from deploykit.backends.base import JOB
 from deploykit.bundle import archive as bundle
+from deploykit.job.decode import read_json
 from deploykit.job.file import Overrides
+from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
-from deploykit.lib.errors import NotFound
+from deploykit.lib.errors import JobFileError, NotFound
+from deploykit.lib.problem import Problem
+from deploykit.lib.version import __version__
 from deploykit.run import lifecycle
 from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
+
+UPGRADE = "pip install -U deploykit, or use the one that made it"
 
 
 @contextlib.contextmanager
@@ -53,4 +59,27 @@ def prepare(
         source = Path(scratch, "source")
         bundle.unpack(archive, source)
         chosen = [*overrides, f"source={json.dumps(str(source))}"]
-        yield lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
+        try:
+            prepared = lifecycle.prepare(job, chosen, backend or row.backend, run, arguments)
+        except JobFileError as error:
+            if _is_newer(job, error.problems):
+                what = f"{row.run} was made by a newer deploykit than this one ({__version__})"
+                raise JobFileError(what, error.problems, hint=UPGRADE) from error
+            raise
+        yield prepared
+
+
+def _is_newer(job: Path, problems: Sequence[Problem]) -> bool:
+    """Whether the file, which a deploykit wrote, has keys that this one does not know."""
+    return any(
+        problem.message == UNKNOWN_KEY and _has(read_json(job), problem.path.split("."))
+        for problem in problems
+    )
+
+
+def _has(data: object, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
+    return True

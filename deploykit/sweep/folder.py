@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deploykit.job.decode import Malformed, as_data, decode, read_json
+from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
 from deploykit.lib.errors import NotFound, TryAgain, UsageError
+from deploykit.lib.version import __version__
 from deploykit.run import registry, storage, sweep_folders
+from deploykit.run.rerun import UPGRADE
 from deploykit.sweep.model import SWEEP, Sweep
 
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
@@ -132,18 +135,34 @@ def find(name: str | None) -> SweepRecord:
     if matches:
         ids = "; ".join(one.id for one in matches[:5])
         raise NotFound(f"{name!r} matches {len(matches)} sweeps", hint=ids)
+    for id_, why in unread().items():
+        if name is None or id_.startswith(name):
+            raise NotFound(f"the sweep {id_} {why}", hint=UPGRADE)
     message = f"no sweep matches {name!r}" if name else "there are no sweeps yet"
     hint = "`deploykit sweep list` shows all; `deploykit sweep start` starts one"
     raise NotFound(message, hint=hint)
 
 
 def every() -> list[SweepRecord]:
-    """All sweeps, the newest first; folders without a valid definition are left out."""
+    """All sweeps, the newest first; without those that are `unread`."""
     records = []
     for folder in sweep_folders.every():
         with contextlib.suppress(OSError, Malformed):
             records.append(_read(folder))
     return sorted(records, key=lambda one: (-one.created, one.id))
+
+
+def unread() -> dict[str, str]:
+    """By its id, why a sweep cannot be read: a newer deploykit made it, or its file is damaged."""
+    reasons = {}
+    for folder in sweep_folders.every():
+        try:
+            _read(folder)
+        except FileNotFoundError:  # not written yet
+            continue
+        except (OSError, Malformed) as error:
+            reasons[folder.name] = str(error)
+    return reasons
 
 
 def _read(folder: Path) -> SweepRecord:
@@ -158,13 +177,15 @@ def _read(folder: Path) -> SweepRecord:
             "bundle": str(bundle),
             "created": int(created) | float(created),
         }:
-            sweep, _ = decode(Sweep, data)
+            sweep, problems = decode(Sweep, data)
+            if any(problem.message == UNKNOWN_KEY for problem in problems):
+                raise Malformed(f"was made by a newer deploykit than this one ({__version__})")
             if sweep is not None:
                 texts = [one for one in overrides if isinstance(one, str)]
                 return SweepRecord(
                     folder.name, sweep, backend, job, source, texts, bundle, float(created)
                 )
-    raise Malformed("is not the definition of a sweep")
+    raise Malformed(f"has no valid definition in {folder / _DEFINITION}")
 
 
 @contextlib.contextmanager

@@ -201,6 +201,25 @@ def test_in_the_background(write, sweep, toy):
     assert "trial 1: loss" in Path(started["log"]).read_text()
 
 
+def test_a_sweep_of_a_newer_deploykit_says_so(write, sweep, toy):
+    folder = paths.state() / "sweeps/later-2"
+    folder.mkdir(parents=True)
+    swept = {"parameters": {"lr": {"choice": [1, 2]}}, "objective": {"metric": "loss"}}
+    swept["a_new_key"] = 1
+    texts = {"backend": "plain", "source": "", "overrides": [], "bundle": "b"}
+    data = {"sweep": swept, "job": {}, "created": 1.0, **texts}
+    (folder / "sweep.json").write_text(json.dumps(data))
+    for name in ("later-2", "lat"):
+        sweep("status", name, code=66)
+        assert "error: the sweep later-2 was made by a newer deploykit than this" in sweep.notes
+        assert "pip install -U deploykit" in sweep.notes
+    assert sweep("list") == ""
+    assert "not listed: later-2 was made by a newer deploykit than this" in sweep.notes
+    (folder / "sweep.json").write_text('{"sweep": 1')
+    sweep("status", "later-2", code=66)
+    assert "the sweep later-2 is not valid JSON" in sweep.notes
+
+
 @pytest.mark.slow
 def test_a_source_that_changes_changes_no_trial(write, sweep, toy):
     write(sampler="grid", parameters=SLEEP)
