@@ -210,8 +210,8 @@ it finds exactly these:
 | `NNODES` | number of nodes |
 
 On several nodes of SageMaker the port is 7777, or the lowest of `DEPLOYKIT_PORTS`. None of
-`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `TORCHELASTIC_*` is set, and `OMP_NUM_THREADS` is left as it is.
-Logs and records call the process of node N `rank N`.
+`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE` and `TORCHELASTIC_*` is set, and
+`OMP_NUM_THREADS` is left as it is. Logs and records call the process of node N `rank N`.
 
 ## Variables of the trainer
 """
