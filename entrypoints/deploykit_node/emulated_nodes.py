@@ -72,15 +72,15 @@ def _end_orphans() -> None:
     left = processes.children(os.getpid())
     names = (f"{state.name} ({pid})" for pid in left if (state := processes.stat(pid)))
     print("deploykit: still running at the end, and stopped:", ", ".join(names), file=sys.stderr)
-    told: set[int] = set()
+    signalled: set[int] = set()
     begun = time.monotonic()
     while _children_remain() and (waited := time.monotonic() - begun) < 2 * _ORPHANS_GRACE:
         number = signal.SIGTERM if waited < _ORPHANS_GRACE else signal.SIGKILL
         for pid in processes.children(os.getpid()):
-            if pid not in told or number == signal.SIGKILL:
+            if pid not in signalled or number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-                told.add(pid)
+                signalled.add(pid)
         time.sleep(0.05)
 
 

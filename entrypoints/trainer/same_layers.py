@@ -86,10 +86,13 @@ class _Watch:
 
     def _refuse(self, number: int, used: Sequence[str]) -> NoReturn:
         """Raise UnequalRanksError, with what two of the ranks do. Collective."""
-        found: list[Any] = [None] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(found, (number, list(used)), group=self._group)
-        (one, parts), (other, others) = found[0], next(each for each in found if each != found[0])
-        ranks = [_rank(self._group, found.index(each)) for each in ((one, parts), (other, others))]
+        seen: list[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(seen, (number, list(used)), group=self._group)
+        (one, parts), (other, others) = (
+            seen[0],
+            next(each for each in seen if each != seen[0]),
+        )
+        ranks = [_rank(self._group, seen.index(each)) for each in ((one, parts), (other, others))]
         if one != other:
             where = [self._names[each] or "the end of the model" for each in (one, other)]
             what = f"rank {ranks[0]} came to {where[0]} and rank {ranks[1]} to {where[1]}"
