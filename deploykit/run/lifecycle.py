@@ -18,7 +18,7 @@ from deploykit.backends.base import Backend
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import revision, secret_scan
 from deploykit.job import file as jobfile
-from deploykit.job.decode import as_data, encodable
+from deploykit.job.decode import as_data, encodable, from_json
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.lib import paths
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _TIME_LIMIT = 3600
 """Seconds assumed where a required time limit is missing, so that the rest can be checked."""
+_MOST_OTHERS = 1000
+"""Unfinished runs whose jobs are looked at."""
+_LARGEST_JOB = 1 << 22
+"""Bytes of ``job.json``."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -121,7 +125,7 @@ def check(file: JobFile, name: str) -> list[Problem]:
 def check_all(file: JobFile) -> list[Problem]:
     """The warnings of all its backends and of the bundle. Raises as `check`, for all at once."""
     all_problems, packed = examine(file)
-    warnings = file.raise_on(all_problems)
+    warnings = file.raise_on([*all_problems, *_shared_checkpoints(file.job)])
     for name, options in file.sections.items():
         if packed is not None:  # what shows only in the text that would be sent
             backend.find(name).plan(file.job, options, run="check", bundle=packed)
@@ -179,6 +183,47 @@ def examine(file: JobFile, *, pack: bool = False) -> tuple[list[Problem], Bundle
     return [*all_problems, *packed.warnings], packed
 
 
+def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> list[Problem]:
+    """A warning for each other unfinished run with the same location of checkpoints.
+
+    With `ask`, the target of such a run is asked whether it has ended meanwhile.
+    """
+    if job.checkpoints is None:
+        return []
+    own, rows = _resolved(job.checkpoints), list[Run]()
+    with contextlib.suppress(DeploykitError):  # a registry that cannot be read is no problem here
+        others = (row for row in registry.unfinished(_MOST_OTHERS) if row.run != run)
+        rows = [row for row in others if _resolved(_checkpoints_of(row)) == own]
+        rows = run_state.refresh(rows) if ask else rows
+    message = "are also those of {0}, which is {1}: each run would delete what the other saves"
+    hint = "choose another folder; `deploykit status {0}` shows whether it has ended"
+    return [
+        Problem(
+            *("checkpoints", message.format(row.run, row.state), hint.format(row.run)),
+            severity="warning",
+        )
+        for row in rows
+        if not State(row.state).final
+    ]
+
+
+def _checkpoints_of(row: Run) -> str:
+    """The location that the job of a run names; empty where it names none, or was not kept."""
+    try:
+        data = from_json(paths.read_below(Path(row.folder), backend.JOB, _LARGEST_JOB) or b"{}")
+    except ValueError:
+        return ""
+    location = data.get("checkpoints") if isinstance(data, dict) else None
+    return location if isinstance(location, str) else ""
+
+
+def _resolved(location: str) -> str:
+    """A location in a form in which equal ones are equal."""
+    if not location or paths.is_address(location):
+        return location.rstrip("/")
+    return os.path.realpath(location)
+
+
 def refuse(job: Source, warnings: Sequence[Problem]) -> None:
     """Raise JobFileError if there is any warning, as ``--strict`` demands."""
     if warnings:
@@ -208,6 +253,7 @@ def prepare(  # noqa: PLR0913 - as submit
     warnings = file.raise_on(all_problems)
     assert packed is not None  # noqa: S101 - for mypy: else there was an error
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
+    warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     if paths.left_out().exists():
         from deploykit.run import excluded_nodes as left_out  # most users have none
