@@ -24,7 +24,7 @@ from deploykit.backends import base as backend
 from deploykit.backends import local_checks
 from deploykit.bundle import archive as bundles
 from deploykit.job import environments, machine
-from deploykit.job.decode import NOT_EMPTY, Help
+from deploykit.job.decode import NOT_EMPTY, Help, whole
 from deploykit.job.model import Bundle, Handle, JobSpec, LogLine, Plan, Problem, State, Status
 from deploykit.job.names import MONEY
 from deploykit.lib import paths
@@ -340,7 +340,7 @@ def _without_record(folder: Path) -> Status:
     if not folder.exists():
         return Status(State.FAILED, "vanished", "its exit status is unknown")
     try:
-        log = (folder / "logs/job.log").read_text(errors="replace").strip()
+        log = logfiles.end(folder / "logs/job.log").strip()
     except OSError as error:
         log = f"{folder}/logs/job.log cannot be read: {error.strerror}"
     reason = log.splitlines()[-1] if log else "killed, or the machine restarted"
@@ -350,18 +350,18 @@ def _without_record(folder: Path) -> Status:
 def _alive(folder: Path) -> bool:
     """Whether a process holds the lock on the run."""
     try:
-        with (folder / "alive").open() as file:
+        with paths.open_regular(folder / "alive") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # missing, or not the file that the shell has locked
+        return False
     return False
 
 
 def _pid(folder: Path) -> int:
     """The process id of the run's shell; 0 until it is written."""
-    return int((folder / "claim").read_text() or 0)
+    return whole((paths.read_below(folder, "claim", 100) or b"").decode().strip()) or 0
 
 
 def _require_this_machine(handle: Handle) -> None:

@@ -8,6 +8,7 @@ The fields of a dataclass carry notes (`Help`, `Bounds`, `Pattern`, `Quantity`) 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import re
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from deploykit.lib import quoting
+from deploykit.lib import paths, quoting
 from deploykit.lib.problem import Problem
 
 T = TypeVar("T")
@@ -136,12 +137,25 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file of at most 64 MiB. Raises OSError or Malformed."""
-    return from_json(read_file(path, _LARGEST_JSON))
+    """The JSON in a regular file of at most 64 MiB. Raises OSError or Malformed."""
+    return from_json(read_record(path, _LARGEST_JSON))
+
+
+def read_record(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises OSError or Malformed.
+
+    A pipe in its place would be waited for without end.
+    """
+    try:
+        return paths.read_regular(path, most)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise Malformed(f"is larger than {most >> 20} MiB") from error
+        raise
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The content of a file of at most `most` bytes. Raises OSError or Malformed."""
+    """The content of a file or pipe of at most `most` bytes. Raises OSError or Malformed."""
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -312,7 +312,7 @@ def open_regular(path: Path) -> io.FileIO:
     return _regular(os.open(path, _FILE), str(path))
 
 
-def read_regular(path: Path, limit: int) -> bytes:
+def read_regular(path: Path | str, limit: int) -> bytes:
     """The bytes of a regular file, which may be behind a link.
 
     Raises OSError, also where it is larger than `limit` bytes.

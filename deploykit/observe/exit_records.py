@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploykit.job.decode import from_json, whole
+from deploykit.lib import paths
 
 STOPPED = 75
 """Exit code of a trainer that stopped on request after saving a checkpoint, and can resume."""
@@ -176,8 +177,7 @@ def _pair(item: object) -> tuple[str, int]:
 def _data(path: Path | str) -> dict[str, Any]:
     """The content of a record; empty where it is not a JSON object."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - also without a path object
-            data = from_json(file.read(_LONGEST))
+        data = from_json(paths.read_regular(path, _LONGEST))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

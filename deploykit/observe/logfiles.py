@@ -47,12 +47,17 @@ def whole(handle: Handle) -> Path:
 def refusal(log: Path) -> str | None:
     """Why the script of a job ended before it started anything, from its log; else None."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _END))
-            refusals = _REFUSAL.findall(file.read(_END).decode(errors="replace"))
+        refusals = _REFUSAL.findall(end(log))
     except OSError:
         return None
     return refusals[-1] if refusals else None
+
+
+def end(log: Path) -> str:
+    """The last `_END` bytes of a log. Raises OSError, also for what is not a regular file."""
+    with paths.open_regular(log) as file:
+        file.seek(max(0, log.stat().st_size - _END))
+        return file.read(_END).decode(errors="replace")
 
 
 def read(
@@ -166,10 +171,12 @@ class Logs:
             window *= 4
 
     def _chosen(self) -> list[_File]:
+        """The files, without a pipe or a broken link in the place of one."""
         names = (path for pattern in self._patterns for path in self._folder.glob(pattern))
         files = [
             self._files.setdefault(path, _File(path, self._most))
             for path in sorted(names, key=_by_number)
+            if path.is_file()
         ]
         return [
             file

@@ -27,6 +27,7 @@ from deploykit.diagnose.dumps import Dump
 from deploykit.diagnose.endings import Ending, LastLine
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
+from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.observe import exit_records
 from deploykit.run import evidence as run_evidence
@@ -34,6 +35,8 @@ from deploykit.run.registry import Run
 
 _BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
+_LARGEST_PLAN = 1 << 22
+"""Bytes."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
 
@@ -192,7 +195,7 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
         if folder != Path(row.folder):
             files += sorted(Path(row.folder, "logs").glob(f"*-{folder.name}.log"))
         files += sorted((folder / "logs").glob("*.log"))
-    return files
+    return [path for path in files if path.is_file()]
 
 
 def _read_run(
@@ -230,7 +233,7 @@ def _plan(row: Run) -> str:
     """The text of what was submitted; empty where it is not here."""
     for path in Path(row.folder).glob("plan.*"):
         with contextlib.suppress(OSError):
-            return path.read_text(encoding="utf-8", errors="replace")
+            return paths.read_regular(path, _LARGEST_PLAN).decode(errors="replace")
     return ""
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from deploykit.job.decode import from_json, read_file
+from deploykit.job.decode import from_json, read_record
 from deploykit.observe.inspect import places, stacks
 
 _LARGEST = 1 << 16
@@ -54,7 +54,7 @@ def _ranks(folder: Path, name: str) -> tuple[stacks.RankStacks, ...]:
 def _record(path: Path) -> dict[str, Any]:
     """A valid record; empty for any other file."""
     try:
-        data = from_json(read_file(path, _LARGEST))
+        data = from_json(read_record(path, _LARGEST))
     except (OSError, ValueError):
         return {}
     match data:

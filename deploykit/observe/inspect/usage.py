@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploykit.job.decode import from_json, read_file, whole
+from deploykit.job.decode import from_json, read_record, whole
 
 _LARGEST = 1 << 18
 _LARGEST_HISTORY = 1 << 23
@@ -52,7 +52,7 @@ def history(folder: Path) -> list[Sample]:
 
 def _samples(path: Path) -> Iterator[Sample]:
     try:
-        lines = read_file(path, _LARGEST_HISTORY).splitlines()
+        lines = read_record(path, _LARGEST_HISTORY).splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
@@ -75,7 +75,7 @@ def read(folder: Path, attempt: int) -> list[RankUsage]:
 
 def _of_node(path: Path, attempt: int) -> Iterator[RankUsage]:
     try:
-        data = from_json(read_file(path, _LARGEST))
+        data = from_json(read_record(path, _LARGEST))
     except (OSError, ValueError):
         return
     if isinstance(data, dict) and data.get("attempt") == attempt:
@@ -96,7 +96,7 @@ def _ranks(path: Path, data: dict[str, Any]) -> Iterator[RankUsage]:
 def software(folder: Path) -> list[tuple[str, str]]:
     """Versions on node 0 by name, and its GPUs; nothing where they were not recorded."""
     try:
-        data = from_json(read_file(folder / "exit_records/software.json", _LARGEST))
+        data = from_json(read_record(folder / "exit_records/software.json", _LARGEST))
     except (OSError, ValueError):
         return []
     match data:
