@@ -132,7 +132,8 @@ class _Forwarding(BaseHTTPRequestHandler):
         length = dict(headers).get("Content-Length") if one.method == "HEAD" else None
         self.send_header("Content-Length", length or len(content))
         self.end_headers()
-        self.wfile.write(content)
+        if one.method != "HEAD":
+            self.wfile.write(content)
 
     def _forward(self, one):
         if one.action in self.server.answers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from deploykit.lib.errors import (
@@ -48,6 +48,25 @@ _OF_HEAD = frozenset({"301", "400", "403", "404", "405", "412"})
 """Statuses with which S3 refuses a HEAD request."""
 _REDIRECTS = "redirects without end, which botocore follows"
 _OTHER_REGION = frozenset({"301", "PermanentRedirect", "IllegalLocationConstraintException"})
+_REQUIRED: dict[str, dict[str, type]] = {
+    "CreateTrainingJobResponse": {"TrainingJobArn": str},
+    "DescribeTrainingJobResponse": {"TrainingJobArn": str, "TrainingJobStatus": str},
+    "DescribeLogStreamsResponse": {"logStreams": list},
+    "GetLogEventsResponse": {"events": list},
+    "SearchTrainingPlanOfferingsResponse": {"TrainingPlanOfferings": list},
+    "GetRoleResponse": {"Role": dict},
+    "HeadObjectOutput": {"ETag": str},
+    "PutObjectOutput": {"ETag": str},
+}
+"""Output of an operation -> the fields that each answer of AWS has, among those that are used."""
+_QUOTED = 60
+"""Characters of an invalid answer that a message quotes."""
+_FIRST_ERROR = 300
+"""The lowest status of an answer that is an error or a redirect."""
+
+
+class NoAnswerError(Exception):
+    """What came is not an answer of AWS: a proxy or a wrong endpoint may send other things."""
 
 
 def identify(region: str | None) -> None:
@@ -89,8 +108,6 @@ def client(
         import boto3
         import botocore.session
         from botocore.config import Config
-
-        from deploykit.backends.sagemaker import answers
     except ImportError as error:
         raise BackendUnavailable("boto3 is not installed", hint="pip install boto3") from error
     with errors(region):
@@ -98,7 +115,7 @@ def client(
         config = Config(retries=retries, connect_timeout=timeout, read_timeout=timeout)
         core = botocore.session.Session()
         core.register_component("data_loader", _descriptions())
-        core.register_component("response_parser_factory", answers.Parsers())
+        core.register_component("response_parser_factory", _parsers())
         session: Any = boto3.Session(botocore_session=core, region_name=region)
         return session.client(service, config=config)
 
@@ -109,6 +126,64 @@ def _descriptions() -> Any:
     import botocore.loaders
 
     return botocore.loaders.create_loader()
+
+
+@cache
+def _parsers() -> Any:
+    """Botocore's parsers of answers, which raise NoAnswerError for whatever they cannot read.
+
+    botocore reads an HTML page with status 200 as an empty answer, and fails on JSON that is no
+    object, too deep, or not UTF-8, with whatever exception its code meets.
+    """
+    from botocore.parsers import ResponseParserFactory
+
+    class Parsers(ResponseParserFactory):  # type: ignore[misc] # botocore has no types
+        def create_parser(self, protocol_name: str) -> Any:
+            parser = super().create_parser(protocol_name)
+            parser.parse = partial(_parse, parser.parse, protocol_name)
+            return parser
+
+    return Parsers()
+
+
+def _parse(original: Any, protocol: str, response: dict[str, Any], shape: Any) -> Any:
+    is_error = response["status_code"] >= _FIRST_ERROR
+    try:
+        parsed = original(response, shape)
+    except Exception as error:  # botocore's parsers raise anything
+        if not is_error:
+            raise NoAnswerError(_described(response)) from error
+        parsed = _unread_error(response)
+    if not is_error and not _is_valid(response, protocol, shape, parsed):
+        raise NoAnswerError(_described(response))
+    return parsed
+
+
+def _is_valid(response: Mapping[str, Any], protocol: str, shape: Any, parsed: Any) -> bool:
+    body = response["body"]
+    if protocol == "json" and body:
+        stripped = body.strip()
+        if not (stripped.startswith(b"{") and stripped.endswith(b"}")):
+            return False
+    required = _REQUIRED.get(shape.name, {}) if shape else {}
+    return all(isinstance(parsed.get(name), kind) for name, kind in required.items())
+
+
+def _unread_error(response: Mapping[str, Any]) -> dict[str, Any]:
+    """The error of an answer that botocore cannot read, in its form."""
+    status = response["status_code"]
+    return {
+        "Error": {"Code": str(status), "Message": ""},
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": dict(response["headers"])},
+    }
+
+
+def _described(response: Mapping[str, Any]) -> str:
+    """Quote the beginning: ``HTTP 200, text/html: <html> ...``."""
+    kind = response["headers"].get("content-type", "no content type")
+    text = " ".join(response["body"].decode(errors="replace").split())
+    quoted = f"{text[:_QUOTED]}..." if len(text) > _QUOTED else text or "empty"
+    return f"HTTP {response['status_code']}, {kind}: {quoted}"
 
 
 def code(error: BaseException) -> str:
@@ -141,8 +216,6 @@ def errors(region: str) -> Iterator[None]:
     cannot be reached.
     """
     from botocore import exceptions as botocore
-
-    from deploykit.backends.sagemaker.answers import NoAnswerError
 
     try:
         yield
@@ -183,8 +256,6 @@ def was_lost(error: BaseException) -> bool:
 def may_have_succeeded(error: BaseException) -> bool:
     """Whether a failed request may have taken effect."""
     from botocore.exceptions import ClientError
-
-    from deploykit.backends.sagemaker.answers import NoAnswerError
 
     if isinstance(error, ClientError):
         return not _is_of_service(error) or (code(error) in _BUSY and "hrottl" not in code(error))

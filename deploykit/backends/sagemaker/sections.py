@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -40,6 +41,20 @@ REGEX = Pattern(r".{1,500}", "a regular expression of at most 500 characters, on
 PLAN = Pattern(
     r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/[!-~]+", "a training plan's ARN"
 )
+
+
+_JAVAS = re.compile(r"\(\?<(?=\w)|\\p\{")
+"""What Java's regular expressions have, and Python's do not: nothing is known of such a pattern."""
+
+
+def has_group(pattern: str) -> bool:
+    """Whether a pattern compiles and has a group, from which SageMaker takes the value."""
+    if _JAVAS.search(pattern):
+        return True
+    try:
+        return re.compile(pattern).groups > 0
+    except (re.error, OverflowError, RecursionError):
+        return False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploykit.backends import sagemaker
-from deploykit.backends.sagemaker import description
+from deploykit.backends.sagemaker import oracle
 from deploykit.backends.sagemaker import request as rendering
 from deploykit.backends.sagemaker.options import METRICS
 from deploykit.backends.sagemaker.sections import InstanceGroup
@@ -214,7 +214,7 @@ def test_a_job_with_errors_is_not_planned(project, monkeypatch, setting):
 def test_check_and_plan_agree_for_the_longest_run_id(planned):
     """`check` validates a request with placeholders; one for any run must be as valid."""
     for run in ("a", "r" * 63):
-        assert description.request_problems(json.loads(planned(run).text)) == []
+        assert oracle.request_problems(json.loads(planned(run).text)) == []
 
 
 def test_the_nearest_instance_type_is_suggested(vary):

@@ -11,7 +11,6 @@ import pytest
 from deploykit.backends import sagemaker
 from deploykit.backends.sagemaker import (
     catalog,
-    description,
     oracle,
     request,
     sdk,
@@ -234,7 +233,7 @@ def test_an_accepted_job_is_valid_for_every_run(jobs):
     """`plan` does not repeat `check`, which validates a request with a placeholder as run id."""
     for number, pair in enumerate(jobs):
         rendered = request.render(*pair, run=f"digits-{number}", bundle=HASH)
-        assert description.request_problems(rendered) == []
+        assert oracle.request_problems(rendered) == []
 
 
 def test_every_choice_was_used(samples):

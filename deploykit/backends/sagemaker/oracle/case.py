@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from deploykit.backends import base as backend
-from deploykit.backends.sagemaker import catalog
+from deploykit.backends.sagemaker import catalog, sections
 from deploykit.backends.sagemaker.options import (
     DATA_PARALLEL,
     MPIRUN,
@@ -23,7 +23,7 @@ from deploykit.backends.sagemaker.options import (
 )
 from deploykit.backends.sagemaker.request import argument_vector
 from deploykit.backends.sagemaker.sections import S3, Channel, InstanceGroup
-from deploykit.doctor.aws_names import REGION
+from deploykit.doctor import aws_names
 from deploykit.job import checks
 from deploykit.job.model import JobSpec
 from deploykit.job.spelling import did_you_mean
@@ -47,12 +47,6 @@ _WITHOUT_PROFILER = (
 )
 """Regions for which the SDK knows neither profiler nor debugger."""
 _OVERWRITTEN = re.compile(r"(NCCL|FI|RDMAV)_\w+")
-_IMPOSSIBLE = re.compile(
-    r"\.\.|^(\d+\.){3}\d+$|^(xn--|sthree-|amzn-s3-demo-)|(-s3alias|--ol-s3|\.mrap|--table-s3)$"
-)
-"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
-_JAVAS = re.compile(r"\(\?<(?=\w)|\\p\{")
-"""What Java's regular expressions have, and Python's do not: nothing is known of such a pattern."""
 _REACHABLE_SECRETS = ("ssm", "secretsmanager")
 """Kinds of secrets that a container can look up."""
 
@@ -223,7 +217,7 @@ class Case:
         self.image_with_cuda_121 = _CUDA_121 in (named or "")
         """Whether it is the image without SMDDP of a version that has it."""
         self.image_without_mpi4py = self.image is not None and self.image.repository == "pytorch"
-        self.image_region = catalog.ecr_region(named) if named else None
+        self.image_region = catalog.ecr_region(named or "")
         self.image_outside_ecr = named is not None and self.image_region is None
         self.image_in_other_region = bool(self.image_region) and self.image_region != self.region
 
@@ -269,7 +263,7 @@ class Case:
     # Time, network and profiling
 
     def _read_service(self, job: JobSpec, options: Options) -> None:
-        self.valid_region = re.fullmatch(REGION.regex, self.region or "") is not None
+        self.valid_region = re.fullmatch(aws_names.REGION.regex, self.region or "") is not None
         self.long_time_limit = job.resources.time_limit > _LONGEST_RUN
         self.long_keep_alive = (options.keep_alive or 0) > _LONGEST_KEEP_ALIVE
         self.sufficient_wait = (options.max_wait or 0) >= job.resources.time_limit
@@ -295,12 +289,9 @@ class Case:
     @property
     def arns_of_other_regions(self) -> list[str]:
         """The keys of the section that name a KMS key or a training plan of another region."""
-        return [
-            name
-            for name in ("volume_kms_key", "output_kms_key", "training_plan")
-            if (arn := getattr(self.options, name) or "").startswith("arn:")
-            and arn.split(":")[3:4] != [self.region]
-        ]
+        names = ("volume_kms_key", "output_kms_key", "training_plan")
+        arns = {name: (getattr(self.options, name) or "").split(":") for name in names}
+        return [n for n, arn in arns.items() if arn[0] == "arn" and arn[3:4] != [self.region]]
 
     @property
     def reserved_tags(self) -> list[str]:
@@ -310,8 +301,8 @@ class Case:
     @property
     def unusable_metrics(self) -> list[str]:
         """Metrics whose pattern cannot give a value."""
-        named = self.options.metric_definitions.items()
-        return [name for name, pattern in named if not _has_group(pattern)]
+        patterns = self.options.metric_definitions
+        return [name for name in patterns if not sections.has_group(patterns[name])]
 
     @property
     def profiler_keys(self) -> list[str]:
@@ -333,11 +324,11 @@ class Case:
 
     @property
     def impossible_buckets(self) -> list[str]:
-        """Locations in buckets that S3 refuses to create, by their path in the job file."""
-        named = {"sagemaker.bucket": self.options.bucket}
-        for path, location in backend.addresses(self.job).items():
-            named[path] = location.split("/")[2]
-        return [path for path, bucket in named.items() if _IMPOSSIBLE.search(bucket)]
+        """The paths in the job file of buckets that S3 refuses to create."""
+        locations = backend.addresses(self.job).items()
+        named = {path: location.split("/")[2] for path, location in locations}
+        named["sagemaker.bucket"] = self.options.bucket
+        return [path for path, bucket in named.items() if aws_names.IMPOSSIBLE.search(bucket)]
 
     @property
     def channels_without_location(self) -> list[str]:
@@ -416,13 +407,3 @@ class Case:
         """Those that a container cannot look up."""
         kinds = {name: self.job.env[name].split(":")[1] for name in self.secrets}
         return [name for name, kind in kinds.items() if kind not in _REACHABLE_SECRETS]
-
-
-def _has_group(pattern: str) -> bool:
-    """Whether a pattern compiles and has a group, from which SageMaker takes the value."""
-    if _JAVAS.search(pattern):
-        return True
-    try:
-        return re.compile(pattern).groups > 0
-    except (re.error, OverflowError, RecursionError):
-        return False
