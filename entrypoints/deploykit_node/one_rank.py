@@ -97,7 +97,7 @@ def start(
 ) -> Forked:
     """Start the rank; `setup` is called in its process, and then `forked` in this one.
 
-    Call it before any thread starts.
+    Call it before any thread starts, but for that of `network.alive`, which holds no lock.
     """
     sys.stdout.flush()
     sys.stderr.flush()
