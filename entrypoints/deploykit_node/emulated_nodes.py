@@ -3,7 +3,7 @@
     launch.py --emulated-nodes --nodes=2 --time-limit=600 torchrun --nnodes=2 ... -- train.py
 
 Signals go to every launcher. When one fails or the time limit (in seconds) is over, the others are
-signalled to stop. The exit code is that of the launcher that failed first, or 124 at the time limit.
+told to stop. The exit code is that of the launcher that failed first, or 124 at the time limit.
 With ``--nodes=2:4`` a launcher that is killed is a lost node, which comes back after some seconds.
 Processes that the program has left running, such as a daemon, are ended as well.
 Needs DEPLOYKIT_RUN_DIR: launcher N writes to ``logs/node-N.log`` there.
