@@ -86,13 +86,11 @@ class _Watch:
 
     def _refuse(self, number: int, used: Sequence[str]) -> NoReturn:
         """Raise UnequalRanksError, with what two of the ranks do. Collective."""
-        seen: list[Any] = [None] * distributed.get_world_size(self._group)
-        distributed.all_gather_object(seen, (number, list(used)), group=self._group)
-        (one, parts), (other, others) = (
-            seen[0],
-            next(each for each in seen if each != seen[0]),
-        )
-        ranks = [_rank(self._group, seen.index(each)) for each in ((one, parts), (other, others))]
+        states: list[Any] = [None] * distributed.get_world_size(self._group)
+        distributed.all_gather_object(states, (number, list(used)), group=self._group)
+        two = [states[0], next(each for each in states if each != states[0])]
+        (one, other), (parts, others) = zip(*two, strict=True)
+        ranks = [_rank(self._group, states.index(each)) for each in two]
         if one != other:
             where = [self._names[each] or "the end of the model" for each in (one, other)]
             what = f"rank {ranks[0]} came to {where[0]} and rank {ranks[1]} to {where[1]}"
