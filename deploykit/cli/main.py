@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from deploykit.lib.errors import CannotWrite, DeploykitError, OutputLost, UsageError
+from deploykit.lib.errors import CannotWrite, DeploykitError, NotFound, OutputLost, UsageError
 from deploykit.lib.version import __version__
 
 VERBS = {
@@ -107,13 +107,14 @@ def _run(argv: list[str]) -> int:
     except (BrokenPipeError, OutputLost):
         raise
     except DeploykitError as error:
+        error = _deleted_folder(error.__cause__) or error
         _report(error, as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         _note(interrupt)
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the boundary: no traceback reaches the user
-        known = _write_error(error) or _unexpected(error, argv)
+        known = _known_error(error) or _unexpected(error, argv)
         _report(known, as_json=as_json)
         return known.exit_code
 
@@ -364,16 +365,35 @@ def _note(interrupt: KeyboardInterrupt) -> None:
         output.note(*notes)
 
 
-def _write_error(error: Exception) -> DeploykitError | None:
-    """The error for a full or read-only disk; None for any other exception."""
+def _known_error(error: Exception) -> DeploykitError | None:
+    """The error for a full or read-only disk and the like; None for any other exception."""
     if not isinstance(error, OSError) or error.errno not in _WRITE_ERRORS:
-        return None
+        return _deleted_folder(error) or _limit(error)
     from deploykit.lib import paths
 
     return CannotWrite(
         f"cannot write {error.filename or f'a file in {paths.state()}'}: {error.strerror}",
         hint=f"free some space (`deploykit disk` shows what takes it), or {paths.HINT}",
     )
+
+
+def _deleted_folder(error: BaseException | None) -> DeploykitError | None:
+    """The error for a file that is missing because the working folder was deleted; else None."""
+    with contextlib.suppress(FileNotFoundError):
+        os.getcwd()  # noqa: PTH109 - pathlib takes milliseconds
+        return None
+    gone = NotFound("the working folder was deleted", hint="change to another folder")
+    return gone if isinstance(error, FileNotFoundError) else None
+
+
+def _limit(error: Exception) -> DeploykitError | None:
+    """The error where the system starts no further process or thread; else None."""
+    from deploykit.lib.errors import TryAgain
+
+    if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
+        hint = "end other programs, or raise the limit: `ulimit -u`"
+        return TryAgain(f"no further process can be started: {error}", hint=hint)
+    return None
 
 
 def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
@@ -383,15 +403,15 @@ def _unexpected(error: Exception, argv: list[str]) -> DeploykitError:
 
     from deploykit.lib import paths
 
-    log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     message = f"unexpected error: {type(error).__name__}: {error}"
     text = f"deploykit {__version__}, Python {platform.python_version()}, {sys.platform}\n"
     text += f"verb: {' '.join(argv[:1])}\n\n{traceback.format_exc()}"
     try:
+        log = paths.state() / "crashes" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
         paths.private_folder(log.parent)
         paths.write(log, text)
-    except (OSError, CannotWrite):
-        return DeploykitError(message, hint=f"no log was written: {log.parent} is not writable")
+    except (OSError, CannotWrite) as failure:
+        return DeploykitError(message, hint=f"no log was written: {failure}")
     return DeploykitError(message, hint=f"the traceback is in {log}; please report it")
 
 

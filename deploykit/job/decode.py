@@ -154,15 +154,6 @@ def read_record(path: Path, most: int) -> bytes:
         raise
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """The content of a file or pipe of at most `most` bytes. Raises OSError or Malformed."""
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise Malformed(f"is larger than {most >> 20} MiB")
-    return data
-
-
 def from_json(text: str | bytes) -> Any:
     """JSON as plain data. Raises Malformed."""
     try:

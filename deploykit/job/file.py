@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploykit.job import checks
-from deploykit.job.decode import Malformed, Plain, decode, read_file
+from deploykit.job.decode import Malformed, Plain, decode
 from deploykit.job.model import JobSpec, Problem
 from deploykit.lib import paths
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
@@ -189,9 +189,13 @@ def located(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
+    """The text of a file or pipe of at most 1 MiB, in UTF-8. Raises OSError or Malformed."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise Malformed(f"is larger than {LARGEST >> 20} MiB")
     try:
-        return read_file(path, LARGEST).decode()
+        return data.decode()
     except UnicodeDecodeError:
         raise Malformed("is not UTF-8 text") from None
 

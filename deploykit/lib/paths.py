@@ -15,6 +15,7 @@ import io
 import os
 import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -49,9 +50,21 @@ def state() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     folder = Path(chosen or f"{base}/deploykit")
     try:
-        return folder.expanduser().absolute()
+        folder = folder.expanduser().absolute()
     except RuntimeError as error:
         raise CannotWrite(f"cannot expand {folder}: {error}", hint=HINT) from error
+    if why := not_text(str(folder)):
+        raise CannotWrite(f"the state folder {why}", hint=HINT)
+    return folder
+
+
+def not_text(path: str) -> str | None:
+    """Why a path cannot be written into a plan or the registry; None where it can."""
+    if path.isascii() or path.encode(errors="ignore").decode() == path:
+        return None
+    if sys.getfilesystemencoding() == "utf-8":
+        return f"{path!r} has a name that is not UTF-8"
+    return f"{path!r} needs a locale with UTF-8: export LC_ALL=C.UTF-8"
 
 
 def config() -> Path:

@@ -100,6 +100,9 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
     file = jobfile.load(
         draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
     )
+    for location in (file.job.source, *backend.locations(file.job).values()):
+        if why := paths.not_text(location):
+            raise UsageError(f"the folder {why}")
     entry = replace(file.job.entrypoint, args=(*file.job.entrypoint.args, *arguments))
     return file._replace(job=replace(file.job, entrypoint=entry))
 
