@@ -8,12 +8,13 @@ deploykit logs exp-1 --since 10m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from deploykit.cli import arguments, output
+from deploykit.cli import arguments, closed_pipe, output
 from deploykit.job.decode import DURATION
 from deploykit.job.model import LogLine, State
 from deploykit.observe.folding import Folding
@@ -75,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
     row = run_state.refresh([registry.get(args.run)])[0]
     foldings = [Folding()]
     nothing = _none_message(args, is_over=State(row.state).final)
-    if args.json:
-        output.log_data(_or_note(_lines(row, args, foldings), nothing))
-        return 0
-    _print(row, _or_note(_texts(row, args, foldings), nothing), args, foldings)
+    with closed_pipe.noticed() if args.follow else contextlib.nullcontext():
+        if args.json:
+            output.log_data(_or_note(_lines(row, args, foldings), nothing))
+        else:
+            _print(row, _or_note(_texts(row, args, foldings), nothing), args, foldings)
     return 0
 
 

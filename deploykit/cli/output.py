@@ -316,7 +316,7 @@ def span(seconds: float | None) -> str:
     """A duration in its two largest units, ``1h 5m``; ``-`` where it is not known."""
     if seconds is None:
         return "-"
-    whole = int(seconds)
+    whole = max(0, int(seconds))  # the clock may have been set back
     for size, unit, below, smaller in _UNITS:
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // below}{smaller}"

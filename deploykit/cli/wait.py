@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deploykit.backends import base as backend
-from deploykit.cli import arguments, output
+from deploykit.cli import arguments, closed_pipe, output
 from deploykit.job.model import State
 from deploykit.lib import shell
 from deploykit.lib.errors import DeploykitError, TimedOut
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Run] = []
     noted: dict[str, tuple[str, str]] = {}
     position = Position()
-    with output.last_line(lambda: _now(rows, position)) as last:
+    with closed_pipe.noticed(), output.last_line(lambda: _now(rows, position)) as last:
         for current in run_state.wait_all([row.run for row in named], args.timeout):
             rows[:] = current
             if not args.json and not last.drawn:
@@ -128,8 +128,9 @@ def follow(row: Run, *, as_json: bool, timeout: float | None) -> int:
     )
     printer.start()
     try:
-        for rows[:] in run_state.wait_all([row.run], timeout):
-            pass  # the printer shows their state
+        with closed_pipe.noticed():
+            for rows[:] in run_state.wait_all([row.run], timeout):
+                pass  # the printer shows their state
     except KeyboardInterrupt:
         stop = shell.command("deploykit", "cancel", row.run)
         output.note("", f"{row.run} is still running; `{stop}` stops it")

@@ -23,6 +23,7 @@ from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
 from deploykit.run import registry_layout as layout
+from deploykit.run import registry_lock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -50,8 +51,6 @@ _SHORTEST = 4
 """Characters of the beginning of an id by which a run can be stopped."""
 IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
-_PATIENCE = 60
-"""Seconds to wait for another process's lock."""
 
 
 class Run(NamedTuple):
@@ -179,7 +178,7 @@ def release(bundle: str, then: Callable[[], None]) -> None:
     A submit inserts its row before it stores its bundle, so one that comes later stores it again.
     """
     with _database(create=True) as database:
-        database.execute("BEGIN IMMEDIATE")
+        registry_lock.take(database, "BEGIN IMMEDIATE")
         marks = "SELECT count(*) FROM runs WHERE bundle = ?"
         if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
             then()
@@ -338,7 +337,7 @@ def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
 def writing() -> Iterator[sqlite3.Connection]:
     """The open registry, locked, with a table that is made first if need be."""
     with _database(create=True) as database:
-        database.execute("BEGIN IMMEDIATE")
+        registry_lock.take(database, "BEGIN IMMEDIATE")
         if _has_no_table(database):
             database.execute(layout.SCHEMA)
             database.execute(f"PRAGMA user_version = {layout.VERSION}")
@@ -382,8 +381,9 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
         paths.private_folder(path.parent)
         if create:
             paths.touch(path)
-        with contextlib.closing(sqlite3.connect(path, timeout=_PATIENCE)) as database, database:
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
             database.row_factory = sqlite3.Row
+            registry_lock.take(database, "PRAGMA schema_version")  # reads the file
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(
