@@ -29,7 +29,7 @@ def test_the_page_names_the_missing_rule_and_its_command_adds_it(fault, doctor, 
     settings = {**vpc.settings, **(fault.break_(vpc) or {})}
     (found,) = doctor(settings, kind=fault.kind).findings
     text = page(capsys, settings)
-    assert f"### error: {found['message']}" in text
+    assert f"### {found['severity']}: {found['message']}" in text
     assert all(f"- {proof}" in text for proof in found["evidence"])
     assert f"| `security_group_ids` | {settings['sagemaker.security_group_ids'].strip('[]')} |" in (
         text
