@@ -11,6 +11,7 @@ import pytest
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
 from deploykit.job.model import JobSpec
+from deploykit.lib import paths
 from deploykit_node import relay
 
 _LIMIT = 200_000
@@ -84,3 +85,19 @@ def test_the_limit_of_the_job_file_reaches_the_nodes(project, capsys):
 def test_sagemaker_says_that_it_has_no_limit(project, capsys):
     cli.main(["check", "--backend", "sagemaker", "--set", "log_limit=8MiB"])
     assert "log_limit: is not enforced on SageMaker" in capsys.readouterr().err
+
+
+@pytest.mark.slurm
+@pytest.mark.torch
+@pytest.mark.xdist_group("slurm")
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_the_log_of_a_real_job(name, cluster, project):
+    (project / "train.py").write_text(_PROGRAM)
+    argv = ["submit", "--backend", name, "--run", "long", "--set", "log_limit=200kB"]
+    assert cli.main(argv) == 0
+    assert cli.main(["wait", "long"]) == 1
+    log = paths.run_folder("long") / "logs/node-0.log"
+    text = log.read_text()
+    assert log.stat().st_size < _LIMIT + 2 * relay.END + 20_000  # the launcher's own lines
+    assert "[rank 0] log_limit is reached (200000 bytes on this node)" in text
+    assert "ValueError: the reason" in text
