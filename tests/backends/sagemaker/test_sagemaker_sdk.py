@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 COUNT = 240
 HASH = "0123456789abcdef" * 4
-OWN = {"image_uri": "somebody/image:1", "framework_version": None}
+OWN = {"image_uri": "public.ecr.aws/somebody/image:1", "framework_version": None}
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 PLAN = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/ours"
 VPC = {"subnets": ("subnet-1", "subnet-2"), "security_group_ids": ("sg-1",)}
