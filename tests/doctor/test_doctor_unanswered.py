@@ -49,6 +49,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUERIES)
 @pytest.mark.parametrize("lost", [False, True], ids=["500", "closed"])
 def test_one_failing_query_is_unchecked_and_the_rest_goes_on(doctor, aws, moto, name, lost):
