@@ -20,6 +20,7 @@ class EntrypointKeys(TypedDict, total=False):
     script: str | os.PathLike[str]
     module: str
     args: Sequence[Argument]
+    launcher: Literal["torchrun", "python"]
 
 
 class ResourcesKeys(TypedDict, total=False):
