@@ -199,7 +199,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     add(
         "--keep", type=int, default=2, metavar="N", help="latest checkpoints to keep, plus the best"
     )
-    add("--background-save", action="store_true", help="write checkpoints while training continues")
+    add(
+        "--background-save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write checkpoints while training continues",
+    )
     add("--log-every", type=int, default=10, metavar="STEPS")
     add("--profile", metavar="FIRST:LAST", help="steps to trace with torch.profiler")
     add("--no-tensorboard", dest="tensorboard", action="store_false")

@@ -27,6 +27,7 @@ from trainer.arguments import parse
 
 INTERVAL = 5
 OPTIONS = ("--log-every", "1", "--checkpoint-steps", str(INTERVAL), "--no-tensorboard")
+OPTIONS += ("--no-background-save",)  # a kill loses one interval at most
 STARTED = "2 rank(s) on"
 
 

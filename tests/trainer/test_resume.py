@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 
 import pytest
 
@@ -28,6 +29,8 @@ from trainer.stop_vote import StopVote
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("trainer")]
 
 ENDLESS = ("--epochs", "100000", "--log-every", "1", "--no-tensorboard")
+AT_ONCE = "--no-background-save"
+"""A checkpoint is complete before the next step."""
 
 
 def wait_for(process, beginning):
@@ -94,7 +97,7 @@ def test_sigusr2_stops_in_the_middle_of_an_epoch(tmp_path):
 
 
 def test_a_killed_run_loses_at_most_one_epoch(one_rank, tmp_path):
-    process = start([TRAIN, *ENDLESS], tmp_path)
+    process = start([TRAIN, *ENDLESS, AT_ONCE], tmp_path)
     wait_for(process, "epoch 2:")
     process.kill()
     process.wait()
@@ -153,6 +156,27 @@ def test_checkpoints_that_cannot_be_read_end_the_run_rather_than_start_it_again(
     assert lines(tmp_path) == before
 
 
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The first write, after step 17, ends only once step 18 is done."""
+    next_step, ended = threading.Event(), []
+    train_step, write = train.Trainer.train_step, checkpoint.CheckpointManager._write
+
+    def noted_step(trainer, batch):
+        train_step(trainer, batch)
+        if trainer.step == 18:
+            next_step.set()
+
+    def late_write(manager, path, *state):
+        ended.append(next_step.wait(60))
+        write(manager, path, *state)
+
+    monkeypatch.setattr(train.Trainer, "train_step", noted_step)
+    monkeypatch.setattr(checkpoint.CheckpointManager, "_write", late_write)
+    train_alone(tmp_path, "--epochs", "2", "--no-tensorboard")
+    assert ended == [True, True]
+    assert saved_step(tmp_path) == 34
+
+
 def test_dropout_continues_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(train.tasks, "load", load_with_dropout)
     train_alone(tmp_path / "whole", *FOUR_EPOCHS, "--epochs", "2")
@@ -183,7 +207,8 @@ def test_torchrun_starts_a_killed_worker_again_and_the_run_goes_on(two_ranks, tm
     """With gloo in torch 2.13 this fails unless a restart has a store prefix of its own."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     program = train_with_signal(tmp_path, rank=1, step=40, number=signal.SIGKILL)
-    text = outputs([start([*torchrun, "--max-restarts=3", program, *FOUR_EPOCHS], tmp_path)])[0]
+    arguments = ("--max-restarts=3", program, *FOUR_EPOCHS, AT_ONCE)
+    text = outputs([start([*torchrun, *arguments], tmp_path)])[0]
 
     assert re.search(r"resumed from \S+ after 34 steps", text)
     assert lines(tmp_path) == lines(two_ranks)
