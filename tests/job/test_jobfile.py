@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploykit.backends import local
+from deploykit.backends import local, sagemaker
 from deploykit.job import file as jobfile
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
@@ -180,3 +180,15 @@ def test_a_tab_is_called_a_tab(project):
 def test_bounds_have_units(project):
     ((*_, message, _),) = problems(project / "job.yaml", "resources.time_limit=25s")
     assert message == "must be at least 60 s, got '25s'"
+
+
+def test_subnets_and_security_groups_in_each_other_s_place(project):
+    section = "sagemaker:\n  subnets: [sg-0a1b2c3d]\n  security_group_ids: [subnet-0a1b2c3d]\n"
+    draft = jobfile.read(add(project, section), ())
+    with pytest.raises(JobFileError) as caught:
+        jobfile.load(draft, options={"sagemaker": sagemaker.Options}, backends=lambda: BACKENDS)
+    messages = {p.path: p.message for p in caught.value.problems}
+    expected = "expected an ID such as subnet-0a1b2c3d; got 'sg-0a1b2c3d'"
+    assert messages["sagemaker.subnets[0]"] == expected
+    expected = "expected an ID such as sg-0a1b2c3d; got 'subnet-0a1b2c3d'"
+    assert messages["sagemaker.security_group_ids[0]"] == expected
