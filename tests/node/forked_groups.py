@@ -26,7 +26,7 @@ from torch import distributed
 from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import elastic_launch
 
-from deploykit_node import cluster
+from deploykit_node import cluster, command
 from deploykit_node import node as node_launcher
 from deploykit_node.network import (
     elastic,  # noqa: F401 - torchrun then knows our rendezvous
@@ -60,7 +60,7 @@ def _checked(code):
 def _ours(node):
     env = {**os.environ, **node["env"]}
     here = cluster.find(env)
-    meeting = node_launcher._connect(env, here)
+    meeting = node_launcher._connect(command.Command((), ()), env, here)
     os.environ.update(env)
     argv = ["--nnodes=2", "--nproc-per-node=1", *meeting.options(), "unused.py"]
     if meeting.held:
