@@ -133,9 +133,9 @@ def test_parameters_are_sent_after_a_kill_before_them(start, mlflow, capsys, mon
             raise KeyboardInterrupt
         return post(client, path, data)
 
-    monkeypatch.setattr(Client, "post", killed)
-    sync(capsys, "killed-run", code=130)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "post", killed)
+        sync(capsys, "killed-run", code=130)
     live.end()
     sync(capsys, "killed-run")
     sync(capsys, "killed-run")
