@@ -19,7 +19,7 @@ from tests.sweep import plain
 from tests.sweep.halving import LENGTHS, counts
 
 KILLS = 20
-CALLS = 6000
+CALLS = 8000
 """Of which each controller survives a part: half of them go by until it has taken over."""
 
 pytestmark = pytest.mark.slow
