@@ -55,7 +55,7 @@ class CheckpointManager:
         # its own group: collectives of a background save must not mix with those of a step
         self._group = distributed.new_group(backend="gloo")
         self._pool = ThreadPoolExecutor(1) if background else None
-        self._copy = _stager(context.device) if background else None
+        self._copy: Callable[[State], State] | None = None
         self._pending: Future[None] | None = None
         self._intact: set[str] = set()
         """Names of the checkpoints that this process has written or verified."""
@@ -68,9 +68,10 @@ class CheckpointManager:
         """
         self.wait()
         path = self._folder / _folder_name(step)
-        if self._pool is None or self._copy is None:
+        if self._pool is None:
             self._write(path, state, progress)
         else:
+            self._copy = self._copy or _stager(self._context.device)
             copy = self._copy({name: value.detach() for name, value in state.items()})
             self._pending = self._pool.submit(self._write, path, copy, progress)
         return path
