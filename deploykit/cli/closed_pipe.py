@@ -19,7 +19,7 @@ _AGAIN = 0.5
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Raise BrokenPipeError in the main thread as soon as nobody reads standard output any more."""
+    """Raise BrokenPipeError in the main thread as soon as the reader of standard output is gone."""
     if not _is_pipe() or threading.current_thread() is not threading.main_thread():
         yield
         return

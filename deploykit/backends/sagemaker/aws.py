@@ -66,7 +66,7 @@ _FIRST_ERROR = 300
 
 
 class NoAnswerError(Exception):
-    """What came is not an answer of AWS: a proxy or a wrong endpoint may send other things."""
+    """The response is not from AWS; a proxy or a wrong endpoint may have sent it."""
 
 
 def identify(region: str | None) -> None:
@@ -294,7 +294,7 @@ def _from_service(error: Any, region: str) -> DeploykitError:
 
 
 def _permission(error: Any) -> str:
-    """What to allow: the action that the message names, which may be another than the request."""
+    """The hint: which action to allow. The message may name another one than the request."""
     text = message(error)
     action = error.operation_name
     if match := _ACTION.search(text):
