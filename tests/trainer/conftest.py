@@ -58,3 +58,12 @@ def text_server(model_folders, tmp_path_factory):
     served = Served(model_folders["text"], tmp_path_factory.mktemp("log") / "text.log")
     yield served
     served.close()
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    """Pools of ranks, by their number."""
+    started = {n: RankPool(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
+    yield started
+    for pool in started.values():
+        pool.close()

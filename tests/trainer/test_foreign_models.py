@@ -9,7 +9,6 @@ from torch.utils.data import default_collate
 from tests.nightly import few
 from tests.trainer import foreign_tasks
 from tests.trainer.foreign_tasks import BATCH
-from tests.trainer.rank_pool import RankPool
 from tests.trainer.ranks import TRAIN, latest, losses, outputs, start_ranks
 from trainer import checkpoint, seeds
 from trainer.arguments import parse
@@ -60,14 +59,6 @@ def some(layouts):
     """Layouts of each kind; the others run at night."""
     kept = ("single", "ddp", "fsdp", "pp", "interleaved", "tp")
     return few(layouts, *(layout for layout in layouts if layout in kept))
-
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    started = {n: RankPool(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
-    yield started
-    for pool in started.values():
-        pool.close()
 
 
 @pytest.fixture

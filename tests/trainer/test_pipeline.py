@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.nightly import few
 from tests.trainer import ranks
-from tests.trainer.rank_pool import RankPool, write_help_topics
+from tests.trainer.rank_pool import write_help_topics
 from tests.trainer.ranks import train
 from trainer import bubble, partition
 from trainer.layout import Layout
@@ -51,15 +51,6 @@ REFUSED = {
     "--strategy pp-fsdp --pipeline-parallel 4 --micro-batches 4": ": use 2",
 }
 """Options that do not fit four ranks, and a part of the message."""
-
-
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    """Pools of ranks, by their number."""
-    started = {n: RankPool(n, tmp_path_factory.mktemp(f"{n}-ranks")) for n in (1, 2, 4)}
-    yield started
-    for pool in started.values():
-        pool.close()
 
 
 @pytest.fixture(scope="module")
