@@ -21,7 +21,7 @@ from deploykit.bundle.secret_scan import Scanner, Secret, found_in
 from deploykit.bundle.source_tree import IgnoreRules, changed, opened, pieces, rules_of, walk
 from deploykit.job import decode
 from deploykit.job.model import Bundle, Entry, Problem
-from deploykit.lib import paths, progress, shell
+from deploykit.lib import paths, progress, shell, units
 from deploykit.lib.errors import CannotWrite, JobFileError
 from deploykit.lib.paths import OpenFolder
 from deploykit.lib.version import __version__
@@ -298,22 +298,13 @@ def _too_large(entries: list[Entry], limit: int) -> Iterator[Problem]:
     if total <= limit:
         return
     largest = sorted(entries, key=lambda entry: -entry.size)[:5]
-    listing = ", ".join(f"{entry.path} ({readable(entry.size)})" for entry in largest)
+    listing = ", ".join(f"{entry.path} ({units.size(entry.size)})" for entry in largest)
     yield Problem(
         "max_bundle",
-        f"the source folder is {readable(total)}, larger than the limit of {readable(limit)}",
+        f"the source folder is {units.size(total)}, larger than the limit of {units.size(limit)}",
         f"add what the job does not need to .deploykitignore, or raise max_bundle; "
         f"largest: {listing}",
     )
-
-
-def readable(size: float) -> str:
-    """A number of bytes as text, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:  # noqa: PLR2004 - the step between two units
-            return f"{size:.1f} {unit}".replace(".0 B", " B")
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 class _Archive:

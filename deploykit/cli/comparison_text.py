@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from deploykit.cli import output, progress_text
+from deploykit.lib import units
 from deploykit.run import timeline as run_timeline
 from deploykit.run.comparison import Comparison, MetricRow
 from deploykit.run.facts import RunFacts
@@ -26,7 +27,7 @@ class Line(NamedTuple):
 def ends(one: Comparison) -> Iterator[Line]:
     """How the runs ended, whether or not that differs."""
     yield Line("state", [state(facts) for facts in one.facts])
-    yield Line("duration", [output.span(run_timeline.seconds(facts)) for facts in one.facts])
+    yield Line("duration", [units.span(run_timeline.seconds(facts)) for facts in one.facts])
     if any(facts.cost for facts in one.facts):
         yield Line("cost", [f.cost.total if f.cost else UNKNOWN for f in one.facts])
     if any(facts.restarts for facts in one.facts):

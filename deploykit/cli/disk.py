@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import arguments, output
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 from deploykit.run import registry, storage, sweep_folders
 
 _LIMIT = 20
@@ -98,12 +97,12 @@ def _show(
     each: Sequence[Mapping[str, Any]],
     limit: int,
 ) -> None:
-    output.say(f"{paths.state()}: {readable(whole)}, {readable(free)} free")
+    output.say(f"{paths.state()}: {units.size(whole)}, {units.size(free)} free")
     largest = sorted(kinds.items(), key=lambda kind: -kind[1]["bytes"])
     output.table(
         ["what", "count", "size"],
         [
-            [name, str(kind["count"] or ""), readable(kind["bytes"])]
+            [name, str(kind["count"] or ""), units.size(kind["bytes"])]
             for name, kind in largest
             if kind["bytes"]
         ],
@@ -117,7 +116,7 @@ def _show(
     output.table(
         ["run", "state", "size", *_COLUMNS],
         [
-            [one["run"], one["state"], *map(readable, (one["bytes"], *one["parts"].values()))]
+            [one["run"], one["state"], *map(units.size, (one["bytes"], *one["parts"].values()))]
             for one in each[:limit]
         ],
         headings_in_pipe=True,

@@ -13,6 +13,7 @@ from deploykit.cli import arguments, output
 from deploykit.job import file as jobfile
 from deploykit.job.model import State
 from deploykit.job.spelling import did_you_mean
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run.registry import Run
@@ -86,7 +87,7 @@ def _states(names: list[str]) -> set[str]:
 def _cells(row: Run, *, cost: bool) -> list[str]:
     at = registry.now()
     started = "-" if row.started is None else output.when(row.started)[:16].replace("T", " ")
-    duration, age = output.span(row.seconds(at)), output.span(at - row.created)
+    duration, age = units.span(row.seconds(at)), units.span(at - row.created)
     paid = [_paid(row)] if cost else []
     return [row.run, row.backend, row.state, started, duration, age, *paid, row.reason]
 

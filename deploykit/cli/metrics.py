@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 from deploykit.cli import output, progress_text
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.observe.metrics.points import Point
 from deploykit.observe.metrics.progress import Progress
@@ -112,7 +113,7 @@ def _show(row: Run, progress: Progress, series: Iterable[Series]) -> None:
 
 def _texts(one: Progress) -> tuple[str, ...]:
     """The fields of a progress as text, in the order of `_FIELDS`."""
-    left = "" if one.left is None else output.span(one.left)
+    left = "" if one.left is None else units.span(one.left)
     rate, loss = progress_text.rate(one), "" if one.loss is None else f"{one.loss:.6g}"
     counts = (one.step, one.total, one.epoch, one.epochs)
     step, total, epoch, epochs = ("" if value is None else f"{value:.10g}" for value in counts)

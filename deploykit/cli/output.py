@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from deploykit.backends import base as backend
 from deploykit.job.decode import encodable
 from deploykit.job.model import LogLine, Problem, State
-from deploykit.lib import shell, terminal
+from deploykit.lib import shell, terminal, units
 from deploykit.lib.errors import DeploykitError, OutputLost
 from deploykit.run.registry import Run, now
 
@@ -40,8 +40,6 @@ _STATE_COLORS = {
 }
 _SGR = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
 """The numbers of colors in SGR (ECMA-48, 8.3.117)."""
-_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
-"""Seconds and letter of a unit of time, and those of the next smaller one."""
 
 
 def emit(data: Any) -> None:
@@ -312,17 +310,6 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def span(seconds: float | None) -> str:
-    """A duration in its two largest units, ``1h 5m``; ``-`` where it is not known."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))  # the clock may have been set back
-    for size, unit, below, smaller in _UNITS:
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // below}{smaller}"
-    return f"{whole}s"
-
-
 def has_colors(out: TextIO) -> bool:
     """Whether to color the output: on a terminal that has colors, unless ``NO_COLOR`` is set.
 
@@ -341,12 +328,12 @@ def _state(run: Run) -> str:
 def _times(run: Run) -> Iterator[tuple[str, str]]:
     """When a run was sent, when it started and ended, and how long it took."""
     at, seconds = now(), run.seconds(now())
-    yield "sent", f"{when(run.created)}, {span(at - run.created)} ago"
+    yield "sent", f"{when(run.created)}, {units.span(at - run.created)} ago"
     if run.started is not None and seconds is not None:
-        running = "" if run.finished else f", running for {span(seconds)}"
+        running = "" if run.finished else f", running for {units.span(seconds)}"
         yield "started", f"{when(run.started)}{running}"
     if run.finished is not None and State(run.state).final:
-        yield "ended", f"{when(run.finished)}{f', after {span(seconds)}' if seconds else ''}"
+        yield "ended", f"{when(run.finished)}{f', after {units.span(seconds)}' if seconds else ''}"
 
 
 def _lines(out: TextIO, texts: Iterable[str]) -> None:

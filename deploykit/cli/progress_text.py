@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploykit.cli import output
+from deploykit.lib import units
 from deploykit.observe import logfiles
 from deploykit.observe.metrics.progress import Progress
 
@@ -20,7 +20,7 @@ def line(one: Progress, *, ended: bool = False) -> str:
     parts = [*position(one)]
     parts += [f"loss {one.loss:.4g}"] if one.loss is not None else []
     parts += (
-        [f"{output.span(one.left)} left"]
+        [f"{units.span(one.left)} left"]
         if one.left is not None and not (ended or _is_done(one))
         else []
     )

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import arguments, output
 from deploykit.job.model import State
-from deploykit.lib import shell
+from deploykit.lib import shell, units
 from deploykit.lib.errors import CannotWrite, DeploykitError, UsageError
 from deploykit.run import registry, removal, storage, sweep_folders
 from deploykit.run import state as run_state
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit({"found": list(map(_data, removals)), "removed": list(map(_data, removed))})
     elif removed:
-        output.note(f"removed {len(removed)}: {readable(sum(one.size for one in removed))}")
+        output.note(f"removed {len(removed)}: {units.size(sum(one.size for one in removed))}")
     if not args.dry_run:
         storage.tidy_all()
     failed = any(outcome is False for _, outcome in outcomes)
@@ -178,11 +177,11 @@ def _show(removals: Sequence[Removal]) -> None:
         output.note("nothing to remove")
         return
     rows = [
-        [readable(one.size), output.when(one.time)[:10], one.kind, one.state, one.name]
+        [units.size(one.size), output.when(one.time)[:10], one.kind, one.state, one.name]
         for one in removals
     ]
     output.table(["size", "date", "what", "state", "name"], rows)
-    output.note(f"{len(removals)} to remove, {readable(sum(one.size for one in removals))}")
+    output.note(f"{len(removals)} to remove, {units.size(sum(one.size for one in removals))}")
 
 
 def _agreed(count: int) -> bool:

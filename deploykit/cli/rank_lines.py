@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from deploykit.lib import units
 from deploykit.observe.inspect.usage import RankUsage
 
 _EACH = 8
 """Ranks that are shown one by one."""
-_MIB, _GIB = 1 << 20, 1 << 30
+_GIB = 1 << 30
 
 
 def lines(ranks: Sequence[RankUsage]) -> Iterator[str]:
@@ -21,9 +22,9 @@ def lines(ranks: Sequence[RankUsage]) -> Iterator[str]:
         return
     yield f"{len(ranks)} ranks, with the least and the most of each:"
     yield from _extremes("CPU", [(one.cpu, one) for one in ranks], _percent)
-    yield from _extremes("memory", [(one.memory, one) for one in ranks], size)
+    yield from _extremes("memory", [(one.memory, one) for one in ranks], units.memory)
     yield from _extremes("GPU", [(one.gpu, one) for one in ranks], _percent)
-    yield from _extremes("GPU memory", [(one.gpu_memory, one) for one in ranks], size)
+    yield from _extremes("GPU memory", [(one.gpu_memory, one) for one in ranks], units.memory)
 
 
 def data(one: RankUsage) -> dict[str, Any]:
@@ -39,21 +40,16 @@ def data(one: RankUsage) -> dict[str, Any]:
     }
 
 
-def size(count: float) -> str:
-    """A number of bytes: ``812 MiB``, ``1.2 GiB``."""
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
-
-
 def _percent(value: float) -> str:
     return f"{value:.0f}%"
 
 
 def _parts(one: RankUsage) -> list[str]:
     parts = [] if one.cpu is None else [f"{one.cpu:.0f}% CPU"]
-    parts += [] if one.memory is None else [size(one.memory)]
+    parts += [] if one.memory is None else [units.memory(one.memory)]
     parts += [] if one.gpu is None else [f"GPU {one.gpu}%"]
     if one.gpu_memory is not None and one.gpu_size is not None:
-        parts.append(f"{one.gpu_memory / _GIB:.1f} of {size(one.gpu_size)}")
+        parts.append(f"{one.gpu_memory / _GIB:.1f} of {units.memory(one.gpu_size)}")
     return parts or ["not known yet"]
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import output
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run import report as run_report
@@ -66,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
         output.emit({**data, "problems": problems})
         return 0
     output.note(*(f"not read: {problem}" for problem in problems))
-    output.say(f"{path}: {readable(size)}")
+    output.say(f"{path}: {units.size(size)}")
     return 0

@@ -12,7 +12,7 @@ from deploykit.backends import base as backend
 from deploykit.cli import comparison_text, output, progress_text, report_steps, written
 from deploykit.cli.comparison_text import Line
 from deploykit.job.model import State
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.paths import is_address
 from deploykit.lib.version import __version__
 from deploykit.observe.report import chart, curves, markup, page, timeline
@@ -103,7 +103,7 @@ def _sentence(one: RunReport) -> str:
 
 def _ended(one: RunReport) -> str:
     facts, ran = one.facts, run_timeline.seconds(one.facts, one.spans)
-    state, took = State(facts.row.state), output.span(ran)
+    state, took = State(facts.row.state), units.span(ran)
     if state is State.SUCCEEDED:
         return f"succeeded after {took}"
     if state in {State.FAILED, State.CANCELLED}:
@@ -172,8 +172,8 @@ def _facts(one: RunReport) -> Markup:
             ("command", _command(one)),
             ("handle", str(row.handle or f"{row.backend}://{row.target}, not confirmed")),
             ("submitted", output.when(row.created)),
-            ("waited", output.span(waited) if one.spans else ""),
-            ("ran for", output.span(ran) if ran is not None else ""),
+            ("waited", units.span(waited) if one.spans else ""),
+            ("ran for", units.span(ran) if ran is not None else ""),
             ("restarts", str(facts.restarts) if facts.restarts else ""),
             ("commit", facts.source.commit or ""),
             ("uncommitted changes", facts.source.changes or ""),
@@ -210,7 +210,7 @@ def _timeline(one: RunReport) -> Markup:
 
 
 def _part(span: Span) -> Part:
-    took = output.span(span.end - span.begin)
+    took = units.span(span.end - span.begin)
     if span.attempt is None:
         return Part(span.begin, span.end, "waited", f"waited {took}")
     return Part(span.begin, span.end, "ran", f"attempt {span.attempt + 1} ran {took}")

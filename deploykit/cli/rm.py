@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import output
+from deploykit.lib import units
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.lib.problem import Problem
 from deploykit.run import registry, removal, storage
@@ -64,7 +64,7 @@ def _remove(rows: Sequence[Run], *, as_json: bool) -> list[dict[str, Any]]:
         remains = [{"location": location, "command": command} for location, command in left]
         removed.append({"run": row.run, "bytes": size, "left": remains})
         if not as_json:
-            output.say(f"{row.run}: removed, {readable(size)}", *map(_left, left))
+            output.say(f"{row.run}: removed, {units.size(size)}", *map(_left, left))
     return removed
 
 

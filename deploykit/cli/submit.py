@@ -15,10 +15,10 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import arguments, output
 from deploykit.job.checks import DEBUGGER
 from deploykit.job.model import Entry
+from deploykit.lib import units
 from deploykit.run import lifecycle
 from deploykit.run.lifecycle import Prepared
 
@@ -158,7 +158,7 @@ def _note_cost(prepared: Prepared) -> Estimate | None:
 def _files(prepared: Prepared) -> str:
     """How much travels, besides the node plane."""
     sizes = [entry.size for entry in _entries(prepared)]
-    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {readable(sum(sizes))}"
+    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {units.size(sum(sizes))}"
 
 
 def _entries(prepared: Prepared) -> list[Entry]:
@@ -171,7 +171,7 @@ def _name_largest(prepared: Prepared) -> None:
     entries = sorted(_entries(prepared), key=lambda entry: -entry.size)
     if sum(entry.size for entry in entries) > _LARGE:
         large = [entry for entry in entries if entry.size > _LARGE // 100] or entries
-        largest = (f"{entry.path} ({readable(entry.size)})" for entry in large[:_SHOWN])
+        largest = (f"{entry.path} ({units.size(entry.size)})" for entry in large[:_SHOWN])
         output.note(
             f"source: {_files(prepared)}; the largest: {', '.join(largest)}",
             "  what the job does not need can stay behind: add it to .deploykitignore",

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploykit.bundle.archive import readable
 from deploykit.cli import output
-from deploykit.lib import paths, shell
+from deploykit.lib import paths, shell, units
 from deploykit.lib.version import __version__
 from deploykit.observe.report import chart, coordinates, markup, page
 from deploykit.observe.report.markup import Markup
@@ -37,7 +36,7 @@ def write(record: SweepRecord, path: Path | None, *, force: bool, as_json: bool)
         uri = path.absolute().as_uri()
         output.emit({"sweep": record.id, "file": str(path), "uri": uri, "bytes": size})
     else:
-        output.say(f"{path}: {readable(size)}")
+        output.say(f"{path}: {units.size(size)}")
     return 0
 
 

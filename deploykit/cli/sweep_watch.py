@@ -9,7 +9,7 @@ from typing import Any
 
 from deploykit.cli import output, progress_text, sweep_text
 from deploykit.job.model import State
-from deploykit.lib import terminal
+from deploykit.lib import terminal, units
 from deploykit.observe.metrics.progress import Progress
 from deploykit.run.metrics import RunMetrics, logs_are_here
 from deploykit.run.registry import Run
@@ -155,7 +155,7 @@ def _cells(one: _Going) -> tuple[str, ...]:
         one.row.run,
         one.row.state,
         (progress_text.position(far) or ["-"])[0],
-        "-" if far.left is None else output.span(far.left),
+        "-" if far.left is None else units.span(far.left),
         "-" if far.loss is None else f"{far.loss:.4g}",
         progress_text.sparkline(far.curve, _CURVE),
         sweep_text.settings(one.trial),

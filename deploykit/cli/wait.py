@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from deploykit.backends import base as backend
 from deploykit.cli import arguments, closed_pipe, output
 from deploykit.job.model import State
-from deploykit.lib import shell
+from deploykit.lib import shell, units
 from deploykit.lib.errors import DeploykitError, TimedOut
 from deploykit.observe.folding import Folding
 from deploykit.run import diagnosis as run_diagnosis
@@ -79,10 +79,10 @@ def _now_one(row: Run, progress: str) -> str:
     seconds, reason = row.seconds(registry.now()), row.reason
     parts = [f"{row.run}: {row.state}"]
     if row.state == State.RUNNING.value:
-        parts += [output.span(seconds)] if seconds is not None else []
+        parts += [units.span(seconds)] if seconds is not None else []
         parts += [progress]
     elif not State(row.state).final:
-        parts += [output.span(registry.now() - row.created), reason]
+        parts += [units.span(registry.now() - row.created), reason]
     return ", ".join(filter(None, parts))
 
 

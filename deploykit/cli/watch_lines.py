@@ -7,6 +7,7 @@ from typing import Any
 
 from deploykit.cli import output, progress_text, rank_lines
 from deploykit.job.model import State
+from deploykit.lib import units
 from deploykit.run import watch as run_watch
 from deploykit.run.registry import now
 from deploykit.run.watch import View
@@ -53,8 +54,8 @@ def _state(view: View) -> str:
     state = State(row.state)
     if state.final:
         code = f", exit code {row.exit_code}" if row.exit_code is not None else ""
-        return f"{row.state}{f' after {output.span(seconds)}' if seconds is not None else ''}{code}"
-    return f"{row.state} for {output.span(_elapsed(view))}"
+        return f"{row.state}{f' after {units.span(seconds)}' if seconds is not None else ''}{code}"
+    return f"{row.state} for {units.span(_elapsed(view))}"
 
 
 def _elapsed(view: View) -> float:
@@ -66,7 +67,7 @@ def _elapsed(view: View) -> float:
 def _position(view: View) -> str:
     parts = [*progress_text.position(view.progress), progress_text.rate(view.progress)]
     if view.progress.left is not None and not State(view.row.state).final:
-        parts.append(f"{output.span(view.progress.left)} left")
+        parts.append(f"{units.span(view.progress.left)} left")
     text = ", ".join(filter(None, parts))
     source = view.progress.sources.get("step") or view.progress.sources.get("epoch")
     return f"{text} ({source})" if text and source else text
@@ -115,9 +116,9 @@ def _cells(view: View) -> tuple[str, ...]:
     return (
         view.row.run,
         view.row.state,
-        output.span(seconds),
+        units.span(seconds),
         (progress_text.position(one) or ["-"])[0],
-        "-" if one.left is None or over else output.span(one.left),
+        "-" if one.left is None or over else units.span(one.left),
         "-" if one.loss is None else f"{one.loss:.4g}",
         progress_text.sparkline(one.curve, _SMALL_CURVE),
     )

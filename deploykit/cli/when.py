@@ -22,6 +22,7 @@ from deploykit.cli import output
 from deploykit.cost.estimate import Estimate
 from deploykit.job import edit as jobfile_edit
 from deploykit.job.model import Plan
+from deploykit.lib import units
 from deploykit.lib.errors import NeverStarts, UsageError
 from deploykit.run import lifecycle, registry
 
@@ -99,7 +100,7 @@ def _row(one: _Choice) -> list[str]:
     at, left = "-", "-"
     if start.at is not None:
         seconds = start.at.timestamp() - registry.now()
-        at, left = output.when(start.at.timestamp()), "now" if seconds < 1 else output.span(seconds)
+        at, left = output.when(start.at.timestamp()), "now" if seconds < 1 else units.span(seconds)
     return [start.where, at, left, one.cost.text("worst") if one.cost else "-", start.reason]
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploykit.bundle.archive import readable
 from deploykit.job.model import State
-from deploykit.lib import quoting
+from deploykit.lib import quoting, units
 from deploykit.observe import exit_records
 from deploykit.run.registry import Run
 
@@ -61,6 +60,6 @@ def _listed(where: str, files: exit_records.Files) -> Iterator[str]:
     if not files.count:
         yield f"{where}: none"
         return
-    yield f"{where}: {files.count}, {readable(files.bytes)}"
+    yield f"{where}: {files.count}, {units.size(files.bytes)}"
     for path, size in files.largest[:_NAMED]:
-        yield f"  {readable(size):>8}  {path if path.isprintable() else ascii(path)}"
+        yield f"  {units.size(size):>8}  {path if path.isprintable() else ascii(path)}"

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from decimal import ROUND_FLOOR
 
 from deploykit.cost import budget, money
-from deploykit.cost.estimate import Estimate, span
+from deploykit.cost.estimate import Estimate
 from deploykit.cost.money import Money
 from deploykit.job.model import JobSpec, Problem
+from deploykit.lib import units
 
 VARIABLE = "DEPLOYKIT_CAP"
 _LEAST = 120
@@ -84,7 +85,7 @@ def notices(job: JobSpec, estimate: Estimate) -> Iterator[str]:
     stop = _stop(job, estimate)
     if stop is not None:
         limit, seconds = stop
-        yield f"it is stopped before it costs more than {limit}: after {span(seconds)}"
+        yield f"it is stopped before it costs more than {limit}: after {units.exact_span(seconds)}"
 
 
 def variables(job: JobSpec, estimate: Estimate) -> dict[str, str]:

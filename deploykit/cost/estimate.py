@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from deploykit.cost import money
+from deploykit.lib import units
 
 CASES = ("low", "likely", "worst")
 
@@ -151,16 +152,6 @@ def attempts(count: int) -> str:
     return f"{count} attempt{'s' if count != 1 else ''}"
 
 
-def span(seconds: int) -> str:
-    """``1h 2m``, ``90s``: a time with all its units."""
-    units = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
-    parts: list[str] = []
-    for size, unit in units:
-        count, seconds = divmod(seconds, size)
-        parts += [f"{count}{unit}"] if count else []
-    return " ".join(parts) or "0s"
-
-
 def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
     """A machine with a price per hour, for at most `limit` seconds; 0 is no limit.
 
@@ -169,7 +160,7 @@ def for_machine(what: str, price: str | None, key: str, limit: int) -> Estimate:
     if price is None:
         return Estimate(free=f"{key} is not set")
     hour = money.parse(price)
-    how = f"{attempts(1)} of {span(limit)}" if limit else "no time limit"
+    how = f"{attempts(1)} of {units.exact_span(limit)}" if limit else "no time limit"
     longest = limit or None
     charge = Charge(what, hour.amount, Seconds(longest, longest, longest), how)
     notes = ("low and likely: one attempt that uses its whole time limit",)

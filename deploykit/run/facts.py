@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploykit.backends import base as backend
-from deploykit.bundle.archive import readable
 from deploykit.cost import spent
 from deploykit.cost.spent import Spent
 from deploykit.job.decode import from_json
 from deploykit.job.model import LogLine, State
-from deploykit.lib import paths
+from deploykit.lib import paths, units
 from deploykit.observe import exit_records
 from deploykit.observe.metrics.progress import Progress
 from deploykit.observe.metrics.series import Series, is_chosen
@@ -67,7 +66,7 @@ class SourceFacts:
         """The same as text."""
         if self.changed is None:
             return None
-        return readable(self.changed) if self.changed else "none"
+        return units.size(self.changed) if self.changed else "none"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 
 from deploykit.cli import main as cli
 from deploykit.cli import output
+from deploykit.lib import units
 from deploykit.run import registry
 from tests.backends.slurm.slurm_helpers import wait_for
 from tests.live_run import PATIENCE, ROOT
@@ -55,7 +56,7 @@ def test_a_locked_registry_is_named(live):
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_age(live, monkeypatch, capsys):
-    assert output.span(-5.0) == "0s"
+    assert units.span(-5.0) == "0s"
     before = time.time() - 7200
     monkeypatch.setattr(registry, "now", lambda: before)
     monkeypatch.setattr(output, "now", lambda: before)

@@ -10,6 +10,7 @@ import pytest
 from deploykit.cli import main as cli
 from deploykit.cli import output
 from deploykit.job.model import State, Status
+from deploykit.lib import units
 from deploykit.run import registry
 from deploykit.run.registry import Run
 
@@ -90,7 +91,7 @@ def test_times_are_told_in_utc_and_in_seconds(capsys):
     [(None, "-"), (0.4, "0s"), (59, "59s"), (60, "1m 0s"), (3700, "1h 1m"), (90061, "1d 1h")],
 )
 def test_durations_have_two_units(seconds, text):
-    assert output.span(seconds) == text
+    assert units.span(seconds) == text
 
 
 class Terminal(io.StringIO):

@@ -14,9 +14,10 @@ from decimal import Decimal
 from deploykit.backends.sagemaker import catalog
 from deploykit.backends.sagemaker.options import Options, region
 from deploykit.cost import prices
-from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
+from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
 from deploykit.cost.prices import Price
 from deploykit.job.model import JobSpec
+from deploykit.lib import units
 
 PROVIDER = "sagemaker"
 _GRACE = 120
@@ -94,7 +95,7 @@ def _machine_charges(
     yield Charge(f"{what}, {how}", hourly, *_time(job, options), discount)
     if options.keep_alive:
         kept = Seconds(0, options.keep_alive, options.keep_alive)
-        how = f"{span(options.keep_alive)} keep_alive"
+        how = f"{units.exact_span(options.keep_alive)} keep_alive"
         yield Charge(f"{what}, warm pool", hourly, kept, how, after=True)
 
 
@@ -102,10 +103,13 @@ def _time(job: JobSpec, options: Options) -> tuple[Seconds, str]:
     """How long the machines are billed, and how the worst case is made."""
     limit, count = job.resources.time_limit, 1 + job.retries
     worst = count * (limit + _GRACE)
-    how = f"{attempts(count)} of {span(limit)} and {span(_GRACE)} to end"
+    how = f"{attempts(count)} of {units.exact_span(limit)} and {units.exact_span(_GRACE)} to end"
     longest = max(limit, options.max_wait or 0) + _GRACE
     if options.spot and options.max_wait and longest < worst:
-        worst, how = longest, f"{span(options.max_wait)} max_wait and {span(_GRACE)} to end"
+        worst, how = (
+            longest,
+            f"{units.exact_span(options.max_wait)} max_wait and {units.exact_span(_GRACE)} to end",
+        )
     return Seconds(limit, limit, worst), how
 
 

@@ -13,8 +13,9 @@ from decimal import Decimal
 from deploykit.backends.slurm import billing, site
 from deploykit.backends.slurm.options import Options, Restarts
 from deploykit.cost import money
-from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts, span
+from deploykit.cost.estimate import Charge, Estimate, Seconds, attempts
 from deploykit.job.model import JobSpec
+from deploykit.lib import units
 from deploykit.lib.errors import NotFound
 
 _LATE = 60
@@ -114,8 +115,8 @@ def _attempts(options: Options) -> int:
 
 
 def _how(job: JobSpec, options: Options) -> str:
-    limit = span(_rounded(job.resources.time_limit))
-    return f"{attempts(_attempts(options))} of {limit} and {span(_LATE)} to end"
+    limit = units.exact_span(_rounded(job.resources.time_limit))
+    return f"{attempts(_attempts(options))} of {limit} and {units.exact_span(_LATE)} to end"
 
 
 def _names(per: str) -> str:
