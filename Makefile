@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # Tests start many commands, and Python would compile all their modules again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: axe run test test-all test-nightly test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls bench-asha bench-cap bench-sweepers gpu docs docs-site constraints clean
+.PHONY: axe run test test-all test-nightly test-frameworks coverage roles lint audit fuzz mutation bench bench-scale bench-slurm bench-stalls gpu docs docs-site constraints clean
 
 run: $(VENV)/.train
 	$(BIN)/deploykit submit --backend local --wait
@@ -74,11 +74,9 @@ mutation: $(VENV)/.dev .venv-mutation/.ready
 bench: $(VENV)/.dev .venv-torchx/.ready .venv-frameworks/.ready
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/traffic.py
-	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/diagnose.py
 	$(BIN)/python benchmarks/watching.py
-	$(BIN)/python benchmarks/elastic.py --losses 5 --steps 3000
 
 # On a machine with GPUs: writes docs/gpu.md. Without, `gpu/measure.py --dry` tries it on the CPU.
 gpu: $(VENV)/.dev
@@ -164,28 +162,10 @@ bench-scale: $(VENV)/.dev
 
 bench-slurm: $(VENV)/.dev
 	$(BIN)/python benchmarks/slurm.py
-	$(BIN)/python benchmarks/dump.py
 
 # Ten minutes: 30 runs that stall and 30 that do not, against the stall rule.
 bench-stalls: $(VENV)/.dev
 	$(BIN)/python benchmarks/stalls/measure.py
-
-# Ten minutes: the steps of a sweep with ASHA, beside those of the grid.
-bench-asha: $(VENV)/.dev
-	$(BIN)/python benchmarks/asha.py
-
-# Eight minutes: runs that are stopped at their cost cap, on each backend.
-bench-cap: $(VENV)/.dev .venv-sagemaker/.ready
-	$(BIN)/python benchmarks/cap.py
-
-# Six minutes: a sweep beside Ray Tune and Hydra's Optuna sweeper. Wants a quiet machine.
-bench-sweepers: $(VENV)/.dev .venv-sweepers/.ready
-	$(BIN)/python benchmarks/sweepers/measure.py
-
-.venv-sweepers/.ready: benchmarks/sweepers/requirements.txt
-	$(PYTHON) -m venv .venv-sweepers
-	.venv-sweepers/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/sweepers/requirements.txt
-	touch $@
 
 .venv-torchx/.ready: benchmarks/torchx.txt
 	$(PYTHON) -m venv .venv-torchx
@@ -199,4 +179,4 @@ constraints: $(VENV)/.dev
 
 clean:
 	rm -rf .venv .venv-sagemaker .venv-frameworks .venv-aws .venv-pcluster .venv-torchx .venv-audit \
-	    .venv-mutation .venv-docs .venv-trackers .venv-sweepers
+	    .venv-mutation .venv-docs .venv-trackers

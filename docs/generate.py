@@ -115,16 +115,16 @@ def job_file() -> str:
         tables += [f"## Section `{name}`", doc(cls), *sections(cls, f"{name}.")]
     hidden = [pattern for pattern in source_tree.SECRETS if not pattern.startswith("!")]
     let_through = [pattern[1:] for pattern in source_tree.SECRETS if pattern.startswith("!")]
-    travels = words.TRAVELS.format(
+    travels = words.part("travels").format(
         secrets=names(hidden),
         let_through=names(let_through),
         clutter=names(source_tree._CLUTTER),  # noqa: SLF001
     )
-    return page("The job file", words.JOB_FILE, *tables, words.SECRETS, travels)
+    return page("The job file", words.part("job-file"), *tables, words.part("secrets"), travels)
 
 
 def sweep_file() -> str:
-    return page("The sweep file", words.SWEEP_FILE, "## Keys", *sections(Sweep, ""))
+    return page("The sweep file", words.part("sweep-file"), "## Keys", *sections(Sweep, ""))
 
 
 def sections(cls: Any, path: str) -> Iterator[str]:
@@ -213,7 +213,9 @@ def default(field: dataclasses.Field[Any], metadata: Sequence[Any]) -> str:
 
 
 def infra() -> str:
-    return page("Answers for deploykit infra", words.INFRA, "## Keys", *sections(Answers, ""))
+    return page(
+        "Answers for deploykit infra", words.part("infra"), "## Keys", *sections(Answers, "")
+    )
 
 
 # What SageMaker does with a job
@@ -221,11 +223,16 @@ def infra() -> str:
 
 def oracle_page() -> str:
     headings = ["a job with", f"SDK {words.SDK_VERSION}", "verdict", "why", "nearest that works"]
-    parts = [words.ORACLE]
+    parts = [words.part("oracle")]
     for heading, rules in oracle.rules().items():
         parts += [f"## {heading}", table(headings, sagemaker_oracle.rows(rules, words.TODAY))]
     patches = table(["PyTorch", "patches until", "chosen by"], sagemaker_oracle.patches())
-    parts += ["## Images and their patches", words.PATCHES, patches, words.ORACLE_END]
+    parts += [
+        "## Images and their patches",
+        words.part("patches"),
+        patches,
+        words.part("oracle-end"),
+    ]
     return page("What SageMaker does with a job", *parts)
 
 
@@ -243,7 +250,12 @@ def commands() -> str:
         ["state", "meaning"], ([f"`{state.value}`", words.STATES[state.value]] for state in State)
     )
     return page(
-        "Commands", words.COMMANDS.format(), listing, *described, "## States of a run", states
+        "Commands",
+        words.part("commands").format(),
+        listing,
+        *described,
+        "## States of a run",
+        states,
     )
 
 
@@ -308,14 +320,17 @@ def error_codes() -> list[tuple[str, str]]:
 def exit_codes() -> str:
     launcher = {getattr(cluster, name).exit_code: text for name, text in words.LAUNCHER.items()}
     more = "\n".join(f"| {code} | {launcher[code]} |" for code in sorted(launcher))
-    passed_on = words.PASSED_ON.format(launcher=more)
+    passed_on = words.part("passed-on").format(launcher=more)
     return page(
-        "Exit codes", words.EXIT_CODES, table(["code", "meaning"], iter(error_codes())), passed_on
+        "Exit codes",
+        words.part("exit-codes"),
+        table(["code", "meaning"], iter(error_codes())),
+        passed_on,
     )
 
 
 def node() -> str:
-    intro = words.NODE.format(
+    intro = words.part("node").format(
         files=names(node_plane.NODE_PLANE),
         launchers=", ".join(
             f"`{next(iter(variables.values()))}`"
@@ -330,12 +345,12 @@ def node() -> str:
         "On the node",
         intro,
         variables(words.VARIABLES),
-        words.NODE_REST,
+        words.part("node-rest"),
         variables(words.INTERNAL),
-        words.SETTINGS,
+        words.part("settings"),
         table(["variable", "value", "reason", "where"], set_for_nccl()),
-        words.RUN_FOLDER,
-        words.EXIT_RECORDS,
+        words.part("run-folder"),
+        words.part("exit-records"),
         table(["file", "", "fields"], exit_record_files()),
         table(["field", "type", ""], exit_record_fields()),
     )

@@ -37,11 +37,15 @@ def text(page: Callable[..., str], table: Callable[..., str]) -> str:
     parts += ["## Classes"]
     for name in CLASSES:
         parts += described(name, getattr(deploykit, name), table)
-    parts += ["## Errors", words.API_ERRORS, table(["class", "code", "meaning"], every_error())]
+    parts += [
+        "## Errors",
+        words.part("api-errors"),
+        table(["class", "code", "meaning"], every_error()),
+    ]
     parts += ["## For submitit and the SageMaker SDK"]
     for one in OTHERS:
         parts += function(f"{one.__module__}.{one.__name__}", one)
-    return page("Python API", words.API, *parts)
+    return page("Python API", words.part("api"), *parts)
 
 
 def function(name: str, one: Any) -> Iterator[str]:

@@ -93,16 +93,6 @@ def test_without_torchx_there_is_no_figure(start_up, tmp_path, capsys):
     assert "make bench" in capsys.readouterr().err
 
 
-def test_a_slot_is_idle_until_the_last_trial_begins(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "sweepers"))
-    import measure
-
-    del sys.modules["measure"]  # other benchmarks have a file of that name
-    monkeypatch.setattr(measure, "SLOTS", 2)
-    times = [(0, 4), (0, 10), (6, 8), (8, 9)]
-    assert measure.idle([{"began": began, "ended": ended} for began, ended in times]) == 1 / 8
-
-
 def test_a_large_log_is_read_in_little_memory_and_its_cause_found(tmp_path):
     argv = [sys.executable, str(BENCHMARKS / "diagnose.py"), "--megabytes", "8"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -1,7 +1,4 @@
-"""Models of examples/models with several strategies: the losses of one process.
-
-benchmarks/models.py compares all strategies, over more steps.
-"""
+"""Models of examples/models with several strategies: the losses of one process."""
 
 import subprocess
 
