@@ -78,13 +78,13 @@ def comparisons(torchx: Path) -> list[Comparison]:
             "Slurm dry run / torchx's",
             Command((deploykit, "submit", *job, "slurm"), "#SBATCH"),
             Command((str(torchx), *_torchx_dry_run()), "#SBATCH"),
-            0.33,
+            0.5,
         ),
         Comparison(
             "SageMaker dry run / import sagemaker.pytorch",
             Command((deploykit, "submit", *job, "sagemaker"), "TrainingJobName"),
             Command((python, "-c", "import sagemaker.pytorch"), ""),
-            0.15,
+            0.12,
         ),
     ]
 

@@ -26,13 +26,13 @@ def audit(program: Path, pinned: Path) -> tuple[int, str]:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
         packages = json.loads(done.stdout)["dependencies"]
     except FileNotFoundError:
-        return UNAVAILABLE, f"{program} is not installed, so no package was checked: `make audit`"
+        return UNAVAILABLE, f"{program} is missing; no package was checked: make .venv-audit/.ready"
     except (subprocess.TimeoutExpired, ValueError, KeyError):
         packages = []
     if not packages:
         return UNAVAILABLE, (
             "the database of vulnerabilities, https://osv.dev, cannot be asked from this machine, "
-            "so no package was checked; run `make audit` where it can be"
+            "so no package was checked; try again where it can be"
         )
     lines = [line for package in packages for line in _lines(package)]
     known = sum(len(package.get("vulns", ())) for package in packages)
