@@ -26,7 +26,8 @@ def audit(program: Path, pinned: Path) -> tuple[int, str]:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
         packages = json.loads(done.stdout)["dependencies"]
     except FileNotFoundError:
-        return UNAVAILABLE, f"{program} is missing; no package was checked: make .venv-audit/.ready"
+        missing = f"{program} is not installed, so no package was checked"
+        return UNAVAILABLE, f"{missing}: make .venv-audit/.ready"
     except (subprocess.TimeoutExpired, ValueError, KeyError):
         packages = []
     if not packages:
