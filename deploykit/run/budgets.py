@@ -7,14 +7,14 @@ also after it was removed. An older deploykit does not see the table, and is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cost import budget, money, prices, spent
+from deploykit.cost import budget, money, spent
 from deploykit.cost.budget import Budget
 from deploykit.cost.estimate import Estimate
 from deploykit.job.model import Plan, State
@@ -132,8 +132,7 @@ def uses() -> list[Use]:
     newest: dict[str, str] = {}
     for row in registry.query([("SELECT name, budget FROM budget_runs ORDER BY created", [])]):
         newest[row["name"]] = row["budget"]
-    known = (str(text) for _, text in sorted(newest.items(), key=str))
-    return [of(text) for text in known if budget.is_valid(text)]
+    return [of(text) for _, text in sorted(newest.items())]
 
 
 def of(written: str) -> Use:
@@ -196,29 +195,20 @@ def _cost(run: Run, worst: str) -> Decimal:
     if run.state == State.UNSENT.value:
         return Decimal(0)
     known = spent.read(Path(run.folder, backend.PRICE), run.billed)
-    return _amount(worst) if known is None else known.amount
+    return Decimal(worst) if known is None else known.amount
 
 
-def _use(limit: Budget, rows: Iterable[Mapping[str, Any]]) -> Use:
+def _use(limit: Budget, rows: Sequence[Mapping[str, Any]]) -> Use:
     now = datetime.now(UTC)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    counted = [row for row in rows if not limit.monthly or _is_since(row, start)]
-    over = [row for row in counted if row["cost"] is not None]
-    held = [row for row in counted if row["cost"] is None]
+    counted = [
+        row for row in rows if not limit.monthly or row["ended"] is None or row["ended"] >= start
+    ]
+    over = [row for row in rows if row["cost"] is not None]
+    held = [row for row in rows if row["cost"] is None]
     return Use(
         limit,
-        sum((_amount(row["cost"]) for row in over), Decimal(0)),
-        sum((_amount(row["worst"]) for row in held), Decimal(0)),
+        sum((Decimal(row["cost"]) for row in over), Decimal(0)),
+        sum((Decimal(row["worst"]) for row in held), Decimal(0)),
         len(held),
     )
-
-
-def _is_since(row: Mapping[str, Any], start: float) -> bool:
-    """Whether a run was submitted, or still went on, after a moment; also where that is unclear."""
-    times = (row["created"], row["ended"])
-    return not all(isinstance(time, float) and time < start for time in times)
-
-
-def _amount(written: object) -> Decimal:
-    """An amount of the table. One that was edited is as large as can be."""
-    return Decimal(str(written)) if prices.is_price(written) else Decimal(10) ** 12

@@ -37,14 +37,6 @@ _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
 _MOST = 2**63 - 1
 """The largest integer of SQLite."""
-_EITHER = ("revision", "id")
-"""Texts that may be NULL."""
-_TEXTS = (
-    *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
-    *("state", "native", "reason"),
-)
-_LAST = 253402300799
-"""The last second of the year 9999."""
 RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _SHORTEST = 4
@@ -272,29 +264,21 @@ def selected(names: Sequence[str]) -> list[Run]:
     return named(names) if names else unfinished() or [get(None)]
 
 
-def _run(row: dict[str, Any]) -> Run:
-    """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
-    values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
-    values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
-    values["created"] = _seconds(row.get("created")) or 0.0
-    values |= {name: _seconds(row.get(name)) for name in layout.TIMES}
-    code = row.get("exit_code")
-    values["exit_code"] = code if isinstance(code, int) else None
-    if values["state"] not in {state.value for state in State}:
-        values["state"] = State.UNKNOWN.value
-    return Run(**values)
-
-
-def _seconds(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and 0 <= value <= _LAST else None
+def _run(row: sqlite3.Row) -> Run:
+    """A row as a run: columns that an older deploykit did not write have their defaults."""
+    run = Run(**{name: row[name] for name in row.keys() if name in Run._fields})  # noqa: SIM118
+    try:
+        State(run.state)
+    except ValueError as error:
+        raise CannotWrite(
+            f"the run {run.run} has an unknown state, {run.state!r}, in the registry {_file()}",
+            hint="a newer deploykit may have written it: pip install -U deploykit",
+        ) from error
+    return run
 
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else repr(value)
 
 
 def may_still_come(row: Run) -> bool:
@@ -314,7 +298,7 @@ def _file() -> Path:
 def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
     """The rows that each clause selects with its values."""
     queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
-    return (_run(dict(row)) for row in query(queries))
+    return map(_run, query(queries))
 
 
 def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:

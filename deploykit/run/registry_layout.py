@@ -31,8 +31,7 @@ CREATE TABLE runs (
     reduced   INTEGER         -- 1 once the run's source was chosen to be reduced
 )
 """
-TIMES = ("started", "finished", "billed")
-ADDED = {**dict.fromkeys(TIMES, "REAL"), "reduced": "INTEGER"}
+ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
 """Columns that a table of an older deploykit lacks."""
 
 UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from deploykit.job.model import State
 from deploykit.run import registry
 from deploykit.run import registry_layout as layout
 from deploykit.run import state as run_state
@@ -52,7 +51,7 @@ class Search:
         """The condition in SQL, and its values."""
         parts: dict[str, tuple[str, ...]] = {}
         if self.states:
-            parts |= _in_states(self.states)
+            parts[f"state IN ({', '.join('?' * len(self.states))})"] = tuple(self.states)
         if self.pattern is not None:
             is_wild = any(letter in self.pattern for letter in _WILD)
             key = "run GLOB ?" if is_wild else "instr(run, ?) > 0"
@@ -62,19 +61,6 @@ class Search:
         if self.job is not None:
             parts["name = ?"] = (self.job,)
         return " AND ".join(parts) or "1", sum(parts.values(), ())
-
-
-def _in_states(states: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The condition of a state, and its values. A word that is no state counts as unknown."""
-    wanted = f"state IN ({_marks(states)})"
-    if State.UNKNOWN.value not in states:
-        return {wanted: tuple(states)}
-    known = [state.value for state in State]
-    return {f"({wanted} OR state NOT IN ({_marks(known)}))": (*states, *known)}
-
-
-def _marks(values: Collection[str]) -> str:
-    return ", ".join("?" * len(values))
 
 
 def _glob(pattern: str) -> str:

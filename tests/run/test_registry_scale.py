@@ -197,15 +197,6 @@ def test_patterns_are_those_of_the_shell(pattern, found):
     assert bool(expected) == bool(found)
 
 
-@pytest.mark.usefixtures("statements")
-def test_a_state_that_no_version_knows_is_listed_as_unknown():
-    with registry.writing() as database:
-        database.execute("UPDATE runs SET state = 'paused' WHERE run = 'first-0000'")
-    search = Search(states=["unknown"])
-    assert [one.run for one in registry.select(*search.sql)] == ["first-0000"]
-    assert "first-0000" in {one.run for one in registry.unfinished()}
-
-
 def test_a_limit_beyond_every_integer_is_all_of_them():
     registry.add(row("a"))
     assert len(registry.select(limit=10**30)) == 1

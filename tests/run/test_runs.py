@@ -97,6 +97,15 @@ def test_a_registry_of_an_older_layout_is_named():
         assert "move the file away" in caught.value.hint
 
 
+def test_a_state_of_a_newer_version_is_named():
+    registry.add(row("a"))
+    with registry.writing() as database:
+        database.execute("UPDATE runs SET state = 'paused'")
+    with pytest.raises(CannotWrite, match="the run a has an unknown state, 'paused'") as caught:
+        registry.every()
+    assert "a newer deploykit" in caught.value.hint
+
+
 def test_reading_waits_for_no_writer():
     registry.add(row("a"))
     with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database:
