@@ -201,9 +201,8 @@ def _cost(run: Run, worst: str) -> Decimal:
 def _use(limit: Budget, rows: Sequence[Mapping[str, Any]]) -> Use:
     now = datetime.now(UTC)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    counted = [
-        row for row in rows if not limit.monthly or row["ended"] is None or row["ended"] >= start
-    ]
+    if limit.monthly:
+        rows = [row for row in rows if row["ended"] is None or row["ended"] >= start]
     over = [row for row in rows if row["cost"] is not None]
     held = [row for row in rows if row["cost"] is None]
     return Use(
