@@ -11,23 +11,22 @@ takes no write lock. Only `every` reads the whole table; the other reads use an 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
-from deploykit.run import registry_layout as layout
-from deploykit.run import registry_lock
 
-if TYPE_CHECKING:
-    import sqlite3
-
+_WILD = "*?["
 _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
 _SHOWN = 5
@@ -43,6 +42,51 @@ _SHORTEST = 4
 """Characters of the beginning of an id by which a run can be stopped."""
 IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
+
+
+_VERSION = 1
+"""Of the table's layout; the file's ``user_version``."""
+SCHEMA = """
+CREATE TABLE runs (
+    run       TEXT PRIMARY KEY,
+    name      TEXT NOT NULL,
+    backend   TEXT NOT NULL,
+    target    TEXT NOT NULL,
+    folder    TEXT NOT NULL,
+    plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
+    bundle    TEXT NOT NULL,  -- SHA-256 of the bundle
+    revision  TEXT,           -- git commit of the source
+    created   REAL NOT NULL,  -- seconds since the epoch
+    output    TEXT NOT NULL,  -- location of the results
+    id        TEXT,           -- of the job at its target, once known
+    state     TEXT NOT NULL,
+    native    TEXT NOT NULL DEFAULT '',
+    reason    TEXT NOT NULL DEFAULT '',
+    exit_code INTEGER,
+    started   REAL,           -- seconds since the epoch, as the target told
+    finished  REAL,
+    billed    REAL,           -- seconds
+    reduced   INTEGER         -- 1 once the run's source was chosen to be reduced
+)
+"""
+ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
+"""Columns that a table of an older deploykit lacks."""
+
+UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
+TO_REDUCE = "state IN ('cancelled', 'failed', 'succeeded') AND reduced IS NULL"
+"""SQLite uses an index with a condition only where a query has that condition word for word."""
+ENDS = 4
+"""Characters of an id's end that are indexed."""
+END = f"substr(run, -{ENDS})"
+INDEXES = {
+    "runs_by_time": "(created, run, state)",
+    "runs_by_end": f"({END})",
+    "runs_by_bundle": "(bundle)",
+    "runs_unfinished": f"(created, run) WHERE {UNFINISHED}",
+    "runs_to_reduce": f"(created, run) WHERE {TO_REDUCE}",
+}
+_SOON, _PATIENCE = 2, 60
+"""Seconds to wait for another process's lock without a word, and in all after that."""
 
 
 class Run(NamedTuple):
@@ -170,7 +214,7 @@ def release(bundle: str, then: Callable[[], None]) -> None:
     A submit inserts its row before it stores its bundle, so one that comes later stores it again.
     """
     with _database(create=True) as database:
-        registry_lock.take(database, "BEGIN IMMEDIATE")
+        _take(database, "BEGIN IMMEDIATE")
         marks = "SELECT count(*) FROM runs WHERE bundle = ?"
         if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
             then()
@@ -200,9 +244,9 @@ def _like(name: str) -> tuple[str, tuple[str, ...]]:
     """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
     begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
     ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
-    if len(name) >= layout.ENDS:
-        ends += f" AND {layout.END} = ?"
-        values.append(name[-layout.ENDS :])
+    if len(name) >= ENDS:
+        ends += f" AND {END} = ?"
+        values.append(name[-ENDS:])
     return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
 
 
@@ -246,7 +290,7 @@ def count(condition: str = "1", values: Sequence[str] = ()) -> int:
 
 def unfinished(limit: int | None = None) -> list[Run]:
     """The runs that have not ended as far as the registry knows, the newest first."""
-    return select(layout.UNFINISHED, limit=limit)
+    return select(UNFINISHED, limit=limit)
 
 
 def named(names: Sequence[str]) -> list[Run]:
@@ -279,6 +323,47 @@ def _run(row: sqlite3.Row) -> Run:
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a run must be; an empty part allows all. `job` is the name of its job.
+
+    `pattern` is in its id: a text, or with ``*``, ``?`` or ``[...]`` the whole id.
+    """
+
+    states: Collection[str] = ()
+    pattern: str | None = None
+    backend: str | None = None
+    job: str | None = None
+
+    def count(self) -> int:
+        """How many runs match as far as the registry knows; the target is not asked."""
+        return count(*self.sql)
+
+    @property
+    def sql(self) -> tuple[str, tuple[str, ...]]:
+        """The condition in SQL, and its values."""
+        parts: dict[str, tuple[str, ...]] = {}
+        if self.states:
+            parts[f"state IN ({', '.join('?' * len(self.states))})"] = tuple(self.states)
+        if self.pattern is not None:
+            is_wild = any(letter in self.pattern for letter in _WILD)
+            key = "run GLOB ?" if is_wild else "instr(run, ?) > 0"
+            parts[key] = (_glob(self.pattern) if is_wild else self.pattern,)
+        if self.backend is not None:
+            parts["backend = ?"] = (self.backend,)
+        if self.job is not None:
+            parts["name = ?"] = (self.job,)
+        return " AND ".join(parts) or "1", sum(parts.values(), ())
+
+
+def _glob(pattern: str) -> str:
+    """A pattern of the shell as SQLite's GLOB writes it: a set is negated by ``^``.
+
+    No id holds a character that the two take differently.
+    """
+    return re.sub(r"\[([!^])", lambda match: "[^" if match[1] == "!" else "[", pattern)
 
 
 def may_still_come(row: Run) -> bool:
@@ -321,10 +406,10 @@ def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
 def writing() -> Iterator[sqlite3.Connection]:
     """The open registry, locked, with a table that is made first if need be."""
     with _database(create=True) as database:
-        registry_lock.take(database, "BEGIN IMMEDIATE")
+        _take(database, "BEGIN IMMEDIATE")
         if _has_no_table(database):
-            database.execute(layout.SCHEMA)
-            database.execute(f"PRAGMA user_version = {layout.VERSION}")
+            database.execute(SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
         _upgrade(database)
         yield database
 
@@ -332,10 +417,10 @@ def writing() -> Iterator[sqlite3.Connection]:
 def _upgrade(database: sqlite3.Connection) -> None:
     """Add what an older deploykit did not know."""
     present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
-    for name, kind in layout.ADDED.items():
+    for name, kind in ADDED.items():
         if name not in present:
             database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
-    for name, columns in layout.INDEXES.items():
+    for name, columns in INDEXES.items():
         database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
 
 
@@ -345,10 +430,10 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version != layout.VERSION:
+    if version != _VERSION:
         raise CannotWrite(
             f"another version of deploykit wrote the registry of runs {_file()} "
-            f"(layout {version}; this version reads {layout.VERSION})",
+            f"(layout {version}; this version reads {_VERSION})",
             hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
             "`deploykit attach` finds jobs again by their run ids",
         )
@@ -358,8 +443,6 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
 @contextlib.contextmanager
 def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
-    import sqlite3  # not needed for a dry run
-
     path = _file()
     try:
         paths.private_folder(path.parent)
@@ -367,10 +450,26 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             paths.touch(path)
         with contextlib.closing(sqlite3.connect(path)) as database, database:
             database.row_factory = sqlite3.Row
-            registry_lock.take(database, "PRAGMA schema_version")  # reads the file
+            _take(database, "PRAGMA schema_version")  # reads the file
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(
             f"the registry of runs {path} cannot be used: {error}",
             hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
         ) from error
+
+
+def _take(database: sqlite3.Connection, statement: str) -> None:
+    """Execute what takes a lock; it and what follows wait for other processes."""
+    database.execute(f"PRAGMA busy_timeout = {_SOON * 1000}")
+    try:
+        database.execute(statement).fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        (_, _, file), *_ = database.execute("PRAGMA database_list")
+        what = f"the registry of runs {file}, which another process has locked"
+        logging.getLogger("deploykit").warning("waiting up to %d s for %s", _PATIENCE, what)
+        database.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
+        database.execute(statement).fetchall()
+    database.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")

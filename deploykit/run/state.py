@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploykit.backends import base as backend
@@ -15,7 +16,7 @@ from deploykit.job.model import NO_JOB, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
 from deploykit.run import registry
-from deploykit.run.registry import Run
+from deploykit.run.registry import Run, Search
 
 _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
@@ -57,6 +58,20 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
         storage.tidy()
     # another process may have removed a run that has ended
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
+
+
+def search(wanted: Search, limit: int | None) -> list[Run]:
+    """The newest runs that match, with their current state.
+
+    With states to match, it asks for all unfinished runs first, since they may be in one by now.
+    """
+    known = replace(wanted, states=())
+    if not wanted.states:
+        return refresh(registry.select(*known.sql, limit=limit))
+    condition, values = known.sql
+    unfinished = registry.select(f"{registry.UNFINISHED} AND {condition}", values)
+    current = {row.run: row for row in refresh(unfinished)}
+    return [current.get(row.run, row) for row in registry.select(*wanted.sql, limit=limit)]
 
 
 def _last_known(name: str, error: Exception) -> str:

@@ -31,7 +31,6 @@ from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite
 from deploykit.lib.paths import OpenFolder
 from deploykit.run import budgets, registry, sweep_folders
-from deploykit.run import registry_layout as layout
 from deploykit.run.registry import Run
 
 PARTS = ("source", "output", "checkpoints", "logs")
@@ -317,7 +316,7 @@ def _next_to_reduce() -> list[Run]:
     """The newest ended runs that no call has returned yet, but none of the newest of all."""
     newest = "ORDER BY created DESC, run DESC LIMIT"
     kept = f"SELECT run FROM runs {newest} {_WHOLE}"  # noqa: S608 - ours, as below
-    chosen = f"WHERE {layout.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_MOST_AT_ONCE}"
+    chosen = f"WHERE {registry.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_MOST_AT_ONCE}"
     query = f"SELECT run FROM runs {chosen}"  # noqa: S608 - ours
     with registry.writing() as database:
         ids = [row["run"] for row in database.execute(query)]

@@ -18,7 +18,7 @@ from deploykit.lib import paths
 from deploykit.lib.errors import NotFound
 from deploykit.run import registry, storage
 from deploykit.run import state as run_state
-from deploykit.run.search import Search
+from deploykit.run.registry import Search
 from tests.run.test_runs import OLDER, row
 
 MANY = 3000
@@ -106,7 +106,7 @@ ONE = newest(1)
         lambda: registry.release("b77", lambda: None),
         registry.unfinished,
         lambda: registry.select(limit=20),
-        lambda: Search(pattern="exp-3-*").current(5),
+        lambda: run_state.search(Search(pattern="exp-3-*"), 5),
         storage.tidy,
     ],
 )
