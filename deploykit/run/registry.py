@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deploykit.backends.base import JOB
+from deploykit.job.decode import read_json
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
@@ -29,20 +31,23 @@ from deploykit.lib.errors import CannotWrite, NotFound, UsageError
 _WILD = "*?["
 _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
-_SHOWN = 5
+_CANDIDATES_SHOWN = 5
 """Runs that an ambiguous name may mean, in the hint."""
 _NEWEST_FIRST = "ORDER BY created DESC, run DESC"
 _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
-_MOST = 2**63 - 1
-"""The largest integer of SQLite."""
+_LARGEST_INTEGER = 2**63 - 1
+"""Of SQLite."""
 RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
-_SHORTEST = 4
+_MIN_PREFIX = 4
 """Characters of the beginning of an id by which a run can be stopped."""
+LAST_KNOWN = "last known;"
+"""Begins the reason of a run whose backend does not answer."""
 IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
-
+_FIRST_WAIT, _LONG_WAIT = 2, 60
+"""Seconds to wait for another process's lock silently, and after a warning."""
 
 _VERSION = 1
 """Of the table's layout; the file's ``user_version``."""
@@ -70,11 +75,11 @@ CREATE TABLE runs (
 )
 """
 ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
-"""Columns that a table of an older deploykit lacks."""
+"""Columns that are missing in a table of an older deploykit."""
 
 UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
 TO_REDUCE = "state IN ('cancelled', 'failed', 'succeeded') AND reduced IS NULL"
-"""SQLite uses an index with a condition only where a query has that condition word for word."""
+"""SQLite uses a partial index only for a query with the same condition, word for word."""
 ENDS = 4
 """Characters of an id's end that are indexed."""
 END = f"substr(run, -{ENDS})"
@@ -85,8 +90,6 @@ INDEXES = {
     "runs_unfinished": f"(created, run) WHERE {UNFINISHED}",
     "runs_to_reduce": f"(created, run) WHERE {TO_REDUCE}",
 }
-_SOON, _PATIENCE = 2, 60
-"""Seconds to wait for another process's lock without a word, and in all after that."""
 
 
 class Run(NamedTuple):
@@ -121,18 +124,31 @@ class Run(NamedTuple):
     @property
     def status(self) -> Status:
         """The last known status."""
-        started, finished = _moment(self.started), _moment(self.finished)
-        state = State(self.state)
-        end = (self.exit_code, started, finished)
-        return Status(state, self.native, self.reason, *end, billed=self.billed)
+        return Status(
+            state=State(self.state),
+            native=self.native,
+            reason=self.reason,
+            exit_code=self.exit_code,
+            started=_moment(self.started),
+            finished=_moment(self.finished),
+            billed=self.billed,
+        )
 
     def seconds(self, at: float) -> float | None:
-        """Seconds from the start to the end, or to `at`; None where the start is not known."""
+        """Seconds from the start to the end, or to `at`; None if the start is unknown."""
         if self.started is None or self.state == State.QUEUED.value:
             return None
         if self.finished is None and State(self.state).final:
             return None
         return max(0.0, (self.finished or at) - self.started)
+
+    def job_data(self) -> dict[str, Any]:
+        """The job as it was submitted, as data; empty if it was not kept."""
+        try:
+            data = read_json(Path(self.folder, JOB))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
 
 
 def new_id(name: str) -> str:
@@ -152,7 +168,7 @@ def checked_id(run: str) -> str:
 
 
 def known(run: str) -> Run:
-    """The row of a run. Raises NotFound where it is gone."""
+    """The row of a run. Raises NotFound if it is gone."""
     row = lookup(run).get(run)
     if row is None:
         raise NotFound(f"the run {run} is no longer in the registry")
@@ -160,7 +176,7 @@ def known(run: str) -> Run:
 
 
 def add(*runs: Run) -> bool:
-    """Insert the rows of new runs in one transaction; False where an id already exists."""
+    """Insert the rows of new runs in one transaction; False if an id already exists."""
     columns = Run._fields
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
@@ -180,7 +196,7 @@ def confirm_all(jobs: Mapping[str, str], status: Status | None = None) -> None:
 
 
 def update(run: str, status: Status) -> None:
-    """Record the current status of a run. A time that is not told any more stays."""
+    """Record the current status of a run. Times that are no longer reported stay."""
     update_all({run: status})
 
 
@@ -204,7 +220,7 @@ def _columns(status: Status) -> tuple[Any, ...]:
 
 
 def remove(*runs: str) -> None:
-    """Forget runs."""
+    """Delete runs from the registry."""
     _write("DELETE FROM runs WHERE run = ?", [(run,) for run in runs])
 
 
@@ -223,12 +239,12 @@ def release(bundle: str, then: Callable[[], None]) -> None:
 def get(name: str | None) -> Run:
     """The run with that id, or with a unique beginning or end of one; for None the newest run.
 
-    Raises NotFound; where several runs match, with the candidates.
+    Raises NotFound; if several runs match, with the candidates.
     """
     if name is None:
         matches = select(limit=1)
     else:
-        matches = list(lookup(name).values()) or select(*_like(name), limit=_SHOWN)
+        matches = list(lookup(name).values()) or select(*_like(name), limit=_CANDIDATES_SHOWN)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -256,9 +272,9 @@ def get_to_stop(name: str) -> Run:
     A mistyped name must not stop another run. Raises NotFound, with the runs that were near.
     """
     row = get(name)
-    if row.run != name and (len(name) < _SHORTEST or not row.run.startswith(name)):
+    if row.run != name and (len(name) < _MIN_PREFIX or not row.run.startswith(name)):
         raise NotFound(
-            f"{name!r} is not the id of a run, nor its first {_SHORTEST} characters or more",
+            f"{name!r} is not the id of a run, nor its first {_MIN_PREFIX} characters or more",
             hint=f"{row.run}?",
         )
     return row
@@ -278,8 +294,8 @@ def every() -> list[Run]:
 
 def select(condition: str = "1", values: Sequence[str] = (), limit: int | None = None) -> list[Run]:
     """The runs that meet a condition in SQL, the newest first; at most `limit`."""
-    most = -1 if limit is None else min(limit, _MOST)
-    return list(_select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)]))
+    most = -1 if limit is None else min(limit, _LARGEST_INTEGER)
+    return _select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)])
 
 
 def count(condition: str = "1", values: Sequence[str] = ()) -> int:
@@ -289,7 +305,7 @@ def count(condition: str = "1", values: Sequence[str] = ()) -> int:
 
 
 def unfinished(limit: int | None = None) -> list[Run]:
-    """The runs that have not ended as far as the registry knows, the newest first."""
+    """The unfinished runs as far as the registry knows, the newest first."""
     return select(UNFINISHED, limit=limit)
 
 
@@ -376,14 +392,14 @@ def now() -> float:
     return time.time()
 
 
+def _select(clauses: Sequence[tuple[str, Sequence[str]]]) -> list[Run]:
+    """The rows that each clause selects with its values."""
+    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in clauses]  # noqa: S608 - ours
+    return [_run(row) for row in query(queries)]
+
+
 def _file() -> Path:
     return paths.state() / "runs.sqlite"
-
-
-def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
-    """The rows that each clause selects with its values."""
-    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
-    return map(_run, query(queries))
 
 
 def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
@@ -415,7 +431,7 @@ def writing() -> Iterator[sqlite3.Connection]:
 
 
 def _upgrade(database: sqlite3.Connection) -> None:
-    """Add what an older deploykit did not know."""
+    """Add the columns and indexes that an older deploykit did not write."""
     present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
     for name, kind in ADDED.items():
         if name not in present:
@@ -425,7 +441,7 @@ def _upgrade(database: sqlite3.Connection) -> None:
 
 
 def _has_no_table(database: sqlite3.Connection) -> bool:
-    """Whether the file is new. Raises CannotWrite where another version of deploykit wrote it."""
+    """Whether the file is new. Raises CannotWrite if another version of deploykit wrote it."""
     # in this order: another process may be making both, in one transaction
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
@@ -442,7 +458,7 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
-    """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
+    """The open registry, as one transaction. Raises CannotWrite if it cannot be used."""
     path = _file()
     try:
         paths.private_folder(path.parent)
@@ -460,8 +476,8 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
 
 
 def _take(database: sqlite3.Connection, statement: str) -> None:
-    """Execute what takes a lock; it and what follows wait for other processes."""
-    database.execute(f"PRAGMA busy_timeout = {_SOON * 1000}")
+    """Execute a statement that takes a lock, and wait for other processes, with a warning."""
+    database.execute(f"PRAGMA busy_timeout = {_FIRST_WAIT * 1000}")
     try:
         database.execute(statement).fetchall()
     except sqlite3.OperationalError as error:
@@ -469,7 +485,7 @@ def _take(database: sqlite3.Connection, statement: str) -> None:
             raise
         (_, _, file), *_ = database.execute("PRAGMA database_list")
         what = f"the registry of runs {file}, which another process has locked"
-        logging.getLogger("deploykit").warning("waiting up to %d s for %s", _PATIENCE, what)
-        database.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
+        logging.getLogger("deploykit").warning("waiting up to %d s for %s", _LONG_WAIT, what)
+        database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")
         database.execute(statement).fetchall()
-    database.execute(f"PRAGMA busy_timeout = {_PATIENCE * 1000}")
+    database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")

@@ -22,8 +22,6 @@ _BLOCKED = 10.0
 """Seconds after which `wait` leaves a run that can never start: reasons change at first."""
 _MISSING = 300.0
 """Seconds after which `wait` leaves a run of which the target has no job: it may be new."""
-LAST_KNOWN = "last known;"
-"""Begins the reason of a run whose backend does not answer."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -75,7 +73,7 @@ def search(wanted: Search, limit: int | None) -> list[Run]:
 
 
 def _last_known(name: str, error: Exception) -> str:
-    return f"{LAST_KNOWN} {name} cannot be reached: {error}"
+    return f"{registry.LAST_KNOWN} {name} cannot be reached: {error}"
 
 
 def _with_reason(row: Run, reason: str | None) -> Run:

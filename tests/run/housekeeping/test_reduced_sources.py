@@ -1,4 +1,4 @@
-"""What a run that has ended still needs of its source, and attacks on reducing it."""
+"""What a run that has ended still needs of its source."""
 
 from __future__ import annotations
 
