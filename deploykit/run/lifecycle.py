@@ -18,7 +18,7 @@ from deploykit.backends.base import Backend
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import revision, secret_scan
 from deploykit.job import file as jobfile
-from deploykit.job.decode import as_data, encodable, from_json
+from deploykit.job.decode import as_data, encodable
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
 from deploykit.lib import paths
@@ -35,8 +35,6 @@ _TIME_LIMIT = 3600
 """Seconds assumed where a required time limit is missing, so that the rest can be checked."""
 _MOST_OTHERS = 1000
 """Unfinished runs whose jobs are looked at."""
-_LARGEST_JOB = 1 << 22
-"""Bytes of ``job.json``."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -196,7 +194,7 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     own, rows = _resolved(job.checkpoints), list[Run]()
     with contextlib.suppress(DeploykitError):  # a registry that cannot be read is no problem here
         others = (row for row in registry.unfinished(_MOST_OTHERS) if row.run != run)
-        rows = [row for row in others if _resolved(_checkpoints_of(row)) == own]
+        rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
         rows = run_state.refresh(rows) if ask else rows
     message = "are also those of {0}, which is {1}: each run would delete what the other saves"
     hint = "choose another folder; `deploykit status {0}` shows whether it has ended"
@@ -208,16 +206,6 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
         for row in rows
         if not State(row.state).final
     ]
-
-
-def _checkpoints_of(row: Run) -> str:
-    """The location that the job of a run names; empty where it names none, or was not kept."""
-    try:
-        data = from_json(paths.read_below(Path(row.folder), backend.JOB, _LARGEST_JOB) or b"{}")
-    except ValueError:
-        return ""
-    location = data.get("checkpoints") if isinstance(data, dict) else None
-    return location if isinstance(location, str) else ""
 
 
 def _resolved(location: str) -> str:

@@ -14,9 +14,7 @@ from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.backends import capabilities
-from deploykit.job.decode import from_json
 from deploykit.job.model import LogLine, State
-from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import logfiles
 from deploykit.observe.metrics import length, progress
@@ -30,8 +28,6 @@ from deploykit.run.registry import Run
 
 BRIEFLY = 1 << 14
 """Bytes at the end of a log that are read where only the last step is wanted."""
-_LARGEST_JOB = 1 << 22
-"""Bytes of ``job.json``."""
 
 
 class RunMetrics:
@@ -43,7 +39,7 @@ class RunMetrics:
         self.problems: list[str] = []
         """What could not be read."""
         self._most, self._task = most, task
-        self._job = _job(Path(row.folder))
+        self._job = _Job(row.job_data())
         folder = Path(row.folder)
         self._logs = logfiles.Logs(folder, logfiles.ALL, most)
         self._files = MetricFiles(folder, row.output, row.created, most)
@@ -178,8 +174,7 @@ def _bar_line(folder: Path) -> LogLine | None:
 class _Job:
     """What the job of a run says about its numbers."""
 
-    def __init__(self, data: Any) -> None:
-        job = data if isinstance(data, dict) else {}
+    def __init__(self, job: dict[str, Any]) -> None:
         entry, own = job.get("entrypoint"), job.get("metrics")
         words = entry.get("args") if isinstance(entry, dict) else None
         self.length: Length = length.of(
@@ -190,11 +185,3 @@ class _Job:
             for name, regex in (own.items() if isinstance(own, dict) else ())
             if isinstance(regex, str)
         }
-
-
-def _job(folder: Path) -> _Job:
-    """The job as it was submitted; an empty one where it was not kept."""
-    try:
-        return _Job(from_json(paths.read_below(folder, backend.JOB, _LARGEST_JOB) or b"{}"))
-    except ValueError:
-        return _Job({})

@@ -25,7 +25,7 @@ from deploykit.observe.metrics.points import Point
 from deploykit.observe.trackers import contract
 from deploykit.observe.trackers.contract import About, Ending, Memory
 from deploykit.observe.trackers.selection import Selection
-from deploykit.run import facts as run_facts
+from deploykit.run import report as run_report
 from deploykit.run import state as run_state
 from deploykit.run.metrics import RunMetrics, logs_are_here
 from deploykit.run.registry import Run, now
@@ -56,7 +56,7 @@ class Sent(NamedTuple):
 
 def trackers(row: Run) -> dict[str, str]:
     """Where the metrics of a run go, by tracker. Raises NotFound where its job names none."""
-    track, _ = decode(Track, run_facts.job_data(Path(row.folder)).get("track") or {}, "track")
+    track, _ = decode(Track, row.job_data().get("track") or {}, "track")
     if track is None or not track.chosen:
         raise NotFound(
             f"the job of {row.run} has no `track`",
@@ -180,7 +180,7 @@ def _is_near(row: Run) -> bool:
 
 
 def _about(row: Run) -> About:
-    settings = run_facts.settings(run_facts.job_data(Path(row.folder)))
+    settings = run_report.settings(row.job_data())
     params = {key: text for key, text in settings if not key.startswith(_NOT_TOLD)}
     tags = {"backend": row.backend, **({"commit": row.revision} if row.revision else {})}
     return About(row.run, row.name, Path(row.folder), row.created, params, tags)

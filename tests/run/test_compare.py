@@ -8,7 +8,7 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
-from deploykit.run.facts import argument_pairs, better
+from deploykit.run.report import argument_pairs, better
 from tests.live_run import OnTerminal
 
 HOSTILE = "x\x1b]52;c;eA==\x07\u202e[bold]"
