@@ -23,7 +23,6 @@ from deploykit.job.model import Plan, Problem
 from deploykit.lib import paths, shell
 from deploykit.lib.errors import BackendUnavailable, DeploykitError
 from deploykit.run import registry
-from deploykit.run.log_selection import Selection, of_run
 from deploykit.run.registry import Run
 
 DAYS = 7
@@ -198,6 +197,8 @@ def page(node: Node) -> Iterator[str]:
 
 def _observed(row: Run, host: str) -> Iterator[str]:
     """What the preflight of a run says of a node; else its record."""
+    from deploykit.run.log_selection import Selection, of_run  # readers of logs slow each submit
+
     try:
         log = of_run(row, Selection(node=0), follow=False)
         texts = [line.text for line in islice(log, _LINES_SEARCHED) if _is_about(line.text, host)]

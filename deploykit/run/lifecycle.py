@@ -11,30 +11,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from deploykit.backends import base as backend
+from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
+from deploykit.backends.capabilities import Cost
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import revision, secret_scan
+from deploykit.cost import cap
+from deploykit.cost.estimate import Estimate
 from deploykit.job import file as jobfile
+from deploykit.job import script as script_job
 from deploykit.job.decode import as_data, encodable
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
-from deploykit.lib import paths
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
-from deploykit.run import registry
+from deploykit.run import budgets, config, excluded_nodes, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Cost
-    from deploykit.cost.estimate import Estimate
-
 _TIME_LIMIT = 3600
 """Seconds assumed where a required time limit is missing, so that the rest can be checked."""
-_MOST_OTHERS = 1000
-"""Unfinished runs whose jobs are looked at."""
+_MAX_OTHER_RUNS = 1000
+"""Unfinished runs whose checkpoints are compared."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -55,8 +56,6 @@ def read(job: Source, overrides: Overrides) -> Draft:
     """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
     lacking = job == Path(jobfile.DEFAULT) and not Path(jobfile.DEFAULT).exists()
     if isinstance(job, Path) and (lacking or job.suffix == ".py"):
-        from deploykit.job import script as script_job  # rarely needed
-
         return script_job.read(job, overrides)
     return jobfile.read(job, overrides)
 
@@ -70,15 +69,13 @@ def with_defaults(draft: Draft) -> Draft:
         return draft
     except OSError:
         pass  # `config.read` says why
-    from deploykit.run import config  # most have none
-
     return config.filled(draft, config.read(path))
 
 
 def load(
     job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job with the sections of the backends `names`; without, of those that it has.
+    """Read a job with the sections of the backends `names`; by default of those that it has.
 
     A job with no section gets that of the backend to use. `arguments` go to the trainer, after
     those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
@@ -86,8 +83,7 @@ def load(
     draft = with_defaults(read(job, overrides))
     if not names:
         own = set(draft.data).difference(draft.origins)
-        sections = [name for name in backend.names() if name in own]
-        names = sections or [_chosen(draft.data)]
+        names = [name for name in backend.names() if name in own] or [_chosen(draft.data)]
     return _load(draft, names, arguments)
 
 
@@ -111,9 +107,9 @@ def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
 
 
 def _chosen(data: Mapping[str, Any]) -> str:
-    """The same, of data that have the user's defaults."""
-    own = data.get("backend")
-    from_job = own if isinstance(own, str) else None  # anything else is a problem of the job
+    """The backend of a job's data, which have the user's defaults."""
+    name = data.get("backend")
+    from_job = name if isinstance(name, str) else None  # anything else is a problem of the job
     return from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
@@ -144,8 +140,6 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     if job.preflight and not _offers(engine, "Preflight"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
     if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
-        from deploykit.cost import cap  # few jobs have one
-
         yield from cap.problems(job, estimate(engine, job, file.sections[name]))
 
 
@@ -153,19 +147,17 @@ def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
     """What a job may cost; None where the backend does not say."""
     if not _offers(engine, "Cost"):
         return None
-    return cast("Cost", engine).cost(job, options)
+    return cast(Cost, engine).cost(job, options)
 
 
 def billed(plan: Plan) -> Estimate | None:
     """What a plan may cost; None where nothing is billed, or the backend does not say."""
     engine = backend.find(plan.backend)
-    bills = getattr(engine, "bills", None)  # without importing all capabilities
+    bills = getattr(engine, "bills", None)
     return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
 
 
 def _offers(engine: Backend, capability: str) -> bool:
-    from deploykit.backends import capabilities  # most jobs require none
-
     return isinstance(engine, getattr(capabilities, capability))
 
 
@@ -192,15 +184,16 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     if job.checkpoints is None:
         return []
     own, rows = _resolved(job.checkpoints), list[Run]()
-    with contextlib.suppress(DeploykitError):  # a registry that cannot be read is no problem here
-        others = (row for row in registry.unfinished(_MOST_OTHERS) if row.run != run)
+    with contextlib.suppress(DeploykitError):  # an unreadable registry does not matter here
+        others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
         rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
         rows = run_state.refresh(rows) if ask else rows
-    message = "are also those of {0}, which is {1}: each run would delete what the other saves"
-    hint = "choose another folder; `deploykit status {0}` shows whether it has ended"
     return [
         Problem(
-            *("checkpoints", message.format(row.run, row.state), hint.format(row.run)),
+            "checkpoints",
+            f"are also those of {row.run}, which is {row.state}: "
+            "each run would delete what the other saves",
+            f"choose another folder; `deploykit status {row.run}` shows whether it has ended",
             severity="warning",
         )
         for row in rows
@@ -246,12 +239,8 @@ def prepare(  # noqa: PLR0913 - as submit
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    if paths.left_out().exists():
-        from deploykit.run import excluded_nodes as left_out  # most users have none
-
-        plan, more = left_out.applied(plan, ask=pack)
-        warnings = [*warnings, *more]
-    return Prepared(plan, warnings, file.path)
+    plan, excluded = excluded_nodes.applied(plan, ask=pack)
+    return Prepared(plan, [*warnings, *excluded], file.path)
 
 
 def submit(plan: Plan) -> Run:
@@ -261,23 +250,17 @@ def submit(plan: Plan) -> Run:
     TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
-    with paths.submitting(folder, plan.run), _naming(plan.run):
-        row = _claim(plan, folder)
-        if row.id is None:
-            record(plan, folder, billed(plan))
-            _send(plan, folder)
+    with paths.submitting(folder, plan.run):
+        try:
+            row = _claim(plan, folder)
+            if row.id is None:
+                record(plan, folder, billed(plan))
+                _send(plan, folder)
+        except KeyboardInterrupt as interrupt:
+            look = f"`deploykit status {plan.run}` shows whether it was started"
+            interrupt.add_note(f"{plan.run}: interrupted while it was sent; {look}")
+            raise
     return registry.known(plan.run)
-
-
-@contextlib.contextmanager
-def _naming(run: str) -> Iterator[None]:
-    """Name the run to whoever interrupts its submit: its job may exist."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        look = f"`deploykit status {run}` shows whether it was started"
-        interrupt.add_note(f"{run}: interrupted while it was sent; {look}")
-        raise
 
 
 def _claim(plan: Plan, folder: Path) -> Run:
@@ -298,9 +281,16 @@ def _claim(plan: Plan, folder: Path) -> Run:
 def new_row(plan: Plan, folder: Path) -> Run:
     """The row of a run that was not sent yet."""
     return Run(
-        *(plan.run, plan.job.name, plan.backend, plan.target, str(folder)),
-        *(hashlib.sha256(plan.text.encode()).hexdigest(), plan.bundle.hash, plan.bundle.commit),
-        *(registry.now(), plan.output),
+        run=plan.run,
+        name=plan.job.name,
+        backend=plan.backend,
+        target=plan.target,
+        folder=str(folder),
+        plan=hashlib.sha256(plan.text.encode()).hexdigest(),
+        bundle=plan.bundle.hash,
+        revision=plan.bundle.commit,
+        created=registry.now(),
+        output=plan.output,
     )
 
 
@@ -350,8 +340,6 @@ def source_record(bundled: Bundle) -> SourceRecord:
 def _send(plan: Plan, folder: Path) -> None:
     try:
         if plan.job.budget is not None:
-            from deploykit.run import budgets  # few jobs have one
-
             budgets.reserve(plan, billed(plan), run_state.refresh)
         handle = backend.find(plan.backend).submit(plan, folder)
     except (Uncertain, TryAgain):
@@ -361,8 +349,6 @@ def _send(plan: Plan, folder: Path) -> None:
         raise
     registry.confirm(plan.run, handle.id, handle.status)
     if plan.job.track is not None:
-        from deploykit.lib import shell  # few jobs have one
-
         follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
         with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
             shell.detach(follow, folder / "tracking.log")

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploykit.backends import base as backend
+from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
 from deploykit.job.model import NO_JOB, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
-from deploykit.run import registry
+from deploykit.run import excluded_nodes, registry, storage
 from deploykit.run.registry import Run, Search
 
 _BLOCKED = 10.0
@@ -45,14 +46,7 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     queried = (row.run for group in unfinished.values() for row in group)
     ended = [current[run] for run in queried if run in current and State(current[run].state).final]
     if ended:
-        from deploykit.run import (
-            excluded_nodes as left_out,
-        )  # only the end of a run needs them
-        from deploykit.run import (
-            storage,
-        )
-
-        left_out.learn(ended)
+        excluded_nodes.learn(ended)
         storage.tidy()
     # another process may have removed a run that has ended
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
@@ -171,15 +165,24 @@ def attach(run: str, name: str, target: str | None) -> Run:
 
     Raises UsageError where the backend does not offer this, NotFound where there is no such run.
     """
-    from deploykit.backends import capabilities  # only to attach
-
     engine = capabilities.require(name, capabilities.Attach)
     if not registry.lookup(run):
         folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
-        where = handle.target
-        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        row = Run(
+            run=run,
+            name=run,
+            backend=name,
+            target=handle.target,
+            folder=str(folder),
+            plan="",
+            bundle="",
+            revision=None,
+            created=registry.now(),
+            output="",
+        )
+        registry.add(row)
         registry.confirm(run, handle.id)
     return refresh([registry.known(run)])[0]
 
