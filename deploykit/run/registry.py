@@ -28,7 +28,6 @@ from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
 
-_WILD = "*?["
 _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
 _CANDIDATES_SHOWN = 5
@@ -51,7 +50,7 @@ _FIRST_WAIT, _LONG_WAIT = 2, 60
 
 _VERSION = 1
 """Of the table's layout; the file's ``user_version``."""
-SCHEMA = """
+_SCHEMA = """
 CREATE TABLE runs (
     run       TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
@@ -74,18 +73,18 @@ CREATE TABLE runs (
     reduced   INTEGER         -- 1 once the run's source was chosen to be reduced
 )
 """
-ADDED = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
+_ADDED_COLUMNS = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
 """Columns that are missing in a table of an older deploykit."""
 
 UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
 TO_REDUCE = "state IN ('cancelled', 'failed', 'succeeded') AND reduced IS NULL"
 """SQLite uses a partial index only for a query with the same condition, word for word."""
-ENDS = 4
+_END_LENGTH = 4
 """Characters of an id's end that are indexed."""
-END = f"substr(run, -{ENDS})"
-INDEXES = {
+_END = f"substr(run, -{_END_LENGTH})"
+_INDEXES = {
     "runs_by_time": "(created, run, state)",
-    "runs_by_end": f"({END})",
+    "runs_by_end": f"({_END})",
     "runs_by_bundle": "(bundle)",
     "runs_unfinished": f"(created, run) WHERE {UNFINISHED}",
     "runs_to_reduce": f"(created, run) WHERE {TO_REDUCE}",
@@ -229,10 +228,9 @@ def release(bundle: str, then: Callable[[], None]) -> None:
 
     A submit inserts its row before it stores its bundle, so one that comes later stores it again.
     """
-    with _database(create=True) as database:
-        _take(database, "BEGIN IMMEDIATE")
-        marks = "SELECT count(*) FROM runs WHERE bundle = ?"
-        if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
+    with writing() as database:
+        users = database.execute("SELECT count(*) FROM runs WHERE bundle = ?", (bundle,))
+        if not users.fetchone()[0]:
             then()
 
 
@@ -260,9 +258,9 @@ def _like(name: str) -> tuple[str, tuple[str, ...]]:
     """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
     begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
     ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
-    if len(name) >= ENDS:
-        ends += f" AND {END} = ?"
-        values.append(name[-ENDS:])
+    if len(name) >= _END_LENGTH:
+        ends += f" AND {_END} = ?"
+        values.append(name[-_END_LENGTH:])
     return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
 
 
@@ -363,23 +361,18 @@ class Search:
         parts: dict[str, tuple[str, ...]] = {}
         if self.states:
             parts[f"state IN ({', '.join('?' * len(self.states))})"] = tuple(self.states)
-        if self.pattern is not None:
-            is_wild = any(letter in self.pattern for letter in _WILD)
-            key = "run GLOB ?" if is_wild else "instr(run, ?) > 0"
-            parts[key] = (_glob(self.pattern) if is_wild else self.pattern,)
+        if self.pattern is not None and not any(letter in self.pattern for letter in "*?["):
+            parts["instr(run, ?) > 0"] = (self.pattern,)
+        elif self.pattern is not None:
+            # a set is negated by ! in the shell and by ^ in SQLite; ids hold neither
+            negated = {"[!": "[^", "[^": "["}
+            pattern = re.sub(r"\[[!^]", lambda match: negated[match[0]], self.pattern)
+            parts["run GLOB ?"] = (pattern,)
         if self.backend is not None:
             parts["backend = ?"] = (self.backend,)
         if self.job is not None:
             parts["name = ?"] = (self.job,)
         return " AND ".join(parts) or "1", sum(parts.values(), ())
-
-
-def _glob(pattern: str) -> str:
-    """A pattern of the shell as SQLite's GLOB writes it: a set is negated by ``^``.
-
-    No id holds a character that the two take differently.
-    """
-    return re.sub(r"\[([!^])", lambda match: "[^" if match[1] == "!" else "[", pattern)
 
 
 def may_still_come(row: Run) -> bool:
@@ -420,24 +413,19 @@ def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
 
 @contextlib.contextmanager
 def writing() -> Iterator[sqlite3.Connection]:
-    """The open registry, locked, with a table that is made first if need be."""
+    """The open registry, locked; its table, and columns of this version, are made if need be."""
     with _database(create=True) as database:
         _take(database, "BEGIN IMMEDIATE")
         if _has_no_table(database):
-            database.execute(SCHEMA)
+            database.execute(_SCHEMA)
             database.execute(f"PRAGMA user_version = {_VERSION}")
-        _upgrade(database)
+        present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
+        for name, kind in _ADDED_COLUMNS.items():
+            if name not in present:
+                database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
+        for name, columns in _INDEXES.items():
+            database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
         yield database
-
-
-def _upgrade(database: sqlite3.Connection) -> None:
-    """Add the columns and indexes that an older deploykit did not write."""
-    present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
-    for name, kind in ADDED.items():
-        if name not in present:
-            database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
-    for name, columns in INDEXES.items():
-        database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
 
 
 def _has_no_table(database: sqlite3.Connection) -> bool:
