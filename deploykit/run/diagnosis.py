@@ -1,4 +1,7 @@
-"""Why a run failed: its logs and dumps read, and the causes as text and as data."""
+"""Why a run failed: its logs, dumps and exit records are read; the causes as text and as data.
+
+docs/how-to/diagnose.md lists the rules by which exit records refute causes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +27,31 @@ from deploykit.diagnose import (
 )
 from deploykit.diagnose.cause_rules import RuleSet
 from deploykit.diagnose.dumps import Dump
-from deploykit.diagnose.endings import Ending, LastLine
+from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
-from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.observe import exit_records
 from deploykit.observe.exit_records import ExitRecord
 from deploykit.observe.inspect import stalls
 from deploykit.run.registry import Run
 
-_BRIEFLY = 20
+_MAX_TASKS_BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
-_LARGEST_PLAN = 1 << 22
-"""Bytes."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
-_BY_SIGNAL = 128
-"""An exit code above it is that of a signal."""
+_SIGNAL_CODES = 128
+"""An exit code above it means a signal."""
 _AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
-"""Causes that follow where a rank has exited by itself, and are none then."""
+"""Symptoms that only follow if a rank has exited by itself."""
 _FROM_OUTSIDE = frozenset({"slurm_preempted", "slurm_time_limit", "slurm_node_fail"})
 """Causes that end an attempt although all its ranks are well."""
 _DESPITE_SUCCESS = {"nan_loss", "efa_not_used"}
-"""Causes that a program does not notice: it ends well all the same."""
-_TOLD = " after a signal to stop"
-"""In what a record says of a rank that did not fail by itself."""
+"""Causes despite which a program can succeed."""
+_STOPPED = " after a signal to stop"
+"""In the reason of a rank that did not fail by itself."""
 _CODE = re.compile(r" \(exit code \d+\)")
-"""What a record says of a signal twice."""
+"""Repeats the signal in a reason."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,12 @@ class RunDiagnosis:
 
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
-    """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
+    """The diagnosis of a run from its logs and its dumps. Raises NotFound if it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
-    files = _files(row)
-    known = _exit_evidence(row, _folders(row))
+    files, folders = _files(row), _folders(row)
+    known = _exit_evidence(row, folders)
     _read_run(diagnosis, row, files, known)
-    for folder in _folders(row):
+    for folder in folders:
         recorded, unreadable = dumps_in(folder)
         diagnosis.unread += unreadable
         _read_dumps(diagnosis, recorded)
@@ -153,33 +152,26 @@ def _concluded(
     failed: bool,
     without: Ending | None = None,
 ) -> RunDiagnosis:
-    """The diagnosis of what was read; where a failure has no cause, with what is known of it.
+    """The diagnosis of what was read; for a failure without a cause, with what is known of it.
 
-    `without` is how it ends without a failure; None: `healthy` if everything could be read.
+    `without` is its ending if there is no failure; None: `healthy` if everything could be read.
     """
-    remarks = tuple(diagnosis.unread)
+    unread = tuple(diagnosis.unread)
     if causes and causes[0].rule.is_a_cause:
-        return RunDiagnosis(tuple(causes), remarks, Ending.CAUSE)
+        return RunDiagnosis(tuple(causes), unread, Ending.CAUSE)
     if causes or failed:
-        last: list[LastLine] = endings.last_lines(logs)
-        return RunDiagnosis(
-            tuple(causes),
-            remarks,
-            Ending.UNKNOWN,
-            diagnosis.ended,
-            tuple(str(line) for line in last),
-        )
-    without = without or (Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
-    return RunDiagnosis((), remarks, without)
+        last = tuple(str(line) for line in endings.last_lines(logs))
+        return RunDiagnosis(tuple(causes), unread, Ending.UNKNOWN, diagnosis.ended, last)
+    return RunDiagnosis((), unread, without or (Ending.UNREAD if unread else Ending.HEALTHY))
 
 
 def brief(row: Run) -> str | None:
-    """Cause and evidence of a failed run in one line; None where its logs are not here."""
-    files = _files(row, _BRIEFLY) if State(row.state) is State.FAILED else []
+    """Cause and evidence of a failed run in one line; None if its logs are not here."""
+    files = _files(row, _MAX_TASKS_BRIEFLY) if State(row.state) is State.FAILED else []
     if not files:
         return None
     diagnosis = Diagnosis(cause_rules.load(), *_about(row))
-    known = _exit_evidence(row, _folders(row)[:_BRIEFLY])
+    known = _exit_evidence(row, _folders(row)[:_MAX_TASKS_BRIEFLY])
     try:
         _read_run(diagnosis, row, files, known)
     except (DeploykitError, OSError):  # the status is complete without it
@@ -194,16 +186,12 @@ def brief(row: Run) -> str | None:
 def _folders(row: Run) -> list[Path]:
     """The run folder, or those of the tasks of a job array that did not succeed."""
     tasks = sorted(Path(row.folder).glob("tasks/*"), key=lambda path: (len(path.name), path.name))
-    return [task for task in tasks if not _succeeded(task)] or [Path(row.folder)]
-
-
-def _succeeded(task: Path) -> bool:
-    records = exit_records.read(task)
-    return bool(records) and all(record.exit_code == 0 for record in records)
+    codes = {task: [record.exit_code for record in exit_records.read(task)] for task in tasks}
+    return [task for task in tasks if any(codes[task]) or not codes[task]] or [Path(row.folder)]
 
 
 def _files(row: Run, most: int | None = None) -> list[Path]:
-    """The logs of a run; of a job array those of its tasks that failed, at most `most` tasks."""
+    """The logs of a run; of a job array those of at most `most` failed tasks."""
     files = []
     for folder in _folders(row)[:most]:
         if folder != Path(row.folder):
@@ -213,7 +201,7 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
 
 
 def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: ExitEvidence) -> None:
-    """Read the logs of the run, from `files` or else from its backend, and what else is known."""
+    """Read the logs of the run, from `files` or else from its backend, and its exit evidence."""
     for path, matching in scan.files(files, diagnosis.literals, diagnosis.unread):
         diagnosis.read(str(path), matching)
     if not files and State(row.state) is not State.BLOCKED:
@@ -230,7 +218,7 @@ def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: Exit
 
 @dataclass(frozen=True)
 class ExitEvidence:
-    """What a run's backend and its launchers recorded."""
+    """How a run ended, as its backend and its launchers recorded it."""
 
     texts: Mapping[str, Sequence[str]]
     """Lines for the rules of diagnose, by where they are from."""
@@ -240,21 +228,18 @@ class ExitEvidence:
 
     @property
     def first_rank(self) -> int | None:
-        """The rank that failed first; None also where it was told to stop."""
-        if self.first is None or _TOLD in self.first.reason:
+        """The rank that failed first; None also if it was told to stop."""
+        if self.first is None or _STOPPED in self.first.reason:
             return None
         return self.first.rank
 
     @property
     def overcome(self) -> frozenset[str]:
-        """Labels of causes that can only have ended an earlier attempt, of which the logs tell.
-
-        In the last one a rank exited by itself.
-        """
+        """Causes that can only have ended an earlier attempt: in the last a rank exited itself."""
         first = self.first
         if first is None or not first.attempt or self.first_rank is None:
             return frozenset()
-        return _FROM_OUTSIDE if 0 < first.exit_code < _BY_SIGNAL else frozenset()
+        return _FROM_OUTSIDE if 0 < first.exit_code < _SIGNAL_CODES else frozenset()
 
     @property
     def ended(self) -> str | None:
@@ -267,57 +252,47 @@ class ExitEvidence:
     def judged(self, causes: Sequence[Cause]) -> Sequence[Cause]:
         """The causes without those that the records refute.
 
-        A run that succeeded overcame what its logs tell. Where a rank exited by itself, srun
-        cancels the step of the others, and those lose their connections: that only follows.
+        A run that succeeded overcame the errors in its logs. If a rank exited by itself, srun
+        cancels the step of the others, and those lose their connections: both are symptoms.
         """
         if self.succeeded:
             return [cause for cause in causes if cause.rule.label in _DESPITE_SUCCESS]
         first = self.first
-        if first is None or first.rank is None or not 0 < first.exit_code < _BY_SIGNAL:
+        if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
             return causes
         return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
 
 
 def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
-    """What is known of a run; `folders` are its own, or those of the tasks that failed."""
+    """The exit evidence of a run; `folders` are its own, or those of its failed tasks."""
     state = State(row.state)
     texts: dict[str, Sequence[str]] = {}
     if state in {State.FAILED, State.BLOCKED}:
         texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
     elif state is State.RUNNING:
         texts[f"status of {row.run}"] = [stalls.reason(Path(row.folder))]
-    first = _first_failure(folders) if state is State.FAILED else None
+    records = (record for folder in folders for record in exit_records.read(folder))
+    failed = (record for record in records if record.exit_code and state is State.FAILED)
+    first = min(failed, key=lambda record: record.finished, default=None)
     if first is not None:
-        texts[f"exit records of {row.run}"] = [_sentence(first)]
-        texts[f"preflight of {row.run}"] = list(_failed_checks(folders, first.attempt))
+        texts[f"exit records of {row.run}"] = [_log_line(first)]
+        texts[f"preflight of {row.run}"] = [
+            f"preflight: FAILED: {why} ({host})"
+            for folder in folders
+            for host, why in exit_records.failed_checks(folder, first.attempt)
+        ]
     return ExitEvidence(texts, first, state is State.SUCCEEDED)
 
 
-def _first_failure(folders: Sequence[Path]) -> ExitRecord | None:
-    records = (record for folder in folders for record in exit_records.read(folder))
-    failed = (record for record in records if record.exit_code)
-    return min(failed, key=lambda record: record.finished, default=None)
-
-
-def _sentence(record: ExitRecord) -> str:
-    """As a line of a log. What a launcher stopped itself died of no signal of its own."""
+def _log_line(record: ExitRecord) -> str:
+    """An exit record as a line of a log, without the code of a signal, which is not a cause."""
+    time = record.finished.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     rank = "" if record.rank is None else f"[rank {record.rank}] "
-    return f"{_time(record.finished)} {rank}{_CODE.sub('', record.reason)}"
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _failed_checks(folders: Sequence[Path], attempt: int) -> Iterator[str]:
-    """Nodes that failed the check before the start of the last attempt."""
-    for folder in folders:
-        for host, why in exit_records.failed_checks(folder, attempt):
-            yield f"preflight: FAILED: {why} ({host})"
+    return f"{time} {rank}{_CODE.sub('', record.reason)}"
 
 
 def _about(row: Run) -> tuple[dict[str, str], set[str]]:
-    """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
+    """The values of a run for the text of a fix, and its traits (see `placeholders`)."""
     values = {"backend": row.backend, "job": row.id or "", "name": row.name}
     values |= {"target": row.target, "run": row.run}
     if Path(row.folder, backend.JOB).is_file():
@@ -330,10 +305,10 @@ def _about(row: Run) -> tuple[dict[str, str], set[str]]:
 
 
 def _plan(row: Run) -> str:
-    """The text of what was submitted; empty where it is not here."""
+    """The text of what was submitted; empty if it is not here."""
     for path in Path(row.folder).glob("plan.*"):
         with contextlib.suppress(OSError):
-            return paths.read_regular(path, _LARGEST_PLAN).decode(errors="replace")
+            return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 

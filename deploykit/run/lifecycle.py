@@ -144,14 +144,14 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
 
 
 def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
-    """What a job may cost; None where the backend does not say."""
+    """What a job may cost; None if the backend does not say."""
     if not _offers(engine, "Cost"):
         return None
     return cast(Cost, engine).cost(job, options)
 
 
 def billed(plan: Plan) -> Estimate | None:
-    """What a plan may cost; None where nothing is billed, or the backend does not say."""
+    """What a plan may cost; None if nothing is billed, or the backend does not say."""
     engine = backend.find(plan.backend)
     bills = getattr(engine, "bills", None)
     return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
@@ -246,7 +246,7 @@ def prepare(  # noqa: PLR0913 - as submit
 def submit(plan: Plan) -> Run:
     """Send a plan once: a second submit of the same run id returns the run that the first started.
 
-    Raises UsageError where the id belongs to another job or the budget has too little left,
+    Raises UsageError if the id belongs to another job or the budget has too little left,
     TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))

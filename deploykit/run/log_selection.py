@@ -46,7 +46,7 @@ class Selection:
 def of_run(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     """The selected lines of a run, oldest first; with `follow` until it has ended.
 
-    Raises NotFound where it has no logs, UsageError where it has no such task.
+    Raises NotFound if it has no logs, UsageError if it has no such task.
     """
     return _select(_lines(row, wanted, follow=follow), wanted)
 
@@ -130,7 +130,7 @@ def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:
 
 
 def _refuse_unknown_task(handle: Handle, task: int) -> None:
-    """Raise UsageError where the run has no task of that number."""
+    """Raise UsageError if the run has no task of that number."""
     count = capabilities.require(handle.backend, capabilities.Tasks).tasks(handle)
     if count is None:
         raise UsageError(f"{handle.run} is not a job array", hint="omit --task")

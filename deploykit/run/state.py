@@ -20,9 +20,9 @@ from deploykit.run import excluded_nodes, registry, storage
 from deploykit.run.registry import Run, Search
 
 _BLOCKED = 10.0
-"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+"""Seconds after which `wait` gives up on a run that can never start: reasons change at first."""
 _MISSING = 300.0
-"""Seconds after which `wait` leaves a run of which the target has no job: it may be new."""
+"""Seconds after which `wait` gives up on a run without a job at its target: it may be new."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -30,7 +30,7 @@ _POLL = (0.2, 15.0)
 def refresh(rows: Sequence[Run]) -> list[Run]:
     """The same runs with their current status: one query to each backend.
 
-    Where a backend cannot be reached, its runs keep their last known state, and the reason says so.
+    If a backend cannot be reached, its runs keep their last known state, and the reason says so.
     """
     unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
@@ -71,7 +71,7 @@ def _last_known(name: str, error: Exception) -> str:
 
 
 def _with_reason(row: Run, reason: str | None) -> Run:
-    """The row with the reason of a failed query, and a note where its run folder was deleted."""
+    """The row with the reason of a failed query, and a note if its run folder was deleted."""
     parts = [row.reason if reason is None else reason]
     if not Path(row.folder).exists() and row.folder not in parts[0]:
         parts.append(f"its folder {row.folder} was deleted")
@@ -79,7 +79,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
-    """Update the runs of one backend; the reasons, by run, where that failed."""
+    """Update the runs of one backend; return the reasons, by run, if that failed."""
     failures = {}
     for row in rows:
         if row.id is None:
@@ -102,7 +102,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
 
 
 def reconcile(engine: Backend, row: Run) -> None:
-    """Find the job of an interrupted submit, and record whether it exists."""
+    """Find the job of an interrupted submit, and record if it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
         registry.confirm(row.run, handle.id)
@@ -116,7 +116,7 @@ def reconcile(engine: Backend, row: Run) -> None:
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
     """The runs, each time one has changed, until all have ended or stay stuck, or `timeout` s.
 
-    A run is stuck where it can never start, or the target has no job of it.
+    A run is stuck if it can never start, or the target has no job of it.
     """
     end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
@@ -145,12 +145,12 @@ def _patience(row: Run) -> float:
 
 
 def is_missing(row: Run) -> bool:
-    """Whether the target answered that it has no job of the run."""
+    """Return whether the target answered that it has no job of the run."""
     return (row.state, row.native) == (State.UNKNOWN.value, NO_JOB)
 
 
 def cancel(row: Run) -> Run:
-    """Stop a run, unless it has ended. Raises NotFound where no job was sent."""
+    """Stop a run, unless it has ended. Raises NotFound if no job was sent."""
     row = refresh([row])[0]
     if row.handle is None:
         raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
@@ -163,7 +163,7 @@ def cancel(row: Run) -> Run:
 def attach(run: str, name: str, target: str | None) -> Run:
     """The run, which another machine may have submitted to the backend `name`.
 
-    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    Raises UsageError if the backend does not offer this, NotFound if there is no such run.
     """
     engine = capabilities.require(name, capabilities.Attach)
     if not registry.lookup(run):
