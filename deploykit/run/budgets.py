@@ -18,6 +18,7 @@ from deploykit.cost import budget, money, spent
 from deploykit.cost.budget import Budget
 from deploykit.cost.estimate import Estimate
 from deploykit.job.model import Plan, State
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run.registry import Run
@@ -60,8 +61,7 @@ class Use(NamedTuple):
         parts = [f"{money.text(self.spent, currency)} spent"]
         if self.runs:
             held = money.text(self.reserved, currency)
-            what = "a run that has not" if self.runs == 1 else f"{self.runs} runs that have not"
-            parts.append(f"{held} reserved for {what} ended")
+            parts.append(f"{held} reserved for {units.plural(self.runs, 'unfinished run')}")
         return f"budget {self.budget}: {money.text(self.left, currency)} left; {', '.join(parts)}"
 
     def data(self) -> dict[str, Any]:

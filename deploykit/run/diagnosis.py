@@ -69,9 +69,9 @@ class RunDiagnosis:
     """``cause``, ``unknown`` (it failed, and no log says why), ``unfinished``, ``healthy`` or
     ``unread``."""
     ended: str | None = None
-    """Who ended first, and with what, where the cause is unknown."""
+    """Who ended first, and how, if the cause is unknown."""
     last: tuple[str, ...] = ()
-    """The last lines of the ranks, each kind once, where the cause is unknown."""
+    """The last lines of the ranks, each kind once, if the cause is unknown."""
     run: str = "RUN"
     """The run's id, for the command that shows more."""
 
@@ -367,7 +367,7 @@ def data(cause: Cause) -> dict[str, Any]:
     }
 
 
-_NONE = {
+_ENDINGS = {
     Ending.HEALTHY: "healthy: these logs show no failure",
     Ending.UNREAD: "unread: not everything could be read, and the rest shows no failure",
     Ending.UNFINISHED: "unfinished: the run has not ended, and its logs show no failure so far",
@@ -377,7 +377,9 @@ _NONE = {
 
 def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     """What `diagnose` prints: the causes, or else what is known."""
-    yield from lines(diagnosis.causes) if diagnosis.causes else [_NONE[Ending(diagnosis.ending)]]
+    yield from (
+        lines(diagnosis.causes) if diagnosis.causes else [_ENDINGS[Ending(diagnosis.ending)]]
+    )
     if diagnosis.ended:
         yield f"  ended   {diagnosis.ended}"
     for number, text in enumerate(diagnosis.last):

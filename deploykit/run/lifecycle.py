@@ -33,7 +33,7 @@ from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
 _TIME_LIMIT = 3600
-"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
+"""Seconds assumed if a required time limit is missing, so that the rest can be checked."""
 _MAX_OTHER_RUNS = 1000
 """Unfinished runs whose checkpoints are compared."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
@@ -92,7 +92,7 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
-        draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+        draft, options=options, backends=backend.names, check=lambda file: examine(file)[0]
     )
     for location in (file.job.source, *backend.locations(file.job).values()):
         if why := paths.not_text(location):
@@ -130,7 +130,7 @@ def check_all(file: JobFile) -> list[Problem]:
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
-    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    """The problems of a job on one backend, and the features of the job that it does not offer."""
     engine, job = backend.find(name), file.job
     if not job.resources.time_limit and not _offers(engine, "Unlimited"):
         hint = "for example time_limit: 30m, or --time-limit 30m"
@@ -300,7 +300,7 @@ def record(
     """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
     And its price now, since later prices may differ; None: nothing is billed. `source` is the
-    record of its source, where it was made for another run.
+    record of its source, if it was made for another run.
     """
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}

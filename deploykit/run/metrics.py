@@ -74,11 +74,11 @@ class RunMetrics:
 
     def whole(self, names: Sequence[str] = ()) -> Iterator[Point]:
         """All points, asking the service too; every step once. `names` are patterns of names."""
-        every = itertools.chain(self.new(), self.final())
-        return without_repeats(one for one in every if is_chosen(one.name, names))
+        points = itertools.chain(self.new(), self.final())
+        return without_repeats(point for point in points if is_chosen(point.name, names))
 
     def final(self) -> list[Point]:
-        """What the service that ran the job has extracted, where it offers that. Asks it."""
+        """Ask the service that ran the job for the metrics that it extracted, if it offers that."""
         engine = backend.find(self.row.backend)
         if self.row.handle is None or not isinstance(engine, capabilities.Metrics):
             return []

@@ -67,7 +67,7 @@ CREATE TABLE runs (
     native    TEXT NOT NULL DEFAULT '',
     reason    TEXT NOT NULL DEFAULT '',
     exit_code INTEGER,
-    started   REAL,           -- seconds since the epoch, as the target told
+    started   REAL,           -- seconds since the epoch, as the target reports
     finished  REAL,
     billed    REAL,           -- seconds
     reduced   INTEGER         -- 1 once the run's source was chosen to be reduced

@@ -17,10 +17,10 @@ import shutil
 import stat
 import tarfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends.capabilities import Remains
@@ -52,14 +52,12 @@ _PIECE = 1 << 20
 _SUFFIX = ".tar.gz"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """A file or folder of the state folder and the disk space it takes, in bytes."""
+class Usage(NamedTuple):
+    """The disk space that a run's folder takes, in bytes."""
 
-    path: Path
     size: int
     parts: Mapping[str, int]
-    """Of a run's folder: bytes by the names of `PARTS`, and `other`."""
+    """By the names of `PARTS`, and `other`."""
 
 
 def size(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
@@ -94,17 +92,15 @@ def _blocks(item: Path | os.DirEntry[str], seen: set[tuple[int, int]]) -> int:
 
 
 def run_usage(run: str) -> Usage | None:
-    """What a run's folder takes, by its parts; None if there is no folder."""
+    """What a run's folder takes; None if there is no folder."""
     folder = paths.run_folder(run)
     if not os.path.lexists(folder):
         return None
-    if folder.is_symlink():
-        return Usage(folder, size(folder), {})
-    parts = dict.fromkeys((*PARTS, "other"), 0)
     seen: set[tuple[int, int]] = set()
-    for item in _items(folder):
+    total, parts = _blocks(folder, seen), Counter[str]()
+    for item in [] if folder.is_symlink() else _items(folder):
         parts[item.name if item.name in PARTS else "other"] += size(item, seen)
-    return Usage(folder, size(folder), {name: bytes_ for name, bytes_ in parts.items() if bytes_})
+    return Usage(total + parts.total(), parts)
 
 
 def bundles() -> dict[str, Path]:

@@ -130,7 +130,7 @@ class Tracking:
             due = selection.due(dict(steps), final=final)
             while batch := list(islice(due, _BATCH)):
                 tracker.send(batch)
-                steps.update({one.name: one.step for one in batch})
+                steps.update({point.name: point.step for point in batch})
                 count += len(batch)
                 remember()
             tracker.end(_ending(row) if final else None)
@@ -176,7 +176,7 @@ def _follow(row: Run, report: Callable[[Sequence[Sent]], None]) -> None:
         (row,) = run_state.refresh([row])
         sent = tracking.sync(row)
         report(sent)
-        failures = failures + 1 if any(one.error for one in sent) else 0
+        failures = failures + 1 if any(result.error for result in sent) else 0
         if State(row.state).final and (not failures or failures > _MAX_FAILURES):
             return
         is_cheap = State(row.state) is State.RUNNING and logs_are_here(row)
@@ -193,7 +193,7 @@ def _about(row: Run) -> About:
 
 def _ending(row: Run) -> Ending:
     """How the run ended; the time from its exit records if the target does not report it."""
-    ends = [one.finished.timestamp() for one in exit_records.read(Path(row.folder))]
+    ends = [record.finished.timestamp() for record in exit_records.read(Path(row.folder))]
     return Ending(row.state, row.finished or max(ends, default=0.0) or now())
 
 

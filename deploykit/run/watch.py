@@ -120,7 +120,7 @@ class _Watched:
         return State(self.row.state).final or time.monotonic() >= self.read_at + LOGS_AGAIN
 
     def read(self, row: Run, *, fetch: bool) -> None:
-        """Read what is new, and the cause where the run has just failed."""
+        """Read what is new, and the cause if the run has just failed."""
         has_ended = State(row.state).final and not (self._asked and State(self.row.state).final)
         self._asked = True
         self.row = self._metrics.row = row

@@ -50,7 +50,7 @@ def test_a_run_counts_at_its_worst_until_it_has_ended(job, capsys):
     shown = run(capsys, "submit", "--run", "c", code=64).err
     assert (
         "the job may cost 60.00 USD, more than its budget has left: budget 130.00 USD a month: "
-        "10.00 USD left; 0.00 USD spent, 120.00 USD reserved for 2 runs that have not ended"
+        "10.00 USD left; 0.00 USD spent, 120.00 USD reserved for 2 unfinished runs"
     ) in shown
     (paths.state() / "runs/go").touch()
     wait_for((paths.run_folder("a") / "code").exists)
