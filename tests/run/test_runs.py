@@ -174,14 +174,6 @@ def _add_as_before(database, name):
         database.execute(f"INSERT INTO runs ({columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
 
-def test_the_registry_of_an_older_version_is_read_without_changing_it():
-    with _older_registry() as database:
-        assert registry.get("old").started is None
-        assert "started" not in {
-            column[1] for column in database.execute("PRAGMA table_info(runs)")
-        }
-
-
 def test_an_older_and_this_version_share_a_registry():
     start, end = datetime(2026, 1, 2, 3, tzinfo=UTC), datetime(2026, 1, 2, 4, tzinfo=UTC)
     with _older_registry() as database:
