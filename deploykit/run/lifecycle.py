@@ -239,8 +239,10 @@ def prepare(  # noqa: PLR0913 - as submit
     identity = registry.checked_id(run) if run else registry.new_id(file.job.name)
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
-    plan, excluded = excluded_nodes.applied(plan, ask=pack)
-    return Prepared(plan, [*warnings, *excluded], file.path)
+    if paths.left_out().exists():
+        plan, excluded = excluded_nodes.applied(plan, ask=pack)
+        warnings += excluded
+    return Prepared(plan, warnings, file.path)
 
 
 def submit(plan: Plan) -> Run:
