@@ -7,11 +7,12 @@ also after it was removed.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.cost import budget, money, spent
@@ -22,9 +23,6 @@ from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run.registry import Run
-
-if TYPE_CHECKING:
-    import sqlite3
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS budget_runs (
