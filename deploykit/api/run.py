@@ -21,7 +21,6 @@ from deploykit.run import (
 from deploykit.run import (
     lifecycle,
     log_selection,
-    reproduce,
     rerun,
 )
 from deploykit.run import (
@@ -219,7 +218,7 @@ class Run:
         the launcher of this deploykit where the run had another.
         Raises NotFound where its bundle was not kept, UsageError where anything would differ.
         """
-        with reproduce.prepare(self._row, run, backend, new_launcher=new_launcher) as same:
+        with rerun.reproduce(self._row, run, backend, new_launcher=new_launcher) as same:
             return Run(same.submit(), same.prepared.warnings)
 
     def __eq__(self, other: object) -> bool:

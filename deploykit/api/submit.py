@@ -20,7 +20,7 @@ from deploykit.job.model import LogLine, Problem, State
 from deploykit.lib.errors import UsageError
 from deploykit.run import lifecycle, registry
 from deploykit.run import state as run_state
-from deploykit.run.search import Search
+from deploykit.run.registry import Search
 
 T = TypeVar("T")
 JobLike = str | os.PathLike[str] | Job
@@ -193,7 +193,7 @@ def runs(
     if states == []:
         return Runs([])
     search = Search(states or (), backend=backend, job=name)
-    return Runs([Run(row) for row in search.current(limit)])
+    return Runs([Run(row) for row in run_state.search(search, limit)])
 
 
 def get(run: str) -> Run:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from deploykit.cli import comparison_text, output
 from deploykit.cli.comparison_text import Line
 from deploykit.lib.errors import UsageError
-from deploykit.run import comparison, registry
-from deploykit.run import facts as run_facts
+from deploykit.run import registry
+from deploykit.run import report as run_report
 from deploykit.run import state as run_state
-from deploykit.run.comparison import Comparison
+from deploykit.run.report import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{next(iter(rows))} is the only run named", hint="name two runs or more to compare"
         )
-    facts = [run_facts.of(row, args.name) for row in run_state.refresh(list(rows.values()))]
-    compared = comparison.of(facts)
+    facts = [run_report.facts(row, args.name) for row in run_state.refresh(list(rows.values()))]
+    compared = run_report.compare(facts)
     for one in facts:
         output.note(*(f"{one.row.run}: not read: {problem}" for problem in one.problems))
     if args.json:

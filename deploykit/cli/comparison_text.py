@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from deploykit.cli import output, progress_text
 from deploykit.lib import units
-from deploykit.run import timeline as run_timeline
-from deploykit.run.comparison import Comparison, MetricRow
-from deploykit.run.facts import RunFacts
+from deploykit.run import report as run_report
+from deploykit.run.report import Comparison, MetricRow, RunFacts
 
 UNKNOWN = "-"
 _HASH = 12
@@ -27,7 +26,7 @@ class Line(NamedTuple):
 def ends(one: Comparison) -> Iterator[Line]:
     """How the runs ended, whether or not that differs."""
     yield Line("state", [state(facts) for facts in one.facts])
-    yield Line("duration", [units.span(run_timeline.seconds(facts)) for facts in one.facts])
+    yield Line("duration", [units.span(run_report.seconds(facts)) for facts in one.facts])
     if any(facts.cost for facts in one.facts):
         yield Line("cost", [f.cost.total if f.cost else UNKNOWN for f in one.facts])
     if any(facts.restarts for facts in one.facts):

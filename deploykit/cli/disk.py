@@ -16,7 +16,7 @@ from typing import Any
 
 from deploykit.cli import arguments, output
 from deploykit.lib import paths, units
-from deploykit.run import registry, storage, sweep_folders
+from deploykit.run import registry, storage
 
 _LIMIT = 20
 _COLUMNS = (*storage.PARTS, "other")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "bundles": _files(path for name, path in storage.bundles().items() if name in used),
         "unlisted runs": _files(storage.unlisted(rows)),
         "left over": _files(storage.leftovers(rows)),
-        "sweeps": _files(sweep_folders.every()),
+        "sweeps": _files(storage.sweep_folders()),
         "crashes": _files(storage.crashes()),
     }
     whole = storage.size(paths.state())

@@ -13,8 +13,7 @@ import argparse
 
 from deploykit.cli import output
 from deploykit.observe.inspect import report
-from deploykit.run import registry
-from deploykit.run import stacks as run_stacks
+from deploykit.run import enter, registry
 
 SHARED = ("run",)
 
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the stacks, the smallest group of ranks first."""
     row = registry.get(args.run)
-    taken = run_stacks.take(row, native=args.native)
+    taken = enter.take_stacks(row, native=args.native)
     if args.json:
         data = {"run": row.run, "kept": taken.kept, **report.data(taken.dump)}
         output.emit({**data, "flight_recorder": taken.recorder, "warnings": taken.warnings})
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     count = len(taken.dump.ranks)
     ended = " (it has ended; these were kept)" if taken.kept else ""
     output.say(f"{row.run}: {count} rank{'' if count == 1 else 's'} at {time}{ended}", "")
-    output.say(*run_stacks.lines(taken, threads=args.threads))
+    output.say(*taken.lines(threads=args.threads))
     output.note(*(f"warning: {text}" for text in taken.warnings))
     output.note(f"kept in {taken.dump.folder}")
     return 0

@@ -14,8 +14,7 @@ import argparse
 from deploykit.cli import arguments, output
 from deploykit.lib import shell
 from deploykit.lib.errors import UsageError
-from deploykit.run import registry
-from deploykit.run import shell as run_shell
+from deploykit.run import enter, registry
 
 SHARED = ("run",)
 _LONGEST = 86400.0
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no command is given", hint="it follows `--`, as in `-- nvidia-smi`")
     row = registry.get(args.run)
     terminal = shell.has_person() and not args.json
-    command = run_shell.argv(row, args.rank, args.arguments, terminal=terminal)
+    command = enter.argv(row, args.rank, args.arguments, terminal=terminal)
     if not args.json:
         shell.become(command)
     code, out, err = shell.run(command, timeout=_LONGEST)

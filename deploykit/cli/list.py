@@ -16,8 +16,8 @@ from deploykit.job.spelling import did_you_mean
 from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
-from deploykit.run.registry import Run
-from deploykit.run.search import Search
+from deploykit.run import state as run_state
+from deploykit.run.registry import Run, Search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line for each run."""
     search = Search(_states(args.state or []), args.name)
-    rows = search.current(args.limit)
+    rows = run_state.search(search, args.limit)
     if args.json:
         output.emit([output.run_data(row) for row in rows])
     elif rows:

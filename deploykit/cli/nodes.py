@@ -16,7 +16,6 @@ from dataclasses import asdict
 from deploykit.cli import output
 from deploykit.lib.errors import NotFound
 from deploykit.run import excluded_nodes as left_out
-from deploykit.run import node_report
 from deploykit.run.excluded_nodes import Node
 
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(nodes: list[Node], *, as_json: bool) -> int:
     """Print a page for a node, of each cluster that has one of that name."""
-    pages = [list(node_report.lines(node)) for node in nodes]
+    pages = [list(left_out.page(node)) for node in nodes]
     if as_json:
         output.emit(
             [{**asdict(node), "page": page} for node, page in zip(nodes, pages, strict=True)]

@@ -20,7 +20,7 @@ from deploykit.cli import arguments, output
 from deploykit.job.model import State
 from deploykit.lib import shell, units
 from deploykit.lib.errors import CannotWrite, DeploykitError, UsageError
-from deploykit.run import registry, removal, storage, sweep_folders
+from deploykit.run import registry, storage
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import folder
@@ -117,7 +117,7 @@ def _selected(args: argparse.Namespace, rows: Sequence[Run]) -> list[Run]:
     ended = [
         row
         for row in rows
-        if removal.removable(row) and (not args.state or row.state in args.state)
+        if storage.removable(row) and (not args.state or row.state in args.state)
     ]
     beyond = ended[args.keep_last or 0 :]
     return [
@@ -127,7 +127,7 @@ def _selected(args: argparse.Namespace, rows: Sequence[Run]) -> list[Run]:
 
 def _but_needed(rows: Sequence[Run]) -> list[Run]:
     """Those of the runs that no sweep needs. Notes each sweep that needs others."""
-    needed = removal.needed_by_sweeps(rows)
+    needed = storage.needed_by_sweeps(rows)
     for sweep in sorted(set(needed.values())):
         whole = shell.command("deploykit", "rm", sweep)
         output.note(f"the sweep {sweep} has not ended: its runs stay; `{whole}` removes it whole")
@@ -138,7 +138,7 @@ def _of_run(row: Run) -> Removal:
     used = storage.run_usage(row.run)
     return Removal(
         *("run", row.run, row.state, row.created, used.size if used else 0),
-        *(partial(removal.remove, row), removal.left_elsewhere(row)),
+        *(partial(storage.remove_run, row), storage.left_elsewhere(row)),
     )
 
 
@@ -150,7 +150,7 @@ def _is_old(args: argparse.Namespace, sweep: SweepRecord) -> bool:
 
 def _has_runs(sweep: SweepRecord, runs: Iterable[str]) -> bool:
     """Whether one of these runs is a trial of the sweep."""
-    return any(sweep_folders.of_run(run, {sweep.id: None}) for run in runs)
+    return any(storage.sweep_of(run, {sweep.id}) for run in runs)
 
 
 def _of_sweep(sweep: SweepRecord) -> Removal:

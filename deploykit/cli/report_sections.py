@@ -19,13 +19,10 @@ from deploykit.observe.report import chart, curves, markup, page, timeline
 from deploykit.observe.report.curves import Numbers
 from deploykit.observe.report.markup import Markup
 from deploykit.observe.report.timeline import Part
-from deploykit.run import comparison
 from deploykit.run import diagnosis as run_diagnosis
-from deploykit.run import timeline as run_timeline
-from deploykit.run.facts import RunFacts
+from deploykit.run import report as run_report
 from deploykit.run.registry import now
-from deploykit.run.report import RunReport
-from deploykit.run.timeline import Span
+from deploykit.run.report import RunFacts, RunReport, Span
 
 _PICTURES, _PICTURE_BYTES = 4, 80_000
 """Pictures below the output that are shown, and bytes of each at most."""
@@ -102,7 +99,7 @@ def _sentence(one: RunReport) -> str:
 
 
 def _ended(one: RunReport) -> str:
-    facts, ran = one.facts, run_timeline.seconds(one.facts, one.spans)
+    facts, ran = one.facts, run_report.seconds(one.facts, one.spans)
     state, took = State(facts.row.state), units.span(ran)
     if state is State.SUCCEEDED:
         return f"succeeded after {took}"
@@ -162,7 +159,7 @@ def _cause(one: RunReport) -> Markup:
 def _facts(one: RunReport) -> Markup:
     facts, row = one.facts, one.facts.row
     waited = sum(span.end - span.begin for span in one.spans if span.attempt is None)
-    ran = run_timeline.seconds(facts, one.spans)
+    ran = run_report.seconds(facts, one.spans)
     code = "" if row.exit_code is None else str(row.exit_code)
     return markup.facts(
         [
@@ -217,7 +214,7 @@ def _part(span: Span) -> Part:
 
 
 def _compared(facts: Sequence[RunFacts]) -> Markup:
-    compared = comparison.of(facts)
+    compared = run_report.compare(facts)
     lines = [*comparison_text.ends(compared), *comparison_text.settings(compared)]
     headings = ["", *(one.row.run for one in facts)]
     metrics = list(comparison_text.metrics(compared))[:_MOST_METRICS]

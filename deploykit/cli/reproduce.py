@@ -14,7 +14,8 @@ import argparse
 
 from deploykit.cli import output, rerun, submit
 from deploykit.lib import shell
-from deploykit.run import registry, reproduce
+from deploykit.run import registry
+from deploykit.run.rerun import reproduce
 
 SHARED = ("run",)
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submit the same again, or print its plan; with --wait, return the job's exit code."""
     row = registry.get(args.run)
-    with reproduce.prepare(row, args.new_run, args.backend, new_launcher=args.new_launcher) as same:
+    with reproduce(row, args.new_run, args.backend, new_launcher=args.new_launcher) as same:
         output.warnings(same.prepared.warnings)
         output.note(*(f"{name}: {location}" for name, location in same.moved.items()))
         if args.dry_run:

@@ -17,7 +17,8 @@ from deploykit.cli import output
 from deploykit.lib import units
 from deploykit.lib.errors import NotFound, UsageError
 from deploykit.lib.problem import Problem
-from deploykit.run import registry, removal, storage
+from deploykit.run import registry, storage
+from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 from deploykit.sweep import folder
 from deploykit.sweep.folder import SweepRecord
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     sweeps = _sweeps(args.run)
     rows = _named([name for name in args.run if name not in sweeps])
     rows |= {row.run: row for sweep in sweeps.values() for row in folder.runs_of(sweep)}
-    removal.refuse_unfinished(list(rows.values()), sweeps, force=args.force)
+    storage.refuse_unfinished(run_state.refresh(list(rows.values())), sweeps, force=args.force)
     with contextlib.ExitStack() as held:
         for sweep in sweeps.values():
             held.enter_context(folder.controlling(sweep))
@@ -58,8 +59,8 @@ def _remove(rows: Sequence[Run], *, as_json: bool) -> list[dict[str, Any]]:
     """Remove each run, and say what is left elsewhere."""
     removed: list[dict[str, Any]] = []
     for row in rows:
-        used, left = storage.run_usage(row.run), removal.left_elsewhere(row)
-        removal.remove(row)
+        used, left = storage.run_usage(row.run), storage.left_elsewhere(row)
+        storage.remove_run(row)
         size = used.size if used else 0
         remains = [{"location": location, "command": command} for location, command in left]
         removed.append({"run": row.run, "bytes": size, "left": remains})

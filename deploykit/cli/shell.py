@@ -16,9 +16,7 @@ import argparse
 from deploykit.cli import arguments, output
 from deploykit.lib import shell as programs
 from deploykit.lib.errors import UsageError
-from deploykit.run import debugger as run_debugger
-from deploykit.run import registry
-from deploykit.run import shell as run_shell
+from deploykit.run import enter, registry
 from deploykit.run.registry import Run
 
 SHARED = ("run",)
@@ -35,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=arguments.count,
-        default=run_debugger.PORT,
+        default=enter.DEBUGGER_PORT,
         metavar="N",
-        help=f"port of this machine for the editor (default: {run_debugger.PORT})",
+        help=f"port of this machine for the editor (default: {enter.DEBUGGER_PORT})",
     )
 
 
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         hint = "`deploykit exec RUN -- COMMAND` needs none"
         raise UsageError("a shell needs a terminal for its input and output", hint=hint)
     rank = args.rank or 0
-    command = run_shell.argv(row, rank, (), terminal=True)
+    command = enter.argv(row, rank, (), terminal=True)
     if not args.json:
         output.note(f"{row.run}, rank {rank}: `exit` ends this shell")
         programs.become(command)
@@ -60,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _debug(row: Run, port: int, *, as_json: bool) -> int:
     """Print what the editor needs as soon as the rank runs, and pass its connections on."""
-    rank = run_debugger.rank_of(row)
+    rank = enter.debugged_rank(row)
     output.note(f"{row.run}: waiting until rank {rank} runs; Ctrl-C ends this, the run goes on")
-    remote = run_debugger.folder(row, rank)
-    with run_debugger.listening(port) as server:
-        configuration = run_debugger.configuration(row, rank, remote, port)
+    remote = enter.working_folder(row, rank)
+    with enter.listen_for_editor(port) as server:
+        configuration = enter.editor_configuration(row, rank, remote, port)
         if not as_json:
             output.note("in VS Code: .vscode/launch.json, below `configurations`; then F5")
         output.emit(configuration)
-        for _ in run_debugger.serve(row, rank, server):
+        for _ in enter.serve_debugger(row, rank, server):
             output.note("an editor has connected")
     output.note(f"{row.run} has ended")
     return 0

@@ -9,8 +9,7 @@ from typing import Protocol
 from deploykit.lib import terminal
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe.folding import Folding
-from deploykit.run import log_selection
-from deploykit.run import stacks as run_stacks
+from deploykit.run import enter, log_selection
 from deploykit.run import state as run_state
 from deploykit.run.log_selection import Selection
 from deploykit.run.metrics import logs_are_here
@@ -150,12 +149,12 @@ def _log(row: Run, rank: int) -> list[str]:
 
 def _stacks(row: Run) -> list[str]:
     try:
-        taken = run_stacks.take(row)
+        taken = enter.take_stacks(row)
     except DeploykitError as error:
         return _explained(error)
     kept = " (it has ended; these were kept)" if taken.kept else ""
     warnings = [f"warning: {text}" for text in taken.warnings]
-    return [f"{row.run}: stacks{kept}", "", *run_stacks.lines(taken, threads=False), *warnings]
+    return [f"{row.run}: stacks{kept}", "", *taken.lines(threads=False), *warnings]
 
 
 def _explained(error: Exception) -> list[str]:

@@ -1,12 +1,13 @@
-"""Runs that are known beforehand, sent together as one job array.
+"""Runs that are sent together as one job array.
 
-Their rows are in the registry, and each run folder says to which array it belongs, before anything
-is sent. All share one lock: that of the array. A submit that was interrupted is therefore found
-again run by run, like that of a single one.
+Before anything is sent, their rows are in the registry, and each run folder names its array. All
+share the lock of the array. So an interrupted submit is found again run by run, like that of a
+single run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,21 +15,21 @@ from typing import NamedTuple
 
 from deploykit.backends import base as backend
 from deploykit.backends import capabilities
-from deploykit.job.model import Plan
+from deploykit.job.model import Handle, Plan
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, TryAgain, Uncertain
 from deploykit.run import lifecycle, registry
 
 
 class Array(NamedTuple):
-    """A job array that is to be submitted."""
+    """A job array to submit."""
 
     folder: Path
-    """Its own, which does not exist yet."""
+    """The array's own folder, which does not exist yet."""
     name: str
-    """With which, and a hyphen, the ids of its runs begin."""
+    """The ids of its runs begin with the name and a hyphen."""
     at_once: int
-    """How many of its runs may run at the same time."""
+    """The number of its runs that may run at the same time."""
 
 
 def submit(array: Array, plans: Sequence[Plan]) -> None:
@@ -73,21 +74,20 @@ def _send(array: Array, plans: Sequence[Plan], folders: dict[str, Path]) -> None
 
 
 def cancel(rows: Sequence[registry.Run]) -> None:
-    """Stop runs that have not ended, those of one backend with few commands where it can.
+    """Stop unfinished runs, those of one backend together if it can.
 
     Raises the first error, once all were tried.
     """
     errors: list[DeploykitError] = []
-    by_backend: dict[str, list[registry.Run]] = {}
+    handles: dict[str, list[Handle]] = defaultdict(list)
     for row in rows:
-        by_backend.setdefault(row.backend, []).append(row)
-    for name, group in by_backend.items():
+        if row.handle is not None:
+            handles[row.backend].append(row.handle)
+    for name, group in handles.items():
         engine = backend.find(name)
-        handles = [row.handle for row in group if row.handle is not None]
+        steps = [partial(engine.cancel, handle) for handle in group]
         if isinstance(engine, capabilities.Arrays):
-            steps = [partial(engine.cancel_all, handles)]
-        else:
-            steps = [partial(engine.cancel, handle) for handle in handles]
+            steps = [partial(engine.cancel_all, group)]
         for step in steps:
             try:
                 step()

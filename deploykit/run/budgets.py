@@ -1,29 +1,28 @@
-"""Budgets: what runs have cost and may still cost together. A table in the registry's file.
+"""Budgets: what runs have cost and may still cost together, in a table of the registry's file.
 
 A run is entered before it is sent, at its worst case, in the transaction that finds room for it, so
-that two submits at once cannot share the same money. When it has ended it counts at what it cost,
-also after it was removed. An older deploykit does not see the table, and is not limited by it.
+that two submits at once cannot share the same money. After its end it counts at its actual cost,
+also after it was removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
-from deploykit.cost import budget, money, prices, spent
+from deploykit.cost import budget, money, spent
 from deploykit.cost.budget import Budget
 from deploykit.cost.estimate import Estimate
 from deploykit.job.model import Plan, State
+from deploykit.lib import units
 from deploykit.lib.errors import UsageError
 from deploykit.run import registry
 from deploykit.run.registry import Run
-
-if TYPE_CHECKING:
-    import sqlite3
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS budget_runs (
@@ -40,19 +39,19 @@ CREATE TABLE IF NOT EXISTS budget_runs (
 
 
 class Use(NamedTuple):
-    """What is used of a budget."""
+    """The use of a budget."""
 
     budget: Budget
     spent: Decimal
     """By runs that have ended."""
     reserved: Decimal
-    """By runs that have not, at their worst."""
+    """By unfinished runs, at their worst."""
     runs: int
-    """That have not ended."""
+    """The number of unfinished runs."""
 
     @property
     def left(self) -> Decimal:
-        """What other runs may cost."""
+        """The amount that other runs may cost."""
         return self.budget.limit.amount - self.spent - self.reserved
 
     def __str__(self) -> str:
@@ -60,8 +59,7 @@ class Use(NamedTuple):
         parts = [f"{money.text(self.spent, currency)} spent"]
         if self.runs:
             held = money.text(self.reserved, currency)
-            what = "a run that has not" if self.runs == 1 else f"{self.runs} runs that have not"
-            parts.append(f"{held} reserved for {what} ended")
+            parts.append(f"{held} reserved for {units.plural(self.runs, 'unfinished run')}")
         return f"budget {self.budget}: {money.text(self.left, currency)} left; {', '.join(parts)}"
 
     def data(self) -> dict[str, Any]:
@@ -81,12 +79,12 @@ def reserve(
 ) -> None:
     """Enter a run into the budget of its job, at its worst case.
 
-    `refresh` asks for the states of runs that may have ended. Raises UsageError where the run could
+    `refresh` updates the states of runs that may have ended. Raises UsageError if the run could
     exceed the budget.
     """
     amount = None if estimate is None else budget.worst(plan.job, estimate)
     if plan.job.budget is None or amount is None:
-        return  # nothing is billed: `budget.problems` refuses what is not known
+        return  # nothing is billed: `budget.problems` refuses an unknown price
     limit = budget.parse(plan.job.budget)
     if _enter(plan, limit, amount) is None:
         return
@@ -101,7 +99,7 @@ def reserve(
 
 
 def _enter(plan: Plan, limit: Budget, amount: Decimal) -> Use | None:
-    """Enter a run if there is room for it; else what is used."""
+    """Enter a run if there is room for it; else return the use of the budget."""
     with registry.writing() as database:
         database.execute(_TABLE)
         rows = [dict(row) for row in database.execute(*_of(limit.name)) if row["run"] != plan.run]
@@ -111,33 +109,36 @@ def _enter(plan: Plan, limit: Budget, amount: Decimal) -> Use | None:
         database.execute(
             "INSERT OR REPLACE INTO budget_runs VALUES (?, ?, ?, ?, NULL, ?, ?, NULL)",
             (
-                *(plan.run, limit.name, str(plan.job.budget), registry.now()),
-                *(limit.limit.currency, str(amount)),
+                plan.run,
+                limit.name,
+                str(plan.job.budget),
+                registry.now(),
+                limit.limit.currency,
+                str(amount),
             ),
         )
     return None
 
 
 def settle(row: Run) -> None:
-    """Keep what a run has cost, before it is removed."""
+    """Record what a run has cost, before it is removed."""
     if _exists() and registry.query([("SELECT 1 FROM budget_runs WHERE run = ?", [row.run])]):
         with registry.writing() as database:
             _close(database, row)
 
 
 def uses() -> list[Use]:
-    """What is used of each budget, by name, as the newest run under it had it."""
+    """The use of each budget, by name, as the newest run under it had it."""
     if not _exists():
         return []
     newest: dict[str, str] = {}
     for row in registry.query([("SELECT name, budget FROM budget_runs ORDER BY created", [])]):
         newest[row["name"]] = row["budget"]
-    known = (str(text) for _, text in sorted(newest.items(), key=str))
-    return [of(text) for text in known if budget.is_valid(text)]
+    return [of(text) for _, text in sorted(newest.items())]
 
 
 def of(written: str) -> Use:
-    """What is used of a budget, as a job has it."""
+    """The use of a budget as it is written in a job."""
     limit = budget.parse(written)
     rows = [dict(row) for row in registry.query([_of(limit.name)])] if _exists() else []
     return _use(limit, _settled(rows, None))
@@ -160,17 +161,17 @@ def _open(name: str) -> list[Run]:
 def _settled(
     rows: Sequence[dict[str, Any]], database: sqlite3.Connection | None
 ) -> list[Mapping[str, Any]]:
-    """The rows with the cost of what has ended since; kept where there is a `database`."""
+    """The rows with the cost of runs that have ended since; stored if there is a `database`."""
     known = registry.lookup(*(row["run"] for row in rows if row["cost"] is None))
     settled: list[Mapping[str, Any]] = []
     for row in rows:
         run = known.get(row["run"])
-        if run is None or not _is_over(run):
+        if run is not None and State(run.state).final and not registry.may_still_come(run):
+            settled.append({**row, "cost": str(_cost(run, row["worst"])), "ended": _end(run)})
+            if database is not None:
+                _close(database, run)
+        else:
             settled.append(row)
-            continue
-        settled.append({**row, "cost": str(_cost(run, row["worst"])), "ended": _end(run)})
-        if database is not None:
-            _close(database, run)
     return settled
 
 
@@ -183,42 +184,28 @@ def _close(database: sqlite3.Connection, run: Run) -> None:
         )
 
 
-def _is_over(run: Run) -> bool:
-    return State(run.state).final and not registry.may_still_come(run)
-
-
 def _end(run: Run) -> float:
     return run.finished or registry.now()
 
 
 def _cost(run: Run, worst: str) -> Decimal:
-    """What a run that has ended has cost; its worst case where that is not known."""
+    """What a run that has ended has cost; its worst case if that is unknown."""
     if run.state == State.UNSENT.value:
         return Decimal(0)
     known = spent.read(Path(run.folder, backend.PRICE), run.billed)
-    return _amount(worst) if known is None else known.amount
+    return Decimal(worst) if known is None else known.amount
 
 
-def _use(limit: Budget, rows: Iterable[Mapping[str, Any]]) -> Use:
+def _use(limit: Budget, rows: Sequence[Mapping[str, Any]]) -> Use:
     now = datetime.now(UTC)
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    counted = [row for row in rows if not limit.monthly or _is_since(row, start)]
-    over = [row for row in counted if row["cost"] is not None]
-    held = [row for row in counted if row["cost"] is None]
+    if limit.monthly:
+        rows = [row for row in rows if row["ended"] is None or row["ended"] >= start]
+    over = [row for row in rows if row["cost"] is not None]
+    held = [row for row in rows if row["cost"] is None]
     return Use(
         limit,
-        sum((_amount(row["cost"]) for row in over), Decimal(0)),
-        sum((_amount(row["worst"]) for row in held), Decimal(0)),
+        sum((Decimal(row["cost"]) for row in over), Decimal(0)),
+        sum((Decimal(row["worst"]) for row in held), Decimal(0)),
         len(held),
     )
-
-
-def _is_since(row: Mapping[str, Any], start: float) -> bool:
-    """Whether a run was submitted, or still went on, after a moment; also where that is unclear."""
-    times = (row["created"], row["ended"])
-    return not all(isinstance(time, float) and time < start for time in times)
-
-
-def _amount(written: object) -> Decimal:
-    """An amount of the table. One that was edited is as large as can be."""
-    return Decimal(str(written)) if prices.is_price(written) else Decimal(10) ** 12

@@ -1,4 +1,7 @@
-"""Why a run failed: its logs and dumps read, and the causes as text and as data."""
+"""Why a run failed: its logs, dumps and exit records are read; the causes as text and as data.
+
+docs/how-to/diagnose.md lists the rules by which exit records refute causes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +27,31 @@ from deploykit.diagnose import (
 )
 from deploykit.diagnose.cause_rules import RuleSet
 from deploykit.diagnose.dumps import Dump
-from deploykit.diagnose.endings import Ending, LastLine
+from deploykit.diagnose.endings import Ending
 from deploykit.diagnose.ranking import Cause, Diagnosis, Evidence
 from deploykit.job.model import LogLine, State
-from deploykit.lib import paths
 from deploykit.lib.errors import BackendUnavailable, DeploykitError, NotFound
 from deploykit.observe import exit_records
-from deploykit.run import evidence as run_evidence
+from deploykit.observe.exit_records import ExitRecord
+from deploykit.observe.inspect import stalls
 from deploykit.run.registry import Run
 
-_BRIEFLY = 20
+_MAX_TASKS_BRIEFLY = 20
 """Tasks of a job array whose logs are read for the cause in one line."""
-_LARGEST_PLAN = 1 << 22
-"""Bytes."""
 _PYTHON = re.compile(r"(/[\w./+-]+) \.deploykit/launch\.py")
 _RANKS = re.compile(r"--(?:nnodes|nproc-per-node)=(\d{1,6})\b")
+_SIGNAL_CODES = 128
+"""An exit code above it means a signal."""
+_AFTER_AN_EXIT = {"slurm_cancelled", "remote_peer_died", cause_rules.UNKNOWN}
+"""Symptoms that only follow if a rank has exited by itself."""
+_FROM_OUTSIDE = frozenset({"slurm_preempted", "slurm_time_limit", "slurm_node_fail"})
+"""Causes that end an attempt although all its ranks are well."""
+_DESPITE_SUCCESS = {"nan_loss", "efa_not_used"}
+"""Causes despite which a program can succeed."""
+_STOPPED = " after a signal to stop"
+"""In the reason of a rank that did not fail by itself."""
+_CODE = re.compile(r" \(exit code \d+\)")
+"""Repeats the signal in a reason."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,9 @@ class RunDiagnosis:
     """``cause``, ``unknown`` (it failed, and no log says why), ``unfinished``, ``healthy`` or
     ``unread``."""
     ended: str | None = None
-    """Who ended first, and with what, where the cause is unknown."""
+    """Who ended first, and how, if the cause is unknown."""
     last: tuple[str, ...] = ()
-    """The last lines of the ranks, each kind once, where the cause is unknown."""
+    """The last lines of the ranks, each kind once, if the cause is unknown."""
     run: str = "RUN"
     """The run's id, for the command that shows more."""
 
@@ -72,12 +85,12 @@ class RunDiagnosis:
 
 
 def of_run(row: Run, rules: RuleSet | None = None) -> RunDiagnosis:
-    """The diagnosis of a run from its logs and its dumps. Raises NotFound where it has no logs."""
+    """The diagnosis of a run from its logs and its dumps. Raises NotFound if it has no logs."""
     diagnosis = Diagnosis(rules or cause_rules.load(), *_about(row))
-    files = _files(row)
-    known = run_evidence.of(row, _folders(row))
+    files, folders = _files(row), _folders(row)
+    known = _exit_evidence(row, folders)
     _read_run(diagnosis, row, files, known)
-    for folder in _folders(row):
+    for folder in folders:
         recorded, unreadable = dumps_in(folder)
         diagnosis.unread += unreadable
         _read_dumps(diagnosis, recorded)
@@ -139,33 +152,26 @@ def _concluded(
     failed: bool,
     without: Ending | None = None,
 ) -> RunDiagnosis:
-    """The diagnosis of what was read; where a failure has no cause, with what is known of it.
+    """The diagnosis of what was read; for a failure without a cause, with what is known of it.
 
-    `without` is how it ends without a failure; None: `healthy` if everything could be read.
+    `without` is its ending if there is no failure; None: `healthy` if everything could be read.
     """
-    remarks = tuple(diagnosis.unread)
+    unread = tuple(diagnosis.unread)
     if causes and causes[0].rule.is_a_cause:
-        return RunDiagnosis(tuple(causes), remarks, Ending.CAUSE)
+        return RunDiagnosis(tuple(causes), unread, Ending.CAUSE)
     if causes or failed:
-        last: list[LastLine] = endings.last_lines(logs)
-        return RunDiagnosis(
-            tuple(causes),
-            remarks,
-            Ending.UNKNOWN,
-            diagnosis.ended,
-            tuple(str(line) for line in last),
-        )
-    without = without or (Ending.UNREAD if diagnosis.unread else Ending.HEALTHY)
-    return RunDiagnosis((), remarks, without)
+        last = tuple(str(line) for line in endings.last_lines(logs))
+        return RunDiagnosis(tuple(causes), unread, Ending.UNKNOWN, diagnosis.ended, last)
+    return RunDiagnosis((), unread, without or (Ending.UNREAD if unread else Ending.HEALTHY))
 
 
 def brief(row: Run) -> str | None:
-    """Cause and evidence of a failed run in one line; None where its logs are not here."""
-    files = _files(row, _BRIEFLY) if State(row.state) is State.FAILED else []
+    """Cause and evidence of a failed run in one line; None if its logs are not here."""
+    files = _files(row, _MAX_TASKS_BRIEFLY) if State(row.state) is State.FAILED else []
     if not files:
         return None
     diagnosis = Diagnosis(cause_rules.load(), *_about(row))
-    known = run_evidence.of(row, _folders(row)[:_BRIEFLY])
+    known = _exit_evidence(row, _folders(row)[:_MAX_TASKS_BRIEFLY])
     try:
         _read_run(diagnosis, row, files, known)
     except (DeploykitError, OSError):  # the status is complete without it
@@ -180,16 +186,12 @@ def brief(row: Run) -> str | None:
 def _folders(row: Run) -> list[Path]:
     """The run folder, or those of the tasks of a job array that did not succeed."""
     tasks = sorted(Path(row.folder).glob("tasks/*"), key=lambda path: (len(path.name), path.name))
-    return [task for task in tasks if not _succeeded(task)] or [Path(row.folder)]
-
-
-def _succeeded(task: Path) -> bool:
-    records = exit_records.read(task)
-    return bool(records) and all(record.exit_code == 0 for record in records)
+    codes = {task: [record.exit_code for record in exit_records.read(task)] for task in tasks}
+    return [task for task in tasks if any(codes[task]) or not codes[task]] or [Path(row.folder)]
 
 
 def _files(row: Run, most: int | None = None) -> list[Path]:
-    """The logs of a run; of a job array those of its tasks that failed, at most `most` tasks."""
+    """The logs of a run; of a job array those of at most `most` failed tasks."""
     files = []
     for folder in _folders(row)[:most]:
         if folder != Path(row.folder):
@@ -198,10 +200,8 @@ def _files(row: Run, most: int | None = None) -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def _read_run(
-    diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: run_evidence.Evidence
-) -> None:
-    """Read the logs of the run, from `files` or else from its backend, and what else is known."""
+def _read_run(diagnosis: Diagnosis, row: Run, files: Sequence[Path], known: ExitEvidence) -> None:
+    """Read the logs of the run, from `files` or else from its backend, and its exit evidence."""
     for path, matching in scan.files(files, diagnosis.literals, diagnosis.unread):
         diagnosis.read(str(path), matching)
     if not files and State(row.state) is not State.BLOCKED:
@@ -216,8 +216,83 @@ def _read_run(
         diagnosis.read(name, scan.lines(raw, diagnosis.literals))
 
 
+@dataclass(frozen=True)
+class ExitEvidence:
+    """How a run ended, as its backend and its launchers recorded it."""
+
+    texts: Mapping[str, Sequence[str]]
+    """Lines for the rules of diagnose, by where they are from."""
+    first: ExitRecord | None = None
+    """The record of what failed first."""
+    succeeded: bool = False
+
+    @property
+    def first_rank(self) -> int | None:
+        """The rank that failed first; None also if it was told to stop."""
+        if self.first is None or _STOPPED in self.first.reason:
+            return None
+        return self.first.rank
+
+    @property
+    def overcome(self) -> frozenset[str]:
+        """Causes that can only have ended an earlier attempt: in the last a rank exited itself."""
+        first = self.first
+        if first is None or not first.attempt or self.first_rank is None:
+            return frozenset()
+        return _FROM_OUTSIDE if 0 < first.exit_code < _SIGNAL_CODES else frozenset()
+
+    @property
+    def ended(self) -> str | None:
+        """Who ended first and with what."""
+        if self.first is None:
+            return None
+        who = "a launcher" if self.first.rank is None else f"rank {self.first.rank}"
+        return f"{who} ended first, with exit code {self.first.exit_code}: {self.first.reason}"
+
+    def judged(self, causes: Sequence[Cause]) -> Sequence[Cause]:
+        """The causes without those that the records refute.
+
+        A run that succeeded overcame the errors in its logs. If a rank exited by itself, srun
+        cancels the step of the others, and those lose their connections: both are symptoms.
+        """
+        if self.succeeded:
+            return [cause for cause in causes if cause.rule.label in _DESPITE_SUCCESS]
+        first = self.first
+        if first is None or first.rank is None or not 0 < first.exit_code < _SIGNAL_CODES:
+            return causes
+        return [cause for cause in causes if cause.rule.label not in _AFTER_AN_EXIT]
+
+
+def _exit_evidence(row: Run, folders: Sequence[Path]) -> ExitEvidence:
+    """The exit evidence of a run; `folders` are its own, or those of its failed tasks."""
+    state = State(row.state)
+    texts: dict[str, Sequence[str]] = {}
+    if state in {State.FAILED, State.BLOCKED}:
+        texts[f"status of {row.run}"] = [f"State={row.native}", row.reason]
+    elif state is State.RUNNING:
+        texts[f"status of {row.run}"] = [stalls.reason(Path(row.folder))]
+    records = (record for folder in folders for record in exit_records.read(folder))
+    failed = (record for record in records if record.exit_code and state is State.FAILED)
+    first = min(failed, key=lambda record: record.finished, default=None)
+    if first is not None:
+        texts[f"exit records of {row.run}"] = [_log_line(first)]
+        texts[f"preflight of {row.run}"] = [
+            f"preflight: FAILED: {why} ({host})"
+            for folder in folders
+            for host, why in exit_records.failed_checks(folder, first.attempt)
+        ]
+    return ExitEvidence(texts, first, state is State.SUCCEEDED)
+
+
+def _log_line(record: ExitRecord) -> str:
+    """An exit record as a line of a log, without the code of a signal, which is not a cause."""
+    time = record.finished.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    rank = "" if record.rank is None else f"[rank {record.rank}] "
+    return f"{time} {rank}{_CODE.sub('', record.reason)}"
+
+
 def _about(row: Run) -> tuple[dict[str, str], set[str]]:
-    """The values of a run for the text of a fix, and what it is (see `placeholders`)."""
+    """The values of a run for the text of a fix, and its traits (see `placeholders`)."""
     values = {"backend": row.backend, "job": row.id or "", "name": row.name}
     values |= {"target": row.target, "run": row.run}
     if Path(row.folder, backend.JOB).is_file():
@@ -230,10 +305,10 @@ def _about(row: Run) -> tuple[dict[str, str], set[str]]:
 
 
 def _plan(row: Run) -> str:
-    """The text of what was submitted; empty where it is not here."""
+    """The text of what was submitted; empty if it is not here."""
     for path in Path(row.folder).glob("plan.*"):
         with contextlib.suppress(OSError):
-            return paths.read_regular(path, _LARGEST_PLAN).decode(errors="replace")
+            return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 
@@ -292,7 +367,7 @@ def data(cause: Cause) -> dict[str, Any]:
     }
 
 
-_NONE = {
+_ENDINGS = {
     Ending.HEALTHY: "healthy: these logs show no failure",
     Ending.UNREAD: "unread: not everything could be read, and the rest shows no failure",
     Ending.UNFINISHED: "unfinished: the run has not ended, and its logs show no failure so far",
@@ -302,7 +377,9 @@ _NONE = {
 
 def report(diagnosis: RunDiagnosis) -> Iterator[str]:
     """What `diagnose` prints: the causes, or else what is known."""
-    yield from lines(diagnosis.causes) if diagnosis.causes else [_NONE[Ending(diagnosis.ending)]]
+    yield from (
+        lines(diagnosis.causes) if diagnosis.causes else [_ENDINGS[Ending(diagnosis.ending)]]
+    )
     if diagnosis.ended:
         yield f"  ended   {diagnosis.ended}"
     for number, text in enumerate(diagnosis.last):

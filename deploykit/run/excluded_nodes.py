@@ -1,36 +1,55 @@
-"""Nodes that are left out of new jobs, since one failed its check, or has failed jobs twice.
+"""Nodes that are excluded from new jobs, since one failed its check, or has failed jobs twice.
 
 By target: a node of one cluster says nothing about another's. An entry expires, as nodes get
-repaired; `deploykit nodes` lists and clears them.
+repaired; `deploykit nodes` lists and clears them, and prints a page for those who repair one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from deploykit.backends import base as backend
-from deploykit.job.decode import from_json
+from deploykit.backends.capabilities import NodeNames
+from deploykit.job.decode import read_json
 from deploykit.job.model import Plan, Problem
-from deploykit.lib import paths
-from deploykit.lib.errors import BackendUnavailable
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import BackendUnavailable, DeploykitError
+from deploykit.run import registry
 from deploykit.run.registry import Run
 
 DAYS = 7
 """Days after which a node may be used again."""
 _DAY = 86_400.0
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""A node's name, which becomes part of a directive."""
-_LONGEST = 1 << 20
-_REASON = 300
-_TIMES = 2
-"""Failures of jobs, for other reasons than a failed check, from which on a node is left out."""
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+"""A node's name becomes part of a directive."""
+_MAX_REASON = 300
+"""Characters of a reason that are kept."""
+_MIN_FAILURES = 2
+"""Failures of jobs, without a failed check, after which a node is excluded."""
+_MAX_LINES = 12
+"""Log lines of a run in the page of a node, and its runs."""
+_LINES_SEARCHED = 20_000
+"""Lines of a run's log that are searched; the preflight is at their beginning."""
+_MAX_SLURM_REASON = 60
+"""Characters of the reason in the state of a Slurm node, which its lists cut off anyway."""
+_LOOK_AT = {
+    "GPU": "nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE,TEMPERATURE; dcgmi diag -r 3",
+    "DCGM": "dcgmi diag -r 3",
+    "Infini": "ibstat; perfquery",
+    "EFA": "fi_info -p efa; rdma -p statistic show",
+    "write into": "df -h; mount; dmesg --level=err,crit",
+    "cannot be reached": "ping it, and compare its firewall, routes and cables with its neighbors'",
+    "is slow": "ethtool its interface, tc qdisc show, and its load",
+}
+"""What to look at, by a part of the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +69,21 @@ class Node:
     @property
     def is_left_out(self) -> bool:
         """Whether new jobs are kept off it now."""
-        return self.failed_check or len(self.runs) >= _TIMES
+        return self.failed_check or len(self.runs) >= _MIN_FAILURES
 
 
 def every() -> list[Node]:
     """All nodes that have failed in the last `DAYS` days, by target and name."""
     try:
-        data: Any = from_json(paths.read_regular(paths.left_out(), _LONGEST))
-    except (OSError, ValueError):
+        items = read_json(paths.left_out())
+        nodes = [Node(**{**item, "runs": tuple(item["runs"])}) for item in items]
+    except (OSError, ValueError, TypeError, KeyError):  # there is no list, or it is damaged
         return []
-    nodes = map(_node, data if isinstance(data, list) else [])
-    return [node for node in nodes if node is not None and time.time() < node.until]
+    return [node for node in nodes if time.time() < node.until]
 
 
 def learn(rows: Iterable[Run]) -> None:
-    """Take in what the nodes of runs that have ended recorded about each other."""
+    """Add what the nodes of runs that have ended recorded about each other."""
     known = every()
     nodes = {(node.target, node.node): node for node in known}
     for node in (node for row in rows for node in _recorded(row)):
@@ -74,16 +93,46 @@ def learn(rows: Iterable[Run]) -> None:
         _write(nodes.values())
 
 
+def _recorded(row: Run) -> Iterator[Node]:
+    target, until = f"{row.backend}://{row.target}", time.time() + DAYS * _DAY
+    for path in sorted(Path(row.folder).glob("exit_records/unhealthy-*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            match read_json(path):
+                case {"attempt": int(attempt), "hosts": {**hosts}, "failed_check": bool(checked)}:
+                    runs = (f"{row.run}.{attempt}",)
+                    for name, reason in hosts.items():
+                        text = str(reason)[:_MAX_REASON]
+                        if isinstance(name, str) and _NODE_NAME.fullmatch(name):
+                            yield Node(target, name, text, checked, runs, until)
+
+
+def _merged(earlier: Node, node: Node) -> Node:
+    if set(node.runs) <= set(earlier.runs):
+        return earlier  # it is known, and perhaps about to expire
+    failed_check = earlier.failed_check or node.failed_check
+    return replace(node, failed_check=failed_check, runs=(*earlier.runs, *node.runs))
+
+
 def clear(nodes: Sequence[Node]) -> None:
     """Use these nodes again."""
     _write(node for node in every() if node not in nodes)
 
 
+def _write(nodes: Iterable[Node]) -> None:
+    """Replace the list in one step."""
+    ordered = sorted(nodes, key=lambda node: (node.target, node.node))
+    file = paths.left_out()
+    paths.private_folder(file.parent)
+    scratch = file.with_name(f".{file.name}.{time.monotonic_ns()}")
+    paths.write(scratch, json.dumps([asdict(node) for node in ordered], indent=1) + "\n")
+    scratch.replace(file)
+
+
 def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
-    """The plan without the nodes that are left out on its target, and what to tell the user.
+    """The plan without the nodes that are excluded on its target, and a warning for each.
 
     With `ask`, nodes that the target does not know are cleared: Slurm refuses a job that names one.
-    The same plan for a backend that cannot leave out nodes, or a job that names its nodes.
+    The plan is unchanged for a backend that cannot exclude nodes, or a job that names its nodes.
     """
     target, options = f"{plan.backend}://{plan.target}", plan.options
     if not hasattr(options, "exclude") or getattr(options, "nodelist", None):
@@ -96,13 +145,20 @@ def applied(plan: Plan, *, ask: bool) -> tuple[Plan, list[Problem]]:
     names = dict.fromkeys((*(options.exclude or "").split(","), *(node.node for node in nodes)))
     options = replace(options, exclude=",".join(filter(None, names)))
     plan = backend.find(plan.backend).plan(plan.job, options, run=plan.run, bundle=plan.bundle)
-    return plan, [_notice(plan, node) for node in nodes]
+    warnings = [
+        Problem(
+            f"{plan.backend}.exclude",
+            f"{node.node} is excluded: {node.reason}",
+            f"once it is repaired: deploykit nodes --clear {node.node}",
+            severity="warning",
+        )
+        for node in nodes
+    ]
+    return plan, warnings
 
 
 def _existing(nodes: list[Node], plan: Plan) -> list[Node]:
-    """The nodes that the target knows; the others are cleared. All where it does not answer."""
-    from deploykit.backends.capabilities import NodeNames
-
+    """The nodes that the target knows; the others are cleared. All if it does not answer."""
     engine = backend.find(plan.backend)
     if not isinstance(engine, NodeNames):
         return nodes
@@ -116,55 +172,60 @@ def _existing(nodes: list[Node], plan: Plan) -> list[Node]:
     return [node for node in nodes if node not in unknown]
 
 
-def _notice(plan: Plan, node: Node) -> Problem:
-    return Problem(
-        f"{plan.backend}.exclude",
-        f"{node.node} is excluded: {node.reason}",
-        f"once it is repaired: deploykit nodes --clear {node.node}",
-        severity="warning",
-    )
+def page(node: Node) -> Iterator[str]:
+    """One page for those who repair a node: when it failed, what was seen, what to do.
+
+    Logs that are gone are left out.
+    """
+    until = _utc(node.until).strftime("%Y-%m-%d")
+    state = f"excluded until {until}" if node.is_left_out else "still used: failed once"
+    yield f"{node.node} of {node.target}: {state}"
+    yield ""
+    yield f"Reason: {node.reason}"
+    for attempt in node.runs[-_MAX_LINES:]:
+        run, _, number = attempt.rpartition(".")
+        row = registry.lookup(run).get(run)
+        if row is not None:
+            submitted = _utc(row.created).strftime("%Y-%m-%d %H:%M UTC")
+            yield ""
+            yield f"Run {run}, attempt {number}, submitted {submitted}:"
+            yield from (f"  {text}" for text in islice(_observed(row, node.node), _MAX_LINES))
+    yield ""
+    yield "To do:"
+    yield from (f"  {number}. {step}" for number, step in enumerate(_steps(node), 1))
 
 
-def _recorded(row: Run) -> Iterator[Node]:
-    target, until = f"{row.backend}://{row.target}", time.time() + DAYS * _DAY
-    for path in sorted(Path(row.folder).glob("exit_records/unhealthy-*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            match from_json(paths.read_regular(path, _LONGEST)):
-                case {"attempt": int(attempt), "hosts": {**hosts}, "failed_check": bool(checked)}:
-                    runs = (f"{row.run}.{attempt}",)
-                    for name, reason in hosts.items():
-                        text = str(reason)[:_REASON]
-                        if isinstance(name, str) and _NODE.fullmatch(name):
-                            yield Node(target, name, text, checked, runs, until)
+def _observed(row: Run, host: str) -> Iterator[str]:
+    """What the preflight of a run says of a node; else its record."""
+    from deploykit.run.log_selection import Selection, of_run  # readers of logs slow each submit
+
+    try:
+        log = of_run(row, Selection(node=0), follow=False)
+        texts = [line.text for line in islice(log, _LINES_SEARCHED) if _is_about(line.text, host)]
+    except (DeploykitError, OSError):
+        texts = []
+    yield from dict.fromkeys(texts)
+    if not texts:
+        yield f"its log says no more; records are in {Path(row.folder, 'exit_records')}"
 
 
-def _merged(earlier: Node, node: Node) -> Node:
-    if set(node.runs) <= set(earlier.runs):
-        return earlier  # it is known, and perhaps about to expire
-    failed_check = earlier.failed_check or node.failed_check
-    return replace(node, failed_check=failed_check, runs=(*earlier.runs, *node.runs))
+def _is_about(text: str, host: str) -> bool:
+    return text.startswith("preflight: ") and host in re.split(r"[\s(),]+", text)
 
 
-def _write(nodes: Iterable[Node]) -> None:
-    """Replace the list in one step."""
-    ordered = sorted(nodes, key=lambda node: (node.target, node.node))
-    file = paths.left_out()
-    paths.private_folder(file.parent)
-    scratch = file.with_name(f".{file.name}.{time.monotonic_ns()}")
-    paths.write(scratch, json.dumps([asdict(node) for node in ordered], indent=1) + "\n")
-    scratch.replace(file)
+def _steps(node: Node) -> Iterator[str]:
+    is_slurm, name = node.target.startswith("slurm://"), f"NodeName={node.node}"
+    if is_slurm:
+        why = f"Reason={node.reason[:_MAX_SLURM_REASON]}"
+        drain = shell.command("scontrol", "update", name, "State=DRAIN", why)
+        yield f"Keep all jobs off it: {drain}"
+    matching = (what for part, what in _LOOK_AT.items() if part in node.reason)
+    yield f"Look there: {next(matching, 'dmesg -T, its load, its disks')}"
+    if is_slurm:
+        resume = shell.command("scontrol", "update", name, "State=RESUME")
+        yield f"Once it is repaired: {resume}"
+    yield f"Then use it again: {shell.command('deploykit', 'nodes', '--clear', node.node)}"
 
 
-def _node(item: Any) -> Node | None:
-    """An entry of the list; None where it is none."""
-    match item:
-        case {
-            "target": str(target),
-            "node": str(name),
-            "reason": str(reason),
-            "failed_check": bool(checked),
-            "runs": [_, *_] as runs,
-            "until": float(until),
-        } if _NODE.fullmatch(name):
-            return Node(target, name, reason[:_REASON], checked, tuple(map(str, runs)), until)
-    return None
+def _utc(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

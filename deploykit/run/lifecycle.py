@@ -11,32 +11,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from deploykit.backends import base as backend
+from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
+from deploykit.backends.capabilities import Cost
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import revision, secret_scan
+from deploykit.cost import cap
+from deploykit.cost.estimate import Estimate
 from deploykit.job import file as jobfile
-from deploykit.job.decode import as_data, encodable, from_json
+from deploykit.job import script as script_job
+from deploykit.job.decode import as_data, encodable
 from deploykit.job.file import Draft, JobFile, Overrides, Source
 from deploykit.job.model import Bundle, JobSpec, Plan, Problem, State, Status
-from deploykit.lib import paths
+from deploykit.lib import paths, shell
 from deploykit.lib.errors import DeploykitError, JobFileError, TryAgain, Uncertain, UsageError
-from deploykit.run import registry
+from deploykit.run import budgets, config, excluded_nodes, registry
 from deploykit.run import state as run_state
 from deploykit.run.registry import Run
 
-if TYPE_CHECKING:
-    from deploykit.backends.capabilities import Cost
-    from deploykit.cost.estimate import Estimate
-
 _TIME_LIMIT = 3600
-"""Seconds assumed where a required time limit is missing, so that the rest can be checked."""
-_MOST_OTHERS = 1000
-"""Unfinished runs whose jobs are looked at."""
-_LARGEST_JOB = 1 << 22
-"""Bytes of ``job.json``."""
+"""Seconds assumed if a required time limit is missing, so that the rest can be checked."""
+_MAX_OTHER_RUNS = 1000
+"""Unfinished runs whose checkpoints are compared."""
 _NO_YAML = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 """Characters of JSON that YAML knows only as escapes; it does not know JSON's pairs of surrogates.
 
@@ -57,8 +56,6 @@ def read(job: Source, overrides: Overrides) -> Draft:
     """A job as plain data. A script is one too; an entrypoint in `overrides` needs no file."""
     lacking = job == Path(jobfile.DEFAULT) and not Path(jobfile.DEFAULT).exists()
     if isinstance(job, Path) and (lacking or job.suffix == ".py"):
-        from deploykit.job import script as script_job  # rarely needed
-
         return script_job.read(job, overrides)
     return jobfile.read(job, overrides)
 
@@ -72,15 +69,13 @@ def with_defaults(draft: Draft) -> Draft:
         return draft
     except OSError:
         pass  # `config.read` says why
-    from deploykit.run import config  # most have none
-
     return config.filled(draft, config.read(path))
 
 
 def load(
     job: Source, overrides: Overrides, names: Sequence[str], arguments: Sequence[str] = ()
 ) -> JobFile:
-    """Read a job with the sections of the backends `names`; without, of those that it has.
+    """Read a job with the sections of the backends `names`; by default of those that it has.
 
     A job with no section gets that of the backend to use. `arguments` go to the trainer, after
     those of the job. Raises NotFound, UsageError (an override) or JobFileError with every problem.
@@ -88,8 +83,7 @@ def load(
     draft = with_defaults(read(job, overrides))
     if not names:
         own = set(draft.data).difference(draft.origins)
-        sections = [name for name in backend.names() if name in own]
-        names = sections or [_chosen(draft.data)]
+        names = [name for name in backend.names() if name in own] or [_chosen(draft.data)]
     return _load(draft, names, arguments)
 
 
@@ -98,7 +92,7 @@ def _load(draft: Draft, names: Sequence[str], arguments: Sequence[str]) -> JobFi
         raise UsageError("an argument of the trainer is not UTF-8 text")
     options = {name: backend.find(name).Options for name in names}
     file = jobfile.load(
-        draft, options=options, backends=backend.names, check=lambda it: examine(it)[0]
+        draft, options=options, backends=backend.names, check=lambda file: examine(file)[0]
     )
     for location in (file.job.source, *backend.locations(file.job).values()):
         if why := paths.not_text(location):
@@ -113,9 +107,9 @@ def chosen(name: str | None, job: Mapping[str, Any] | None = None) -> str:
 
 
 def _chosen(data: Mapping[str, Any]) -> str:
-    """The same, of data that have the user's defaults."""
-    own = data.get("backend")
-    from_job = own if isinstance(own, str) else None  # anything else is a problem of the job
+    """The backend of a job's data, which have the user's defaults."""
+    name = data.get("backend")
+    from_job = name if isinstance(name, str) else None  # anything else is a problem of the job
     return from_job or os.environ.get("DEPLOYKIT_BACKEND") or backend.DEFAULT
 
 
@@ -136,7 +130,7 @@ def check_all(file: JobFile) -> list[Problem]:
 
 
 def problems(file: JobFile, name: str) -> Iterator[Problem]:
-    """What one backend finds wrong with a job, and what of the job it does not offer."""
+    """The problems of a job on one backend, and the features of the job that it does not offer."""
     engine, job = backend.find(name), file.job
     if not job.resources.time_limit and not _offers(engine, "Unlimited"):
         hint = "for example time_limit: 30m, or --time-limit 30m"
@@ -146,28 +140,24 @@ def problems(file: JobFile, name: str) -> Iterator[Problem]:
     if job.preflight and not _offers(engine, "Preflight"):
         yield Problem("preflight", f"backend {name} does not offer `preflight`", "remove it")
     if job.max_cost is not None or job.budget is not None or job.stop_at_cap:
-        from deploykit.cost import cap  # few jobs have one
-
         yield from cap.problems(job, estimate(engine, job, file.sections[name]))
 
 
 def estimate(engine: Backend, job: JobSpec, options: Any) -> Estimate | None:
-    """What a job may cost; None where the backend does not say."""
+    """What a job may cost; None if the backend does not say."""
     if not _offers(engine, "Cost"):
         return None
-    return cast("Cost", engine).cost(job, options)
+    return cast(Cost, engine).cost(job, options)
 
 
 def billed(plan: Plan) -> Estimate | None:
-    """What a plan may cost; None where nothing is billed, or the backend does not say."""
+    """What a plan may cost; None if nothing is billed, or the backend does not say."""
     engine = backend.find(plan.backend)
-    bills = getattr(engine, "bills", None)  # without importing all capabilities
+    bills = getattr(engine, "bills", None)
     return estimate(engine, plan.job, plan.options) if bills and bills(plan.options) else None
 
 
 def _offers(engine: Backend, capability: str) -> bool:
-    from deploykit.backends import capabilities  # most jobs require none
-
     return isinstance(engine, getattr(capabilities, capability))
 
 
@@ -194,30 +184,21 @@ def _shared_checkpoints(job: JobSpec, run: str = "", *, ask: bool = False) -> li
     if job.checkpoints is None:
         return []
     own, rows = _resolved(job.checkpoints), list[Run]()
-    with contextlib.suppress(DeploykitError):  # a registry that cannot be read is no problem here
-        others = (row for row in registry.unfinished(_MOST_OTHERS) if row.run != run)
-        rows = [row for row in others if _resolved(_checkpoints_of(row)) == own]
+    with contextlib.suppress(DeploykitError):  # an unreadable registry does not matter here
+        others = (row for row in registry.unfinished(_MAX_OTHER_RUNS) if row.run != run)
+        rows = [row for row in others if _resolved(row.job_data().get("checkpoints") or "") == own]
         rows = run_state.refresh(rows) if ask else rows
-    message = "are also those of {0}, which is {1}: each run would delete what the other saves"
-    hint = "choose another folder; `deploykit status {0}` shows whether it has ended"
     return [
         Problem(
-            *("checkpoints", message.format(row.run, row.state), hint.format(row.run)),
+            "checkpoints",
+            f"are also those of {row.run}, which is {row.state}: "
+            "each run would delete what the other saves",
+            f"choose another folder; `deploykit status {row.run}` shows whether it has ended",
             severity="warning",
         )
         for row in rows
         if not State(row.state).final
     ]
-
-
-def _checkpoints_of(row: Run) -> str:
-    """The location that the job of a run names; empty where it names none, or was not kept."""
-    try:
-        data = from_json(paths.read_below(Path(row.folder), backend.JOB, _LARGEST_JOB) or b"{}")
-    except ValueError:
-        return ""
-    location = data.get("checkpoints") if isinstance(data, dict) else None
-    return location if isinstance(location, str) else ""
 
 
 def _resolved(location: str) -> str:
@@ -259,37 +240,29 @@ def prepare(  # noqa: PLR0913 - as submit
     warnings += _shared_checkpoints(file.job, identity, ask=pack)
     plan = backend.find(name).plan(file.job, file.sections[name], run=identity, bundle=packed)
     if paths.left_out().exists():
-        from deploykit.run import excluded_nodes as left_out  # most users have none
-
-        plan, more = left_out.applied(plan, ask=pack)
-        warnings = [*warnings, *more]
+        plan, excluded = excluded_nodes.applied(plan, ask=pack)
+        warnings += excluded
     return Prepared(plan, warnings, file.path)
 
 
 def submit(plan: Plan) -> Run:
     """Send a plan once: a second submit of the same run id returns the run that the first started.
 
-    Raises UsageError where the id belongs to another job or the budget has too little left,
+    Raises UsageError if the id belongs to another job or the budget has too little left,
     TryAgain while another process submits it, and whatever the backend raises.
     """
     folder = paths.private_folder(paths.run_folder(plan.run))
-    with paths.submitting(folder, plan.run), _naming(plan.run):
-        row = _claim(plan, folder)
-        if row.id is None:
-            record(plan, folder, billed(plan))
-            _send(plan, folder)
+    with paths.submitting(folder, plan.run):
+        try:
+            row = _claim(plan, folder)
+            if row.id is None:
+                record(plan, folder, billed(plan))
+                _send(plan, folder)
+        except KeyboardInterrupt as interrupt:
+            look = f"`deploykit status {plan.run}` shows whether it was started"
+            interrupt.add_note(f"{plan.run}: interrupted while it was sent; {look}")
+            raise
     return registry.known(plan.run)
-
-
-@contextlib.contextmanager
-def _naming(run: str) -> Iterator[None]:
-    """Name the run to whoever interrupts its submit: its job may exist."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        look = f"`deploykit status {run}` shows whether it was started"
-        interrupt.add_note(f"{run}: interrupted while it was sent; {look}")
-        raise
 
 
 def _claim(plan: Plan, folder: Path) -> Run:
@@ -310,9 +283,16 @@ def _claim(plan: Plan, folder: Path) -> Run:
 def new_row(plan: Plan, folder: Path) -> Run:
     """The row of a run that was not sent yet."""
     return Run(
-        *(plan.run, plan.job.name, plan.backend, plan.target, str(folder)),
-        *(hashlib.sha256(plan.text.encode()).hexdigest(), plan.bundle.hash, plan.bundle.commit),
-        *(registry.now(), plan.output),
+        run=plan.run,
+        name=plan.job.name,
+        backend=plan.backend,
+        target=plan.target,
+        folder=str(folder),
+        plan=hashlib.sha256(plan.text.encode()).hexdigest(),
+        bundle=plan.bundle.hash,
+        revision=plan.bundle.commit,
+        created=registry.now(),
+        output=plan.output,
     )
 
 
@@ -322,7 +302,7 @@ def record(
     """Write the plan, its job, and the source's changes since its commit, into the run folder.
 
     And its price now, since later prices may differ; None: nothing is billed. `source` is the
-    record of its source, where it was made for another run.
+    record of its source, if it was made for another run.
     """
     paths.write(folder / f"plan.{plan.language}", plan.text)
     job = {**as_data(plan.job), plan.backend: as_data(plan.options)}
@@ -362,8 +342,6 @@ def source_record(bundled: Bundle) -> SourceRecord:
 def _send(plan: Plan, folder: Path) -> None:
     try:
         if plan.job.budget is not None:
-            from deploykit.run import budgets  # few jobs have one
-
             budgets.reserve(plan, billed(plan), run_state.refresh)
         handle = backend.find(plan.backend).submit(plan, folder)
     except (Uncertain, TryAgain):
@@ -373,8 +351,6 @@ def _send(plan: Plan, folder: Path) -> None:
         raise
     registry.confirm(plan.run, handle.id, handle.status)
     if plan.job.track is not None:
-        from deploykit.lib import shell  # few jobs have one
-
         follow = [sys.executable, "-P", "-m", "deploykit", "sync", plan.run, "--follow"]
         with contextlib.suppress(Exception):  # the job was sent; `sync` can be called by hand
             shell.detach(follow, folder / "tracking.log")

@@ -1,4 +1,4 @@
-"""Which lines of a run's logs to show: of a rank, a node, a task, an attempt; the first error."""
+"""Select lines of a run's logs: by rank, node, task, attempt or time; the first error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ERROR = re.compile(rf"{_TRACEBACK.pattern}|(\w+\.)*\w*(Error|Exception)\b|termi
 
 @dataclass(frozen=True)
 class Selection:
-    """What a line must be: of a global rank, a node, a task of a job array, an attempt (from 0)."""
+    """The global rank, node, task of a job array and attempt (from 0) of a line."""
 
     rank: int | None = None
     node: int | None = None
@@ -39,14 +39,14 @@ class Selection:
 
     @property
     def of_each_line(self) -> bool:
-        """Whether each line tells by itself that it is selected, without those before it."""
+        """Whether each line can be selected without those before it."""
         return self.attempt is None and self.since is None and not self.first_error
 
 
 def of_run(row: Run, wanted: Selection, *, follow: bool) -> Iterator[LogLine]:
     """The selected lines of a run, oldest first; with `follow` until it has ended.
 
-    Raises NotFound where it has no logs, UsageError where it has no such task.
+    Raises NotFound if it has no logs, UsageError if it has no such task.
     """
     return _select(_lines(row, wanted, follow=follow), wanted)
 
@@ -130,7 +130,7 @@ def _select(lines: Iterator[LogLine], wanted: Selection) -> Iterator[LogLine]:
 
 
 def _refuse_unknown_task(handle: Handle, task: int) -> None:
-    """Raise UsageError where the run has no task of that number."""
+    """Raise UsageError if the run has no task of that number."""
     count = capabilities.require(handle.backend, capabilities.Tasks).tasks(handle)
     if count is None:
         raise UsageError(f"{handle.run} is not a job array", hint="omit --task")
@@ -159,7 +159,7 @@ def _attempt(lines: Iterable[LogLine], number: int) -> Iterator[LogLine]:
 
 
 def _first_error(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """The first traceback, complete, or the first line that names an error."""
+    """Yield the first traceback, complete, or the first line that names an error."""
     first = FirstError()
     for line in lines:
         if first.add(line):

@@ -1,6 +1,6 @@
-"""The numbers of a run: where its files and its log are, and what the readers find there.
+"""The metrics of a run, from its log, its files and the service that ran it.
 
-The only place that reads metrics: `metrics`, `watch`, `wait` and `status` take them from here.
+`metrics`, `watch`, `wait`, `status`, `report` and `sync` all read them here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from deploykit.backends import base as backend
 from deploykit.backends import capabilities
-from deploykit.job.decode import from_json
 from deploykit.job.model import LogLine, State
-from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import logfiles
 from deploykit.observe.metrics import length, progress
@@ -29,9 +28,7 @@ from deploykit.observe.metrics.series import Collection, is_chosen, without_repe
 from deploykit.run.registry import Run
 
 BRIEFLY = 1 << 14
-"""Bytes at the end of a log that are read where only the last step is wanted."""
-_LARGEST_JOB = 1 << 22
-"""Bytes of ``job.json``."""
+"""Bytes at the end of a log that are read if only the last step is wanted."""
 
 
 class RunMetrics:
@@ -42,8 +39,8 @@ class RunMetrics:
         self.row = row
         self.problems: list[str] = []
         """What could not be read."""
-        self._most, self._task = most, task
-        self._job = _job(Path(row.folder))
+        self._task = task
+        self._length, self._patterns = _length_and_patterns(row.job_data())
         folder = Path(row.folder)
         self._logs = logfiles.Logs(folder, logfiles.ALL, most)
         self._files = MetricFiles(folder, row.output, row.created, most)
@@ -51,7 +48,7 @@ class RunMetrics:
 
     def _begin(self) -> None:
         self.collection = Collection()
-        self._reader = LogReader(self._job.patterns, self._job.length)
+        self._reader = LogReader(self._patterns, self._length)
 
     def refresh(
         self, *, fetch: bool = True, heard: Callable[[LogLine], object] | None = None
@@ -77,11 +74,11 @@ class RunMetrics:
 
     def whole(self, names: Sequence[str] = ()) -> Iterator[Point]:
         """All points, asking the service too; every step once. `names` are patterns of names."""
-        every = itertools.chain(self.new(), self.final())
-        return without_repeats(one for one in every if is_chosen(one.name, names))
+        points = itertools.chain(self.new(), self.final())
+        return without_repeats(point for point in points if is_chosen(point.name, names))
 
     def final(self) -> list[Point]:
-        """What the service that ran the job has extracted, where it offers that. Asks it."""
+        """Ask the service that ran the job for the metrics that it extracted, if it offers that."""
         engine = backend.find(self.row.backend)
         if self.row.handle is None or not isinstance(engine, capabilities.Metrics):
             return []
@@ -95,15 +92,11 @@ class RunMetrics:
 
     def progress(self) -> Progress:
         """How far the run is, from all that was read so far."""
-        self._add_bar()
-        now = None if State(self.row.state).final else time.time()
-        return progress.of(self.collection, self._reader, self._job.length, now)
-
-    def _add_bar(self) -> None:
-        """Read the current state of the bar of rank 0, which the log has only every ten seconds."""
-        if (line := _bar_line(Path(self.row.folder))) is not None:
-            for _ in self._reader.feed([line]):
+        if (bar := _bar_line(Path(self.row.folder))) is not None:
+            for _ in self._reader.feed([bar]):
                 pass
+        now = None if State(self.row.state).final else time.time()
+        return progress.of(self.collection, self._reader, self._length, now)
 
     def _lines(
         self, *, fetch: bool, heard: Callable[[LogLine], object] | None
@@ -116,29 +109,20 @@ class RunMetrics:
                 yield line
 
     def _new_lines(self, *, fetch: bool) -> Iterator[LogLine]:
-        if self.row.handle is None:
+        """The new lines; by default of the first task of a job array that has logs."""
+        is_here = logs_are_here(self.row)
+        if self.row.handle is None or not (is_here or fetch):
             return
-        with self._noting():
-            if logs_are_here(self.row):
-                lines = self._logs.new(whole=State(self.row.state).final)
-                self._choose_task(self._logs)
-            elif fetch:
-                lines = backend.find(self.row.backend).logs(self.row.handle, follow=False)
-                if isinstance(lines, logfiles.Lines):
-                    self._choose_task(lines.logs)
-            else:
-                return
-            yield from lines
-
-    def _choose_task(self, logs: logfiles.Logs) -> None:
-        """Of a job array the first task that has logs, where none was chosen."""
-        if self._task is None:
-            self._task = logs.first_task()
-
-    @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
         try:
-            yield
+            logs: logfiles.Logs | None = self._logs
+            if is_here:
+                lines = self._logs.new(whole=State(self.row.state).final)
+            else:
+                lines = backend.find(self.row.backend).logs(self.row.handle, follow=False)
+                logs = lines.logs if isinstance(lines, logfiles.Lines) else None
+            if self._task is None and logs is not None:
+                self._task = logs.first_task()
+            yield from lines
         except (DeploykitError, OSError) as error:
             self._note(f"the log: {error}")
 
@@ -164,8 +148,7 @@ def brief(row: Run) -> Progress:
 
 
 def _bar_line(folder: Path) -> LogLine | None:
-    from datetime import UTC, datetime
-
+    """The current state of the bar of rank 0, which the log has only every ten seconds."""
     state = logfiles.bar(folder).strip("\n")
     if not state:
         return None
@@ -175,26 +158,7 @@ def _bar_line(folder: Path) -> LogLine | None:
     return LogLine(state, rank=0, time=moment, bar=True)
 
 
-class _Job:
-    """What the job of a run says about its numbers."""
-
-    def __init__(self, data: Any) -> None:
-        job = data if isinstance(data, dict) else {}
-        entry, own = job.get("entrypoint"), job.get("metrics")
-        words = entry.get("args") if isinstance(entry, dict) else None
-        self.length: Length = length.of(
-            [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-        )
-        self.patterns = {
-            name: regex
-            for name, regex in (own.items() if isinstance(own, dict) else ())
-            if isinstance(regex, str)
-        }
-
-
-def _job(folder: Path) -> _Job:
-    """The job as it was submitted; an empty one where it was not kept."""
-    try:
-        return _Job(from_json(paths.read_below(folder, backend.JOB, _LARGEST_JOB) or b"{}"))
-    except ValueError:
-        return _Job({})
+def _length_and_patterns(job: dict[str, Any]) -> tuple[Length, dict[str, str]]:
+    """How long the job is, by its arguments, and the regular expressions of its own metrics."""
+    entry, patterns = job.get("entrypoint") or {}, job.get("metrics") or {}
+    return length.of(entry.get("args") or []), patterns

@@ -11,46 +11,84 @@ takes no write lock. Only `every` reads the whole table; the other reads use an 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from deploykit.backends.base import JOB
+from deploykit.job.decode import read_json
 from deploykit.job.model import Handle, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import CannotWrite, NotFound, UsageError
-from deploykit.run import registry_layout as layout
-from deploykit.run import registry_lock
-
-if TYPE_CHECKING:
-    import sqlite3
 
 _HIGHEST = "\U0010ffff"
 """Sorts after every other character."""
-_SHOWN = 5
+_CANDIDATES_SHOWN = 5
 """Runs that an ambiguous name may mean, in the hint."""
 _NEWEST_FIRST = "ORDER BY created DESC, run DESC"
 _CHUNK = 500
 """Ids in one statement: SQLite before 3.32 takes 999 values at most."""
-_MOST = 2**63 - 1
-"""The largest integer of SQLite."""
-_EITHER = ("revision", "id")
-"""Texts that may be NULL."""
-_TEXTS = (
-    *("run", "name", "backend", "target", "folder", "plan", "bundle", "output"),
-    *("state", "native", "reason"),
-)
-_LAST = 253402300799
-"""The last second of the year 9999."""
+_LARGEST_INTEGER = 2**63 - 1
+"""Of SQLite."""
 RUN_ID = r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,62}"
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
-_SHORTEST = 4
+_MIN_PREFIX = 4
 """Characters of the beginning of an id by which a run can be stopped."""
+LAST_KNOWN = "last known;"
+"""Begins the reason of a run whose backend does not answer."""
 IN_FLIGHT = 300
 """Seconds after a submit in which its job may still appear."""
+_FIRST_WAIT, _LONG_WAIT = 2, 60
+"""Seconds to wait for another process's lock silently, and after a warning."""
+
+_VERSION = 1
+"""Of the table's layout; the file's ``user_version``."""
+_SCHEMA = """
+CREATE TABLE runs (
+    run       TEXT PRIMARY KEY,
+    name      TEXT NOT NULL,
+    backend   TEXT NOT NULL,
+    target    TEXT NOT NULL,
+    folder    TEXT NOT NULL,
+    plan      TEXT NOT NULL,  -- SHA-256 of the plan's text
+    bundle    TEXT NOT NULL,  -- SHA-256 of the bundle
+    revision  TEXT,           -- git commit of the source
+    created   REAL NOT NULL,  -- seconds since the epoch
+    output    TEXT NOT NULL,  -- location of the results
+    id        TEXT,           -- of the job at its target, once known
+    state     TEXT NOT NULL,
+    native    TEXT NOT NULL DEFAULT '',
+    reason    TEXT NOT NULL DEFAULT '',
+    exit_code INTEGER,
+    started   REAL,           -- seconds since the epoch, as the target reports
+    finished  REAL,
+    billed    REAL,           -- seconds
+    reduced   INTEGER         -- 1 once the run's source was chosen to be reduced
+)
+"""
+_ADDED_COLUMNS = {"started": "REAL", "finished": "REAL", "billed": "REAL", "reduced": "INTEGER"}
+"""Columns that are missing in a table of an older deploykit."""
+
+UNFINISHED = "state NOT IN ('cancelled', 'failed', 'succeeded', 'unsent')"
+TO_REDUCE = "state IN ('cancelled', 'failed', 'succeeded') AND reduced IS NULL"
+"""SQLite uses a partial index only for a query with the same condition, word for word."""
+_END_LENGTH = 4
+"""Characters of an id's end that are indexed."""
+_END = f"substr(run, -{_END_LENGTH})"
+_INDEXES = {
+    "runs_by_time": "(created, run, state)",
+    "runs_by_end": f"({_END})",
+    "runs_by_bundle": "(bundle)",
+    "runs_unfinished": f"(created, run) WHERE {UNFINISHED}",
+    "runs_to_reduce": f"(created, run) WHERE {TO_REDUCE}",
+}
 
 
 class Run(NamedTuple):
@@ -85,18 +123,31 @@ class Run(NamedTuple):
     @property
     def status(self) -> Status:
         """The last known status."""
-        started, finished = _moment(self.started), _moment(self.finished)
-        state = State(self.state)
-        end = (self.exit_code, started, finished)
-        return Status(state, self.native, self.reason, *end, billed=self.billed)
+        return Status(
+            state=State(self.state),
+            native=self.native,
+            reason=self.reason,
+            exit_code=self.exit_code,
+            started=_moment(self.started),
+            finished=_moment(self.finished),
+            billed=self.billed,
+        )
 
     def seconds(self, at: float) -> float | None:
-        """Seconds from the start to the end, or to `at`; None where the start is not known."""
+        """Seconds from the start to the end, or to `at`; None if the start is unknown."""
         if self.started is None or self.state == State.QUEUED.value:
             return None
         if self.finished is None and State(self.state).final:
             return None
         return max(0.0, (self.finished or at) - self.started)
+
+    def job_data(self) -> dict[str, Any]:
+        """The job as it was submitted, as data; empty if it was not kept."""
+        try:
+            data = read_json(Path(self.folder, JOB))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
 
 
 def new_id(name: str) -> str:
@@ -116,7 +167,7 @@ def checked_id(run: str) -> str:
 
 
 def known(run: str) -> Run:
-    """The row of a run. Raises NotFound where it is gone."""
+    """The row of a run. Raises NotFound if it is gone."""
     row = lookup(run).get(run)
     if row is None:
         raise NotFound(f"the run {run} is no longer in the registry")
@@ -124,7 +175,7 @@ def known(run: str) -> Run:
 
 
 def add(*runs: Run) -> bool:
-    """Insert the rows of new runs in one transaction; False where an id already exists."""
+    """Insert the rows of new runs in one transaction; False if an id already exists."""
     columns = Run._fields
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our names
@@ -144,7 +195,7 @@ def confirm_all(jobs: Mapping[str, str], status: Status | None = None) -> None:
 
 
 def update(run: str, status: Status) -> None:
-    """Record the current status of a run. A time that is not told any more stays."""
+    """Record the current status of a run. Times that are no longer reported stay."""
     update_all({run: status})
 
 
@@ -168,7 +219,7 @@ def _columns(status: Status) -> tuple[Any, ...]:
 
 
 def remove(*runs: str) -> None:
-    """Forget runs."""
+    """Delete runs from the registry."""
     _write("DELETE FROM runs WHERE run = ?", [(run,) for run in runs])
 
 
@@ -177,22 +228,21 @@ def release(bundle: str, then: Callable[[], None]) -> None:
 
     A submit inserts its row before it stores its bundle, so one that comes later stores it again.
     """
-    with _database(create=True) as database:
-        registry_lock.take(database, "BEGIN IMMEDIATE")
-        marks = "SELECT count(*) FROM runs WHERE bundle = ?"
-        if _has_no_table(database) or not database.execute(marks, (bundle,)).fetchone()[0]:
+    with writing() as database:
+        users = database.execute("SELECT count(*) FROM runs WHERE bundle = ?", (bundle,))
+        if not users.fetchone()[0]:
             then()
 
 
 def get(name: str | None) -> Run:
     """The run with that id, or with a unique beginning or end of one; for None the newest run.
 
-    Raises NotFound; where several runs match, with the candidates.
+    Raises NotFound; if several runs match, with the candidates.
     """
     if name is None:
         matches = select(limit=1)
     else:
-        matches = list(lookup(name).values()) or select(*_like(name), limit=_SHOWN)
+        matches = list(lookup(name).values()) or select(*_like(name), limit=_CANDIDATES_SHOWN)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -208,9 +258,9 @@ def _like(name: str) -> tuple[str, tuple[str, ...]]:
     """The condition, and its values, of ids that begin or end with `name`: an index finds both."""
     begins = "SELECT rowid FROM runs WHERE run >= ? AND run < ?"
     ends, values = "SELECT rowid FROM runs WHERE substr(run, -length(?)) = ?", [name, name]
-    if len(name) >= layout.ENDS:
-        ends += f" AND {layout.END} = ?"
-        values.append(name[-layout.ENDS :])
+    if len(name) >= _END_LENGTH:
+        ends += f" AND {_END} = ?"
+        values.append(name[-_END_LENGTH:])
     return f"rowid IN ({begins} UNION {ends})", (name, name + _HIGHEST, *values)
 
 
@@ -220,9 +270,9 @@ def get_to_stop(name: str) -> Run:
     A mistyped name must not stop another run. Raises NotFound, with the runs that were near.
     """
     row = get(name)
-    if row.run != name and (len(name) < _SHORTEST or not row.run.startswith(name)):
+    if row.run != name and (len(name) < _MIN_PREFIX or not row.run.startswith(name)):
         raise NotFound(
-            f"{name!r} is not the id of a run, nor its first {_SHORTEST} characters or more",
+            f"{name!r} is not the id of a run, nor its first {_MIN_PREFIX} characters or more",
             hint=f"{row.run}?",
         )
     return row
@@ -242,8 +292,8 @@ def every() -> list[Run]:
 
 def select(condition: str = "1", values: Sequence[str] = (), limit: int | None = None) -> list[Run]:
     """The runs that meet a condition in SQL, the newest first; at most `limit`."""
-    most = -1 if limit is None else min(limit, _MOST)
-    return list(_select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)]))
+    most = -1 if limit is None else min(limit, _LARGEST_INTEGER)
+    return _select([(f"WHERE {condition} {_NEWEST_FIRST} LIMIT {most}", values)])
 
 
 def count(condition: str = "1", values: Sequence[str] = ()) -> int:
@@ -253,8 +303,8 @@ def count(condition: str = "1", values: Sequence[str] = ()) -> int:
 
 
 def unfinished(limit: int | None = None) -> list[Run]:
-    """The runs that have not ended as far as the registry knows, the newest first."""
-    return select(layout.UNFINISHED, limit=limit)
+    """The unfinished runs as far as the registry knows, the newest first."""
+    return select(UNFINISHED, limit=limit)
 
 
 def named(names: Sequence[str]) -> list[Run]:
@@ -272,29 +322,57 @@ def selected(names: Sequence[str]) -> list[Run]:
     return named(names) if names else unfinished() or [get(None)]
 
 
-def _run(row: dict[str, Any]) -> Run:
-    """A row as a run. Values of a wrong type, from an edited file, become texts or defaults."""
-    values: dict[str, Any] = {name: _text(row.get(name)) for name in _TEXTS}
-    values |= {name: row.get(name) and _text(row[name]) for name in _EITHER}
-    values["created"] = _seconds(row.get("created")) or 0.0
-    values |= {name: _seconds(row.get(name)) for name in layout.TIMES}
-    code = row.get("exit_code")
-    values["exit_code"] = code if isinstance(code, int) else None
-    if values["state"] not in {state.value for state in State}:
-        values["state"] = State.UNKNOWN.value
-    return Run(**values)
-
-
-def _seconds(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and 0 <= value <= _LAST else None
+def _run(row: sqlite3.Row) -> Run:
+    """A row as a run: columns that an older deploykit did not write have their defaults."""
+    run = Run(**{name: row[name] for name in row.keys() if name in Run._fields})  # noqa: SIM118
+    try:
+        State(run.state)
+    except ValueError as error:
+        raise CannotWrite(
+            f"the run {run.run} has an unknown state, {run.state!r}, in the registry {_file()}",
+            hint="a newer deploykit may have written it: pip install -U deploykit",
+        ) from error
+    return run
 
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else repr(value)
+@dataclass(frozen=True)
+class Search:
+    """What a run must be; an empty part allows all. `job` is the name of its job.
+
+    `pattern` is in its id: a text, or with ``*``, ``?`` or ``[...]`` the whole id.
+    """
+
+    states: Collection[str] = ()
+    pattern: str | None = None
+    backend: str | None = None
+    job: str | None = None
+
+    def count(self) -> int:
+        """How many runs match as far as the registry knows; the target is not asked."""
+        return count(*self.sql)
+
+    @property
+    def sql(self) -> tuple[str, tuple[str, ...]]:
+        """The condition in SQL, and its values."""
+        parts: dict[str, tuple[str, ...]] = {}
+        if self.states:
+            parts[f"state IN ({', '.join('?' * len(self.states))})"] = tuple(self.states)
+        if self.pattern is not None and not any(letter in self.pattern for letter in "*?["):
+            parts["instr(run, ?) > 0"] = (self.pattern,)
+        elif self.pattern is not None:
+            # a set is negated by ! in the shell and by ^ in SQLite; ids hold neither
+            negated = {"[!": "[^", "[^": "["}
+            pattern = re.sub(r"\[[!^]", lambda match: negated[match[0]], self.pattern)
+            parts["run GLOB ?"] = (pattern,)
+        if self.backend is not None:
+            parts["backend = ?"] = (self.backend,)
+        if self.job is not None:
+            parts["name = ?"] = (self.job,)
+        return " AND ".join(parts) or "1", sum(parts.values(), ())
 
 
 def may_still_come(row: Run) -> bool:
@@ -307,14 +385,14 @@ def now() -> float:
     return time.time()
 
 
+def _select(clauses: Sequence[tuple[str, Sequence[str]]]) -> list[Run]:
+    """The rows that each clause selects with its values."""
+    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in clauses]  # noqa: S608 - ours
+    return [_run(row) for row in query(queries)]
+
+
 def _file() -> Path:
     return paths.state() / "runs.sqlite"
-
-
-def _select(statements: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Run]:
-    """The rows that each clause selects with its values."""
-    queries = [(f"SELECT * FROM runs {clause}", values) for clause, values in statements]  # noqa: S608 - ours
-    return (_run(dict(row)) for row in query(queries))
 
 
 def query(queries: Sequence[tuple[str, Sequence[str]]]) -> list[sqlite3.Row]:
@@ -335,36 +413,31 @@ def _write(statement: str, rows: Sequence[Sequence[Any]]) -> int:
 
 @contextlib.contextmanager
 def writing() -> Iterator[sqlite3.Connection]:
-    """The open registry, locked, with a table that is made first if need be."""
+    """The open registry, locked; its table, and columns of this version, are made if need be."""
     with _database(create=True) as database:
-        registry_lock.take(database, "BEGIN IMMEDIATE")
+        _take(database, "BEGIN IMMEDIATE")
         if _has_no_table(database):
-            database.execute(layout.SCHEMA)
-            database.execute(f"PRAGMA user_version = {layout.VERSION}")
-        _upgrade(database)
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_VERSION}")
+        present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
+        for name, kind in _ADDED_COLUMNS.items():
+            if name not in present:
+                database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
+        for name, columns in _INDEXES.items():
+            database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
         yield database
 
 
-def _upgrade(database: sqlite3.Connection) -> None:
-    """Add what an older deploykit did not know."""
-    present = {row["name"] for row in database.execute("PRAGMA table_info(runs)")}
-    for name, kind in layout.ADDED.items():
-        if name not in present:
-            database.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
-    for name, columns in layout.INDEXES.items():
-        database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON runs {columns}")
-
-
 def _has_no_table(database: sqlite3.Connection) -> bool:
-    """Whether the file is new. Raises CannotWrite where another version of deploykit wrote it."""
+    """Whether the file is new. Raises CannotWrite if another version of deploykit wrote it."""
     # in this order: another process may be making both, in one transaction
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return True
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version != layout.VERSION:
+    if version != _VERSION:
         raise CannotWrite(
             f"another version of deploykit wrote the registry of runs {_file()} "
-            f"(layout {version}; this version reads {layout.VERSION})",
+            f"(layout {version}; this version reads {_VERSION})",
             hint="move the file away, or set DEPLOYKIT_HOME to another folder; "
             "`deploykit attach` finds jobs again by their run ids",
         )
@@ -373,9 +446,7 @@ def _has_no_table(database: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
-    """The open registry, as one transaction. Raises CannotWrite where it cannot be used."""
-    import sqlite3  # not needed for a dry run
-
+    """The open registry, as one transaction. Raises CannotWrite if it cannot be used."""
     path = _file()
     try:
         paths.private_folder(path.parent)
@@ -383,10 +454,26 @@ def _database(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             paths.touch(path)
         with contextlib.closing(sqlite3.connect(path)) as database, database:
             database.row_factory = sqlite3.Row
-            registry_lock.take(database, "PRAGMA schema_version")  # reads the file
+            _take(database, "PRAGMA schema_version")  # reads the file
             yield database
     except (OSError, sqlite3.Error) as error:
         raise CannotWrite(
             f"the registry of runs {path} cannot be used: {error}",
             hint="check the folder's permissions and free space, or set DEPLOYKIT_HOME to another",
         ) from error
+
+
+def _take(database: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement that takes a lock, and wait for other processes, with a warning."""
+    database.execute(f"PRAGMA busy_timeout = {_FIRST_WAIT * 1000}")
+    try:
+        database.execute(statement).fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        (_, _, file), *_ = database.execute("PRAGMA database_list")
+        what = f"the registry of runs {file}, which another process has locked"
+        logging.getLogger("deploykit").warning("waiting up to %d s for %s", _LONG_WAIT, what)
+        database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")
+        database.execute(statement).fetchall()
+    database.execute(f"PRAGMA busy_timeout = {_LONG_WAIT * 1000}")

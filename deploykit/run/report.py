@@ -1,40 +1,410 @@
-"""What a report says of a run beside its numbers: timeline, nodes, cause, stacks, files."""
+"""What is known of a run for `compare` and `report`: settings, source, numbers, time, nodes, cause.
+
+`facts` reads one run, `compare` puts several side by side, and `of` adds what only the page of
+`report` shows. The time of a run is split into spans: it waited, or an attempt ran.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deploykit.backends import base as backend
+from deploykit.cost import spent
+from deploykit.cost.spent import Spent
 from deploykit.diagnose.ranking import Cause
-from deploykit.job.model import State
+from deploykit.job.model import LogLine, State
+from deploykit.lib import units
 from deploykit.lib.errors import DeploykitError
 from deploykit.observe import exit_records
 from deploykit.observe.inspect import report as stack_lines
 from deploykit.observe.inspect import stacks, traces, usage
 from deploykit.observe.inspect.traces import RankProfile
 from deploykit.observe.inspect.usage import Sample
+from deploykit.observe.metrics.progress import Progress
+from deploykit.observe.metrics.series import Series, is_chosen
 from deploykit.run import diagnosis as run_diagnosis
-from deploykit.run import facts as run_facts
-from deploykit.run import timeline as run_timeline
-from deploykit.run.facts import RunFacts
-from deploykit.run.registry import Run
-from deploykit.run.timeline import Event, Span
+from deploykit.run.log_selection import SLOW_RANK
+from deploykit.run.metrics import RunMetrics
+from deploykit.run.registry import Run, now
 
+Better = Literal["less", "more"]
+
+_NOT_SETTINGS = {"name", "source", "backend", "max_bundle", "log_limit"}
+"""Keys of a job that do not affect its result, or are shown elsewhere."""
+_LESS = {"loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "wer", "cer", "nll"}
+_LESS |= {"fid"}
+_COSTS = {"seconds", "time", "memory"}
+_MORE = {"accuracy", "acc", "f1", "precision", "recall", "auc", "auroc", "bleu", "rouge", "map"}
+_MORE |= {"r2", "psnr", "ssim", "reward", "iou", "dice"}
+"""Words in the name of a metric that say which of two values is better."""
+_RATE = re.compile(
+    r"(?:.*[\W_])?(?:per_|/)s(?:ec|econd)?(?:[\W_].*)?|.*\w/s(?:/.*)?|mfu", re.DOTALL
+)
+_PREFLIGHT = "preflight: "
+_EVENT = re.compile(
+    r"no progress for |there is progress again|on_stall: |the cost cap is near|"
+    r"SIG[A-Z0-9]{1,8} arrived|the ranks did not exit in time|preflight: (?:passed|stopped|FAILED)"
+)
+"""Lines of the launchers that belong into the timeline."""
+_RESTART = re.compile(r"restart (\d{1,6}) \(")
 _NETWORK = re.compile(r"network: (.{1,500})")
 _NODE = re.compile(r"node (\d{1,9}) of (\d{1,9}) \((.{1,60})\): rendezvous at (.{1,100})")
-_PREFLIGHT = "preflight: "
-_MOST_NODES = 64
-_MOST_LINES = 200
-"""Lines of a preflight, and of stacks."""
-_MOST_PROFILES, _LARGEST_PROFILE = 16, 1 << 22
-"""Traces that are read, and bytes of each; `deploykit profile` reads all."""
-_LOGS = 32
 _FILES = ("job.json", "plan.sh", "plan.json", "uncommitted.diff", "source.json")
+_MAX_REMARKS = 20_000
+_MAX_EVENTS = 60
+_MAX_NODES = 64
+_MAX_LINES = 200
+"""Lines of a preflight, and of stacks."""
+_MAX_PROFILES, _MAX_PROFILE_BYTES = 16, 1 << 22
+"""Traces that are read, and bytes of each; `deploykit profile` reads all."""
+_MAX_LOGS = 32
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a run, from the source that has most of its values."""
+
+    name: str
+    last: float
+    best: float | None
+    """The least or greatest; None for speed, or if the name does not say which is better."""
+    source: str
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """The source that a run sent."""
+
+    bundle: str
+    commit: str | None
+    changed: int | None
+    """Bytes of uncommitted changes; None if unknown."""
+
+    @property
+    def changes(self) -> str | None:
+        """The same as text."""
+        if self.changed is None:
+            return None
+        return units.size(self.changed) if self.changed else "none"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run at one moment."""
+
+    row: Run
+    settings: dict[str, str]
+    """Each key of the job and each argument, as text; without those that are not set."""
+    source: SourceFacts
+    seconds: float | None
+    cost: Spent | None
+    restarts: int
+    metrics: dict[str, Metric]
+    curves: dict[str, Series] = field(repr=False)
+    """Of each metric, from the source of its `Metric`."""
+    attempts: dict[int, int]
+    """The first step of each attempt but the first."""
+    remarks: list[LogLine] = field(repr=False)
+    """Lines of the launchers, and those of the trainer about slow ranks."""
+    progress: Progress
+    problems: list[str]
+    """What could not be read."""
+
+
+def facts(row: Run, names: Sequence[str] = ()) -> RunFacts:
+    """The facts of a run; `names` are patterns of the metrics that are wanted."""
+    folder = Path(row.folder)
+    read = RunMetrics(row)
+    remarks: list[LogLine] = []
+
+    def hear(line: LogLine) -> None:
+        if len(remarks) < _MAX_REMARKS and (line.rank is None or SLOW_RANK.match(line.text)):
+            remarks.append(line)
+
+    read.refresh(heard=hear)
+    read.final()
+    curves: dict[str, Series] = {}
+    for series in read.collection.series.values():
+        other = curves.get(series.name)  # of equal length the first, as files come after logs
+        if is_chosen(series.name, names) and (other is None or series.count > other.count):
+            curves[series.name] = series
+    return RunFacts(
+        row=row,
+        settings=dict(settings(row.job_data())),
+        source=_source(row, folder),
+        seconds=row.seconds(now()),
+        cost=_spent(row),
+        restarts=exit_records.attempt(folder) or 0,
+        metrics={name: _metric(series) for name, series in curves.items()},
+        curves=curves,
+        attempts=read.collection.restarts,
+        remarks=remarks,
+        progress=read.progress(),
+        problems=list(read.problems),
+    )
+
+
+def _source(row: Run, folder: Path) -> SourceFacts:
+    changed: int | None = None
+    if row.revision is not None:
+        with contextlib.suppress(OSError):
+            changed = (folder / "uncommitted.diff").stat().st_size
+    return SourceFacts(row.bundle, row.revision, changed)
+
+
+def _spent(row: Run) -> Spent | None:
+    """What a run has cost, so far or in all; None if nothing is billed or known."""
+    path = Path(row.folder, backend.PRICE)
+    seconds = row.billed if State(row.state).final else row.seconds(now())
+    return spent.read(path, seconds) if path.exists() else None
+
+
+def _metric(series: Series) -> Metric:
+    name = series.name.lower()
+    # single values of time and memory are noise
+    is_speed = bool(_words(name) & _COSTS or _RATE.fullmatch(name))
+    side = None if is_speed else better(name)
+    best = None if side is None else series.least if side == "less" else series.greatest
+    return Metric(series.name, series.last.value, best, series.source)
+
+
+def better(name: str) -> Better | None:
+    """Which of two values of a metric is better, by its name; None if that does not say."""
+    name = name.lower()
+    words = _words(name)
+    if _RATE.fullmatch(name) or words & _MORE:
+        return "more"
+    return "less" if words & (_LESS | _COSTS) or name.endswith("loss") else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name))
+
+
+def settings(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each key of a job and each argument, as text; without those that are not set."""
+    entry = job.get("entrypoint")
+    arguments = entry.pop("args", None) if isinstance(entry, dict) else None
+    for key, value in job.items():
+        if key not in _NOT_SETTINGS:
+            yield from _flat(key, value)
+    named: dict[str, list[str]] = {}
+    for name, value in argument_pairs([text for text in arguments or () if isinstance(text, str)]):
+        named.setdefault(name, []).append(value)
+    yield from ((name, " ".join(values)) for name, values in named.items())
+
+
+def argument_pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The arguments of a program by name: ``--lr 0.1`` is ``("--lr", "0.1")``.
+
+    Arguments that follow no option have their place as name: ``argument 1``.
+    """
+    option, position = "", 0
+    for text in arguments:
+        if text.startswith("--") and text != "--":
+            if option:
+                yield option, "yes"
+            option, equals, value = text.partition("=")
+            if equals:
+                yield option, value
+                option = ""
+        elif option:
+            yield option, text
+            option = ""
+        else:
+            position += 1
+            yield f"argument {position}", text
+    if option:
+        yield option, "yes"
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The values of nested data as text, each with its path; empty ones are left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{path}.{key}", inner)
+    elif isinstance(value, list):
+        if value:
+            yield path, ", ".join(map(str, value))
+    elif isinstance(value, bool):
+        yield path, "yes" if value else "no"
+    elif value is not None:
+        yield path, str(value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of each run; None if a run does not have it."""
+
+    name: str
+    values: tuple[str | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is not the same in all runs."""
+        return len(set(self.values)) > 1
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric of each run; None if a run does not have it."""
+
+    name: str
+    better: Better | None
+    values: tuple[Metric | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether its last or best value is not the same in all runs."""
+        return len({metric and (metric.last, metric.best) for metric in self.values}) > 1
+
+    @property
+    def has_best(self) -> bool:
+        """Whether the best value of a run may be another than its last."""
+        return any(metric is not None and metric.best is not None for metric in self.values)
+
+    def winners(self, value: Callable[[Metric], float | None]) -> frozenset[int]:
+        """The places of the best values; none if all are equal or only one run has it."""
+        by_run = {at: value(metric) for at, metric in enumerate(self.values) if metric is not None}
+        finite = {at: n for at, n in by_run.items() if n is not None and math.isfinite(n)}
+        if self.better is None or len(set(finite.values())) < 2:  # noqa: PLR2004 - no choice
+            return frozenset()
+        top = (min if self.better == "less" else max)(finite.values())
+        return frozenset(at for at, number in finite.items() if number == top)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side, in the order in which they were named."""
+
+    facts: tuple[RunFacts, ...]
+    settings: tuple[Setting, ...]
+    """Those that differ."""
+    same: int
+    """The number of the others."""
+    metrics: tuple[MetricRow, ...]
+    """All, whether or not they differ."""
+
+
+def compare(runs: Sequence[RunFacts]) -> Comparison:
+    """Compare runs: the source, then keys of the job, then arguments, then metrics."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    rows: list[tuple[str, list[str | None]]] = [
+        ("commit", [run.source.commit for run in runs]),
+        ("uncommitted changes", [run.source.changes for run in runs]),
+        ("bundle", [run.source.bundle or None for run in runs]),
+        ("backend", [run.row.backend for run in runs]),
+        *(
+            (name, [run.settings.get(name) for run in runs])
+            for name in sorted(names, key=lambda name: name.startswith(("-", "argument ")))
+        ),
+    ]
+    all_settings = [Setting(name, tuple(values)) for name, values in rows]
+    present = [setting for setting in all_settings if any(v is not None for v in setting.values)]
+    different = tuple(setting for setting in present if setting.differs)
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+    return Comparison(
+        facts=tuple(runs),
+        settings=different,
+        same=len(present) - len(different),
+        metrics=tuple(
+            MetricRow(name, better(name), tuple(run.metrics.get(name) for run in runs))
+            for name in metrics
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run, in seconds since the epoch."""
+
+    time: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a run's time: it waited (attempt None), or an attempt ran."""
+
+    begin: float
+    end: float
+    attempt: int | None
+
+
+def _attempt_starts(run: RunFacts) -> dict[int, float]:
+    """When each attempt began: by the launchers' own lines, else by the backend.
+
+    A scheduler that starts a job again reports the last start only.
+    """
+    row = run.row
+    begun: dict[int, float] = {}
+    for line in run.remarks:
+        if line.time is not None and line.node is not None:
+            again = _RESTART.match(line.text)
+            begun.setdefault(int(again[1]) if again else 0, line.time.timestamp())
+    if row.started is not None and run.restarts in {0, *begun}:
+        begun[run.restarts] = row.started
+    elif row.started is not None and len(begun) <= 1:
+        begun = {0: row.started, **dict(_restarts(row)[: run.restarts])}
+    return dict(sorted(begun.items()))
+
+
+def _restarts(row: Run) -> list[tuple[int, float]]:
+    """Number and time of each restart."""
+    listed = exit_records.restart_times(Path(row.folder))
+    return [(number, moment.timestamp()) for number, _, moment in listed]
+
+
+def _events(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Event]:
+    row = run.row
+    yield Event(row.created, "submitted")
+    for attempt, time in starts.items():
+        yield Event(time, f"attempt {attempt + 1} started" if len(starts) > 1 else "started")
+    for number, why, moment in exit_records.restart_times(Path(row.folder)):
+        yield Event(moment.timestamp(), f"restart {number}: {why.replace('_', ' ')}")
+    for line in run.remarks:
+        repeated = line.text.startswith(_PREFLIGHT) and line.node  # each node says the same
+        if line.rank is None and line.time and not repeated and _EVENT.match(line.text):
+            yield Event(line.time.timestamp(), f"{line.origin}{line.text}")
+    if row.finished is not None:
+        yield Event(row.finished, f"{row.state}{f': {row.reason}' if row.reason else ''}")
+
+
+def _spans(run: RunFacts, starts: Mapping[int, float]) -> Iterator[Span]:
+    """How long it waited before each attempt, and how long each ran, as far as that is known.
+
+    An attempt without a recorded restart lasts until the next one.
+    """
+    row = run.row
+    begin, end = row.created, row.finished or now()
+    ends = {number - 1: time for number, time in _restarts(row)}
+    begun = sorted((time, attempt) for attempt, time in starts.items() if time < end)
+    for number, (time, attempt) in enumerate(begun, 1):
+        start = max(begin, time)
+        latest = begun[number][0] if number < len(begun) else end
+        if start > begin:
+            yield Span(begin, start, None)
+        begin = max(start, min(ends.get(attempt, latest), latest))
+        yield Span(start, begin, attempt)
+    if end > begin:
+        yield Span(begin, end, None)
+
+
+def seconds(run: RunFacts, spans: Iterable[Span] | None = None) -> float | None:
+    """How long it ran: for a run with restarts all attempts, of which a scheduler reports the last.
+
+    `spans` are its spans if they are known.
+    """
+    if not run.restarts:
+        return run.seconds
+    spans = _spans(run, _attempt_starts(run)) if spans is None else spans
+    return sum(span.end - span.begin for span in spans if span.attempt is not None)
 
 
 @dataclass(frozen=True)
@@ -49,13 +419,13 @@ class RunReport:
     events: list[Event]
     spans: list[Span]
     nodes: list[tuple[str, str]]
-    """The number of each node, its host, where it met the others; by which network and why."""
+    """The number of each node, its host, its rendezvous; its network and the reason for it."""
     preflight: list[str]
     slow: list[str]
     """Lines of the trainer about slow ranks."""
     causes: tuple[Cause, ...]
     stacks: list[str]
-    """Where the ranks stood when they were last looked at."""
+    """The last recorded stacks."""
     usage: list[Sample]
     """What each rank used over time."""
     profile: list[RankProfile]
@@ -68,26 +438,26 @@ class RunReport:
 
 
 def of(row: Run) -> RunReport:
-    """Everything that is known of a run. Asks its backend only where its logs are not here."""
-    facts, folder = run_facts.of(row), Path(row.folder)
-    job, starts = run_facts.job_data(folder), run_timeline.attempt_starts(facts)
+    """Everything that is known of a run. Asks its backend only if its logs are not here."""
+    run, job, folder = facts(row), row.job_data(), Path(row.folder)
+    starts = _attempt_starts(run)
     causes, problems = _causes(row)
     return RunReport(
-        facts,
-        job,
-        list(starts.values()),
-        run_timeline.events(facts, starts),
-        run_timeline.spans(facts, starts),
-        list(_nodes(facts, _hosts(folder, job))),
-        _preflight(facts),
-        [line.text for line in facts.remarks if line.rank is not None][-5:],
-        causes,
-        _stacks(folder),
-        usage.history(folder),
-        list(_profile(folder)),
-        usage.software(folder),
-        list(_files(folder)),
-        [*facts.problems, *problems],
+        facts=run,
+        job=job,
+        starts=list(starts.values()),
+        events=sorted(_events(run, starts), key=lambda event: event.time)[:_MAX_EVENTS],
+        spans=list(_spans(run, starts)),
+        nodes=list(_nodes(run, _hosts(folder, job))),
+        preflight=_preflight(run),
+        slow=[line.text for line in run.remarks if line.rank is not None][-5:],
+        causes=causes,
+        stacks=_stacks(folder),
+        usage=usage.history(folder),
+        profile=list(_profile(folder)),
+        software=usage.software(folder),
+        files=list(_files(folder)),
+        problems=[*run.problems, *problems],
     )
 
 
@@ -102,40 +472,40 @@ def _causes(row: Run) -> tuple[tuple[Cause, ...], list[str]]:
 
 
 def _hosts(folder: Path, job: dict[str, Any]) -> dict[int, str]:
-    """The host of each node of the last attempt, where its ranks have recorded it."""
+    """The host of each node of the last attempt, if its ranks have recorded it."""
     match job.get("resources"):
         case {"processes_per_node": int(ranks)} if ranks > 0:
             return {rank // ranks: host for rank, host in exit_records.hosts(folder).items()}
     return {}
 
 
-def _nodes(facts: RunFacts, hosts: dict[int, str]) -> Iterator[tuple[str, str]]:
-    """Of the last attempt, of each node: how it is called, and its network with the reason."""
+def _nodes(run: RunFacts, hosts: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """For each node of the last attempt its name, and its network with the reason for it."""
     networks: dict[int, str] = {}
     meetings: dict[int, tuple[str, str]] = {}
-    for line in facts.remarks:
+    for line in run.remarks:
         if line.node is None:
             continue
-        if met := _NETWORK.match(line.text):
-            networks[line.node] = met[1]
+        if network := _NETWORK.match(line.text):
+            networks[line.node] = network[1]
         elif met := _NODE.match(line.text):
             meetings[line.node] = f" of {met[2]}, {met[3]}", f"; rendezvous at {met[4]}"
-    for node in sorted({*hosts, *meetings, *networks})[:_MOST_NODES]:
+    for node in sorted({*hosts, *meetings, *networks})[:_MAX_NODES]:
         of_how_many, meeting = meetings.get(node, ("", ""))
         host = f", on {hosts[node]}" if node in hosts else ""
         yield f"node {node}{of_how_many}{host}{meeting}", networks.get(node, "")
 
 
-def _preflight(facts: RunFacts) -> list[str]:
-    """What node 0 says of the last one."""
+def _preflight(run: RunFacts) -> list[str]:
+    """The lines of node 0 about the last preflight."""
     lines: list[str] = []
-    for line in facts.remarks:
+    for line in run.remarks:
         if line.node in {0, None}:
             if line.text.startswith("restart "):
                 lines = []
             elif line.text.startswith(_PREFLIGHT):
                 lines.append(line.text.removeprefix(_PREFLIGHT))
-    return lines[-_MOST_LINES:]
+    return lines[-_MAX_LINES:]
 
 
 def _stacks(folder: Path) -> list[str]:
@@ -143,20 +513,20 @@ def _stacks(folder: Path) -> list[str]:
     if newest is None:
         return []
     with contextlib.suppress(OSError, ValueError):
-        return list(stack_lines.lines(stacks.read(newest)))[:_MOST_LINES]
+        return list(stack_lines.lines(stacks.read(newest)))[:_MAX_LINES]
     return []
 
 
 def _profile(folder: Path) -> Iterator[RankProfile]:
-    for path in traces.files(folder / traces.FOLDER)[:_MOST_PROFILES]:
-        if path.stat().st_size <= _LARGEST_PROFILE:
+    for path in traces.files(folder / traces.FOLDER)[:_MAX_PROFILES]:
+        if path.stat().st_size <= _MAX_PROFILE_BYTES:
             with contextlib.suppress(DeploykitError, OSError):
                 yield traces.read(path)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     """The plan and the like, the first logs, and the folders of results."""
-    logs = sorted(folder.glob("logs/*.log"))[:_LOGS]
+    logs = sorted(folder.glob("logs/*.log"))[:_MAX_LOGS]
     named = [*(folder / name for name in _FILES), *logs]
     yield from (path for path in named if path.is_file() and path.stat().st_size)
     for name in (*backend.FOLDERS, stacks.FOLDER):

@@ -1,31 +1,41 @@
-"""Submit the job of a run again: with all its overrides and arguments, and the bundle it sent.
+"""Submit the job of a run again, from the bundle that it sent: with changes, or exactly.
 
 `submit` writes the job, with all overrides and arguments, into the run folder as ``job.json``,
-which is a job file like any other. The source is unpacked from the archive of the bundle.
+which is a job file like any other. `prepare` sends it with changes, and with this version's
+launcher. `reproduce` sends the same bytes: nothing may differ but the run id and where results and
+checkpoints go, which must not be those of the earlier run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from deploykit.backends.base import JOB
+from deploykit.backends import base
 from deploykit.bundle import archive as bundle
-from deploykit.job.decode import read_json
+from deploykit.bundle import node_plane
+from deploykit.job.decode import as_data, read_json
 from deploykit.job.file import Overrides
+from deploykit.job.model import Plan
 from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
-from deploykit.lib.errors import JobFileError, NotFound
+from deploykit.lib.errors import JobFileError, NotFound, UsageError
 from deploykit.lib.problem import Problem
 from deploykit.lib.version import __version__
-from deploykit.run import lifecycle
+from deploykit.run import lifecycle, registry
 from deploykit.run.lifecycle import Prepared
 from deploykit.run.registry import Run
 
 UPGRADE = "pip install -U deploykit, or use the one that made it"
+_LOCATIONS = ("output", "checkpoints")
+_MAY_DIFFER = {"source", "backend", *_LOCATIONS}
+"""Keys of a job that say where, and not what."""
 
 
 @contextlib.contextmanager
@@ -38,12 +48,11 @@ def prepare(
 ) -> Iterator[Prepared]:
     """The plan of a new run like `row`, with `overrides`, and `arguments` after its own.
 
-    It goes to `backend`, by default that of `row`.
-
-    The plan can be submitted within the context, while its source is unpacked. Raises NotFound
-    where the job or the source of the run was not kept, and what `lifecycle.prepare` raises.
+    It goes to `backend`, by default that of `row`, and can be submitted within the context, while
+    its source is unpacked. Raises NotFound if the job or the source of the run was not kept, and
+    what `lifecycle.prepare` raises.
     """
-    job = Path(row.folder, JOB)
+    job = Path(row.folder, base.JOB)
     if not job.is_file():
         raise NotFound(
             f"{row.run} has no record of its job: {job} does not exist",
@@ -71,15 +80,106 @@ def prepare(
 
 def _is_newer(job: Path, problems: Sequence[Problem]) -> bool:
     """Whether the file, which a deploykit wrote, has keys that this one does not know."""
+
+    def has(data: object, keys: Sequence[str]) -> bool:
+        for key in keys:
+            if not isinstance(data, dict) or key not in data:
+                return False
+            data = data[key]
+        return True
+
     return any(
-        problem.message == UNKNOWN_KEY and _has(read_json(job), problem.path.split("."))
+        problem.message == UNKNOWN_KEY and has(read_json(job), problem.path.split("."))
         for problem in problems
     )
 
 
-def _has(data: object, keys: Sequence[str]) -> bool:
-    for key in keys:
-        if not isinstance(data, dict) or key not in data:
-            return False
-        data = data[key]
-    return True
+@dataclass(frozen=True)
+class Reproduction:
+    """A plan that sends the same bytes, and what of the run it may not use again."""
+
+    prepared: Prepared
+    row: Run
+    moved: Mapping[str, str]
+    """New locations of results and checkpoints, if the job names its own."""
+
+    def submit(self) -> Run:
+        """Send it. The commit and the uncommitted changes are recorded as those of the run."""
+        new = lifecycle.submit(self.prepared.plan)
+        for name in ("source.json", "uncommitted.diff"):
+            kept = Path(self.row.folder, name)
+            if kept.is_file():
+                with contextlib.suppress(OSError):  # only a record
+                    shutil.copyfile(kept, Path(new.folder, name))
+        return new
+
+
+@contextlib.contextmanager
+def reproduce(
+    row: Run, run: str | None, backend: str | None = None, *, new_launcher: bool = False
+) -> Iterator[Reproduction]:
+    """The plan of a new run of the same bytes, to be submitted within the context.
+
+    It goes to `backend`, by default that of `row`. `new_launcher` accepts another launcher than
+    the run had, that of this deploykit, around the same files.
+
+    Raises NotFound if the bundle or the job was not kept, UsageError if anything would differ, and
+    what `lifecycle.prepare` raises.
+    """
+    identity = registry.checked_id(run) if run else registry.new_id(row.name)
+    job = row.job_data()
+    moved = {
+        name: f"{job[name].rstrip('/')}/{identity}"
+        for name in _LOCATIONS
+        if isinstance(job.get(name), str)
+    }
+    overrides = [f"{name}={json.dumps(location)}" for name, location in moved.items()]
+    with prepare(row, overrides, identity, (), backend) as prepared:
+        plan = prepared.plan
+        _refuse_other_job(row, job, plan)
+        _refuse_other_bytes(row, plan, new_launcher=new_launcher)
+        plan = plan._replace(bundle=plan.bundle._replace(commit=row.revision))
+        yield Reproduction(prepared._replace(plan=plan), row, moved)
+
+
+def _refuse_other_job(row: Run, job: Mapping[str, Any], plan: Plan) -> None:
+    """Raise UsageError if a key of the job would have another value than in the run."""
+    new: dict[str, Any] = {**as_data(plan.job), plan.backend: as_data(plan.options)}
+    new = json.loads(json.dumps(new))
+    free = _MAY_DIFFER | (set(base.names()) - {plan.backend})
+    different = [
+        key for key, value in job.items() if key not in free and key in new and new[key] != value
+    ]
+    if different:
+        raise UsageError(
+            f"the job would differ from that of {row.run}: {', '.join(different)} would differ",
+            hint=f"`deploykit rerun {row.run} --dry-run` shows what would be sent",
+        )
+
+
+def _refuse_other_bytes(row: Run, plan: Plan, *, new_launcher: bool) -> None:
+    """Raise if the bundle is not that of the run: UsageError for another launcher."""
+    if plan.bundle.hash == row.bundle:
+        return
+    if not _has_same_files(plan):
+        raise NotFound(
+            f"the files that {row.run} sent cannot be bundled again as they were",
+            hint=f"`deploykit rerun {row.run}` sends those that can",
+        )
+    if not new_launcher:
+        raise UsageError(
+            f"the launcher of this deploykit is not the one that {row.run} sent",
+            hint="--new-launcher sends the same files with this one; or use the deploykit of then",
+        )
+
+
+def _has_same_files(plan: Plan) -> bool:
+    """Whether the bundle has the files that were unpacked, each of the same size and mode."""
+    try:
+        listed = read_json(Path(plan.job.source, node_plane.FILES))
+    except (OSError, ValueError):
+        return False
+    own = f"{node_plane.FOLDER}/"
+    then = {path: what for path, what in listed.items() if not path.startswith(own)}
+    now = {entry.path: entry.target or [entry.mode, entry.size] for entry in plan.bundle.entries}
+    return then == {path: what for path, what in now.items() if not path.startswith(own)}

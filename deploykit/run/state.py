@@ -7,22 +7,22 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploykit.backends import base as backend
+from deploykit.backends import capabilities
 from deploykit.backends.base import Backend
 from deploykit.job.model import NO_JOB, State, Status
 from deploykit.lib import paths
 from deploykit.lib.errors import DeploykitError, JobMissing, NeverStarts, NotFound, TryAgain
-from deploykit.run import registry
-from deploykit.run.registry import Run
+from deploykit.run import excluded_nodes, registry, storage
+from deploykit.run.registry import Run, Search
 
 _BLOCKED = 10.0
-"""Seconds after which `wait` leaves a run that can never start: reasons change at first."""
+"""Seconds after which `wait` gives up on a run that can never start: reasons change at first."""
 _MISSING = 300.0
-"""Seconds after which `wait` leaves a run of which the target has no job: it may be new."""
-LAST_KNOWN = "last known;"
-"""Begins the reason of a run whose backend does not answer."""
+"""Seconds after which `wait` gives up on a run without a job at its target: it may be new."""
 _POLL = (0.2, 15.0)
 """Shortest and longest interval between two status queries, in seconds."""
 
@@ -30,7 +30,7 @@ _POLL = (0.2, 15.0)
 def refresh(rows: Sequence[Run]) -> list[Run]:
     """The same runs with their current status: one query to each backend.
 
-    Where a backend cannot be reached, its runs keep their last known state, and the reason says so.
+    If a backend cannot be reached, its runs keep their last known state, and the reason says so.
     """
     unfinished: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
@@ -46,25 +46,32 @@ def refresh(rows: Sequence[Run]) -> list[Run]:
     queried = (row.run for group in unfinished.values() for row in group)
     ended = [current[run] for run in queried if run in current and State(current[run].state).final]
     if ended:
-        from deploykit.run import (
-            excluded_nodes as left_out,
-        )  # only the end of a run needs them
-        from deploykit.run import (
-            storage,
-        )
-
-        left_out.learn(ended)
+        excluded_nodes.learn(ended)
         storage.tidy()
     # another process may have removed a run that has ended
     return [_with_reason(current.get(row.run, row), failures.get(row.run)) for row in rows]
 
 
+def search(wanted: Search, limit: int | None) -> list[Run]:
+    """The newest runs that match, with their current state.
+
+    With states to match, it asks for all unfinished runs first, since they may be in one by now.
+    """
+    known = replace(wanted, states=())
+    if not wanted.states:
+        return refresh(registry.select(*known.sql, limit=limit))
+    condition, values = known.sql
+    unfinished = registry.select(f"{registry.UNFINISHED} AND {condition}", values)
+    current = {row.run: row for row in refresh(unfinished)}
+    return [current.get(row.run, row) for row in registry.select(*wanted.sql, limit=limit)]
+
+
 def _last_known(name: str, error: Exception) -> str:
-    return f"{LAST_KNOWN} {name} cannot be reached: {error}"
+    return f"{registry.LAST_KNOWN} {name} cannot be reached: {error}"
 
 
 def _with_reason(row: Run, reason: str | None) -> Run:
-    """The row with the reason of a failed query, and a note where its run folder was deleted."""
+    """The row with the reason of a failed query, and a note if its run folder was deleted."""
     parts = [row.reason if reason is None else reason]
     if not Path(row.folder).exists() and row.folder not in parts[0]:
         parts.append(f"its folder {row.folder} was deleted")
@@ -72,7 +79,7 @@ def _with_reason(row: Run, reason: str | None) -> Run:
 
 
 def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
-    """Update the runs of one backend; the reasons, by run, where that failed."""
+    """Update the runs of one backend; return the reasons, by run, if that failed."""
     failures = {}
     for row in rows:
         if row.id is None:
@@ -95,7 +102,7 @@ def _refresh(engine: Backend, rows: list[Run]) -> dict[str, str]:
 
 
 def reconcile(engine: Backend, row: Run) -> None:
-    """Find the job of an interrupted submit, and record whether it exists."""
+    """Find the job of an interrupted submit, and record if it exists."""
     handle = engine.find(row.run, Path(row.folder), row.target)
     if handle is not None:
         registry.confirm(row.run, handle.id)
@@ -109,7 +116,7 @@ def reconcile(engine: Backend, row: Run) -> None:
 def wait_all(names: Sequence[str], timeout: float | None = None) -> Iterator[list[Run]]:
     """The runs, each time one has changed, until all have ended or stay stuck, or `timeout` s.
 
-    A run is stuck where it can never start, or the target has no job of it.
+    A run is stuck if it can never start, or the target has no job of it.
     """
     end, leave = (math.inf if timeout is None else time.monotonic() + timeout), math.inf
     pause, longest = _POLL
@@ -138,12 +145,12 @@ def _patience(row: Run) -> float:
 
 
 def is_missing(row: Run) -> bool:
-    """Whether the target answered that it has no job of the run."""
+    """Return whether the target answered that it has no job of the run."""
     return (row.state, row.native) == (State.UNKNOWN.value, NO_JOB)
 
 
 def cancel(row: Run) -> Run:
-    """Stop a run, unless it has ended. Raises NotFound where no job was sent."""
+    """Stop a run, unless it has ended. Raises NotFound if no job was sent."""
     row = refresh([row])[0]
     if row.handle is None:
         raise NotFound(f"{row.run} was never sent", hint=row.reason or None)
@@ -156,17 +163,26 @@ def cancel(row: Run) -> Run:
 def attach(run: str, name: str, target: str | None) -> Run:
     """The run, which another machine may have submitted to the backend `name`.
 
-    Raises UsageError where the backend does not offer this, NotFound where there is no such run.
+    Raises UsageError if the backend does not offer this, NotFound if there is no such run.
     """
-    from deploykit.backends import capabilities  # only to attach
-
     engine = capabilities.require(name, capabilities.Attach)
     if not registry.lookup(run):
         folder = paths.run_folder(registry.checked_id(run))
         handle = engine.attach(run, folder, target)
         paths.private_folder(folder)
-        where = handle.target
-        registry.add(Run(run, run, name, where, str(folder), "", "", None, registry.now(), ""))
+        row = Run(
+            run=run,
+            name=run,
+            backend=name,
+            target=handle.target,
+            folder=str(folder),
+            plan="",
+            bundle="",
+            revision=None,
+            created=registry.now(),
+            output="",
+        )
+        registry.add(row)
         registry.confirm(run, handle.id)
     return refresh([registry.known(run)])[0]
 

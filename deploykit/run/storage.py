@@ -1,11 +1,10 @@
-"""What the state folder holds, how much of the disk it takes, and removing it safely.
+"""What the state folder holds, how much of the disk it takes, and what can be removed.
 
 A bundle's archive is shared by all runs of the same source: the registry says which runs refer to
 it. The unpacked copy that a run works in is its own, since a trainer may write into any file of it.
 Once the run has ended, what it did not change is in the archive, and need not be kept twice.
 
-Paths are made of a run's id, never of the registry's text. No link is followed: one in place of a
-folder is removed itself, and what it points to stays.
+No link is followed: a link in place of a folder is removed, and its target stays.
 """
 
 from __future__ import annotations
@@ -18,43 +17,47 @@ import shutil
 import stat
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploykit.backends import base as backend
+from deploykit.backends.capabilities import Remains
 from deploykit.bundle import archive as bundle
 from deploykit.bundle import node_plane
-from deploykit.job.model import State
-from deploykit.lib import paths
-from deploykit.lib.errors import CannotWrite
-from deploykit.lib.paths import OpenFolder
-from deploykit.run import budgets, registry, sweep_folders
-from deploykit.run import registry_layout as layout
+from deploykit.job.decode import Malformed, read_json
+from deploykit.job.model import Handle, Problem, State
+from deploykit.lib import paths, shell
+from deploykit.lib.errors import CannotWrite, UsageError
+from deploykit.run import budgets, registry
 from deploykit.run.registry import Run
 
 PARTS = ("source", "output", "checkpoints", "logs")
-"""Folders of a run whose sizes are told apart; the rest is `other`."""
-_WHOLE = 3
+"""Folders of a run whose sizes are shown; the rest is `other`."""
+SWEEP_DEFINITION = "sweep.json"
+"""In the folder of a sweep. `sweep.folder` reads the rest."""
+SWEEP_FINISHED = "finished"
+"""Made when a sweep has ended: all its results are in its journal."""
+_TRIAL = re.compile(r"(.+?)-[0-9]+(?:-s[0-9]+)?(?:-r[0-9]+)?")
+"""A run id of a trial: the sweep, the trial, the repeat, the attempt."""
+_KEPT_WHOLE = 3
 """The newest runs, whose sources stay whole: to look at them after a failure."""
-_MOST_AT_ONCE = 5
+_REDUCED_AT_ONCE = 5
 """Sources that are reduced when a run ends: each takes a third of a second for 40 MB."""
-_ABANDONED = 3600
+_ABANDONED_AFTER = 3600
 """Seconds without a write after which a scratch folder belongs to no submit any more."""
 _PIECE = 1 << 20
 """Bytes that are compared at once."""
 _SUFFIX = ".tar.gz"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """A file or folder of the state folder and the disk space it takes, in bytes."""
+class Usage(NamedTuple):
+    """The disk space that a run's folder takes, in bytes."""
 
-    path: Path
     size: int
     parts: Mapping[str, int]
-    """Of a run's folder: bytes by the names of `PARTS`, and `other`."""
+    """By the names of `PARTS`, and `other`."""
 
 
 def size(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
@@ -76,7 +79,7 @@ def size(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
 
 
 def _blocks(item: Path | os.DirEntry[str], seen: set[tuple[int, int]]) -> int:
-    """Bytes of one file's own blocks; 0 where it was seen, or has gone."""
+    """Bytes of one file's own blocks; 0 if it was seen before, or has gone."""
     try:
         info = item.stat(follow_symlinks=False)
     except OSError:
@@ -88,23 +91,16 @@ def _blocks(item: Path | os.DirEntry[str], seen: set[tuple[int, int]]) -> int:
     return info.st_blocks * 512
 
 
-def folder_of(run: str) -> Path | None:
-    """The folder of a run; None for what is no run id, as an edited registry may contain."""
-    return paths.run_folder(run) if re.fullmatch(registry.RUN_ID, run) else None
-
-
 def run_usage(run: str) -> Usage | None:
-    """What a run's folder takes, by its parts; None where there is no folder."""
-    folder = folder_of(run)
-    if folder is None or not os.path.lexists(folder):
+    """What a run's folder takes; None if there is no folder."""
+    folder = paths.run_folder(run)
+    if not os.path.lexists(folder):
         return None
-    if folder.is_symlink():
-        return Usage(folder, size(folder), {})
-    parts = dict.fromkeys((*PARTS, "other"), 0)
     seen: set[tuple[int, int]] = set()
-    for item in _items(folder):
+    total, parts = _blocks(folder, seen), Counter[str]()
+    for item in [] if folder.is_symlink() else _items(folder):
         parts[item.name if item.name in PARTS else "other"] += size(item, seen)
-    return Usage(folder, size(folder), {name: bytes_ for name, bytes_ in parts.items() if bytes_})
+    return Usage(total + parts.total(), parts)
 
 
 def bundles() -> dict[str, Path]:
@@ -114,9 +110,9 @@ def bundles() -> dict[str, Path]:
 
 
 def references(rows: Iterable[Run]) -> dict[str, list[str]]:
-    """The runs, and the sweeps that have not ended, that refer to each bundle, by its hash."""
+    """The runs and unfinished sweeps that refer to each bundle, by its hash."""
     by_bundle: dict[str, list[str]] = {}
-    pairs = [*((row.run, row.bundle) for row in rows), *sweep_folders.unfinished().items()]
+    pairs = [*((row.run, row.bundle) for row in rows), *unfinished_sweeps().items()]
     for name, digest in pairs:
         by_bundle.setdefault(digest, []).append(name)
     return by_bundle
@@ -133,34 +129,35 @@ def unlisted(rows: Iterable[Run]) -> list[Path]:
 
 
 def leftovers(rows: Sequence[Run]) -> list[Path]:
-    """What no run needs: archives that none refers to, and scratch of interrupted submits.
+    """What no run needs: archives without a run, and scratch of interrupted submits.
 
     A submit makes its run's folder just before the row, and writes its scratch steadily, so only
     what was not written for an hour counts.
     """
-    known, used = {row.run for row in rows}, references(rows)
+    known, used, stored = {row.run for row in rows}, references(rows), bundles()
+    folders = [path for path in _items(paths.state() / "runs") if path.name not in known]
+    all_are_needed = any(not _is_empty(path) for path in folders)  # there are `unlisted` runs
+    needed = {path for digest, path in stored.items() if all_are_needed or digest in used}
     unused = [
-        path
-        for path in _items(paths.state() / "runs")
-        if path.name not in known and _is_empty(path)
+        *filter(_is_empty, folders),
+        *(path for path in _items(paths.bundles()) if path not in needed),
+        *(path for path in sweep_folders() if not os.path.lexists(path / SWEEP_DEFINITION)),
     ]
-    archives = set(bundles().values())
-    needed = (
-        archives if unlisted(rows) else {path for name, path in bundles().items() if name in used}
-    )
-    unused += [path for path in _items(paths.bundles()) if path not in needed]
-    unused += [path for path in sweep_folders.every() if _is_empty_sweep(path)]
-    return [path for path in unused if _abandoned(path)]
+    return list(filter(_is_abandoned, unused))
 
 
 def _is_empty(folder: Path) -> bool:
     """Whether nothing came after the lock that a submit begins with."""
-    return not folder.is_symlink() and {item.name for item in _items(folder)} <= {"submitting"}
+    return not folder.is_symlink() and {item.name for item in _items(folder)} <= {paths.LOCK}
 
 
-def _is_empty_sweep(folder: Path) -> bool:
-    """Whether the definition of a sweep was never written."""
-    return not os.path.lexists(folder / sweep_folders.DEFINITION)
+def _is_abandoned(path: Path) -> bool:
+    """Whether nothing was written at or just below `path` for an hour."""
+    newest = 0.0
+    for item in (path, *([] if path.is_symlink() else _items(path))):
+        with contextlib.suppress(OSError):
+            newest = max(newest, item.lstat().st_mtime)
+    return time.time() - newest > _ABANDONED_AFTER
 
 
 def crashes() -> list[Path]:
@@ -168,75 +165,174 @@ def crashes() -> list[Path]:
     return _items(paths.state() / "crashes")
 
 
+def sweep_folders() -> list[Path]:
+    """The folder of each sweep, also of one whose definition was not written yet, by name."""
+    return _items(paths.state() / "sweeps")
+
+
+def unfinished_sweeps() -> dict[str, str]:
+    """The unfinished sweeps by their ids, each with the hash of its source."""
+    by_id = {}
+    for folder in sweep_folders():
+        with contextlib.suppress(OSError, Malformed):
+            if not (folder / SWEEP_FINISHED).exists():
+                match read_json(folder / SWEEP_DEFINITION):
+                    case {"bundle": str(digest)}:
+                        by_id[folder.name] = digest
+    return by_id
+
+
+def sweep_of(run: str, sweeps: Collection[str]) -> str | None:
+    """Which of these sweeps the run belongs to."""
+    match = _TRIAL.fullmatch(run)
+    return match[1] if match and match[1] in sweeps else None
+
+
 def _items(folder: Path) -> list[Path]:
-    """What is in a folder, sorted by name; nothing where it cannot be read."""
+    """What is in a folder, sorted by name; nothing if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
         return []
 
 
-def _abandoned(path: Path) -> bool:
-    """Whether nothing was written at or just below `path` for an hour."""
-    newest = 0.0
-    for one in (path, *([] if path.is_symlink() else _items(path))):
-        with contextlib.suppress(OSError):
-            newest = max(newest, one.lstat().st_mtime)
-    return time.time() - newest > _ABANDONED
+def refuse_unfinished(
+    rows: Iterable[Run], sweeps: Collection[str] = (), *, force: bool = False
+) -> None:
+    """Raise UsageError with each run that has not ended or that a sweep needs, and what to do.
+
+    `rows` have their current state. `sweeps` are removed too. `force` allows runs whose state
+    cannot be known, since their target is gone.
+    """
+    rows = list(rows)
+    problems = [
+        Problem("", f"{row.run} is {row.state}", _how_to_end(row))
+        for row in rows
+        if not (removable(row) or (force and _is_out_of_reach(row)))
+    ]
+    for run, sweep in needed_by_sweeps(rows).items():
+        if sweep not in sweeps:
+            resume = shell.command("deploykit", "sweep", "resume", sweep)
+            whole = shell.command("deploykit", "rm", sweep)
+            hint = f"`{resume}` continues it; `{whole}` removes it whole"
+            message = f"{run} is a trial of the sweep {sweep}, which has not ended"
+            problems.append(Problem("", message, hint))
+    if problems:
+        raise UsageError("only runs that have ended can be removed", problems=problems)
+
+
+def needed_by_sweeps(rows: Iterable[Run]) -> dict[str, str]:
+    """The runs whose sweeps have not ended, each with its sweep.
+
+    The controller may not have recorded them yet: without their rows it would start them again.
+    """
+    sweeps = unfinished_sweeps()
+    pairs = ((row.run, sweep_of(row.run, sweeps)) for row in rows)
+    return {run: sweep for run, sweep in pairs if sweep is not None}
+
+
+def removable(row: Run) -> bool:
+    """Whether a run has ended, and no job of it can still appear."""
+    return State(row.state).final and not registry.may_still_come(row)
+
+
+def _is_out_of_reach(row: Run) -> bool:
+    return row.state == State.UNKNOWN.value or row.reason.startswith(registry.LAST_KNOWN)
+
+
+def _how_to_end(row: Run) -> str:
+    if _is_out_of_reach(row):
+        return f"{row.reason}; if its job is gone for good, add --force"
+    if State(row.state).final:
+        return f"its job may still appear; try again in {registry.IN_FLIGHT // 60} minutes"
+    return f"`deploykit cancel {row.run}` stops it, `deploykit wait {row.run}` waits for its end"
+
+
+def left_elsewhere(row: Run) -> list[tuple[str, str | None]]:
+    """Locations outside the run folder with files of the run, and the command that removes each.
+
+    The command is None if other runs may use the location too.
+    """
+    locations: list[tuple[str, str | None]] = []
+    with contextlib.suppress(UsageError):  # its backend is no longer installed
+        engine = backend.find(row.backend)
+        if isinstance(engine, Remains):
+            job = Handle(row.backend, row.target, row.id or "", row.run, row.folder)
+            locations += engine.remains(job, row.output)
+    output = Path(row.output)
+    if output.is_absolute() and Path(row.folder) not in output.parents:
+        locations.append((row.output, None))
+    return locations
+
+
+def remove_run(row: Run) -> None:
+    """Remove a run's folder, its row, and its bundle if no other run or sweep refers to it.
+
+    The row goes after the folder, so that an interrupted removal can be repeated. Raises TryAgain
+    while the run is being submitted, and CannotWrite as `remove`.
+    """
+    folder = paths.run_folder(row.run)
+    with contextlib.ExitStack() as held:
+        if folder.is_dir() and not folder.is_symlink():
+            held.enter_context(paths.submitting(folder, row.run))
+        budgets.settle(row)
+        remove(folder)
+        registry.remove(row.run)
+        archive = bundles().get(row.bundle)
+        if archive is not None:
+            discard(archive)
+
+
+def discard(path: Path) -> None:
+    """Remove one of `leftovers` or `crashes`, unless a submit or a sweep has begun to use it."""
+    name = path.name.removesuffix(_SUFFIX)
+    if path.parent == paths.bundles():
+        if name not in unfinished_sweeps().values():
+            registry.release(name, lambda: remove(path))
+    elif path.parent.name != "runs" or name not in registry.lookup(name):
+        remove(path)
 
 
 def remove(path: Path) -> None:
     """Remove a file, a link or a folder two levels below the state folder, with all that is in it.
 
-    What is gone already, also through another process, is no error. Raises CannotWrite where
-    something cannot be removed, such as another user's file, or for any other path.
+    A path that is gone already, also through another process, is no error. Raises CannotWrite if
+    something cannot be removed, such as another user's file, and for any other path.
     """
     if path.parent.parent != paths.state() or path.name in {"", ".", ".."}:
         raise CannotWrite(f"{path} is not two levels below {paths.state()}")
-    holder = os.open(paths.private_folder(path.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    paths.private_folder(path.parent)
     try:
-        _remove(holder, path)
-    except (OSError, RecursionError) as error:
-        what = error.strerror if isinstance(error, OSError) else "folders are nested too deeply"
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            _remove_tree(path)
+    except OSError as error:
         raise CannotWrite(
-            f"{path} cannot be removed: {what}",
+            f"{path} cannot be removed: {error.strerror}",
             hint="make sure that nothing in it is in use or belongs to others, then try again",
         ) from error
-    finally:
-        os.close(holder)
 
 
-def _remove(holder: int, path: Path) -> None:
-    """Remove what has the name of `path` in the open folder `holder`."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path.name, dir_fd=holder).st_mode):
-            os.unlink(path.name, dir_fd=holder)
-            return
-    except FileNotFoundError:
-        return
-    try:
-        _remove_folder(holder, path.name)
-    except PermissionError:
-        _open_up(path)
-        _remove_folder(holder, path.name)
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder, with a second attempt.
 
+    Folders without permissions are opened up. Another process that removes the same run may have
+    written its lock.
+    """
 
-def _remove_folder(holder: int, name: str) -> None:
-    try:
-        _rmtree(holder, name)
-    except OSError as error:
-        # another process wrote into it meanwhile, as one that removes the same run and locks it
-        if error.errno != errno.ENOTEMPTY:
-            raise
-        _rmtree(holder, name)
-
-
-def _rmtree(holder: int, name: str) -> None:
-    def stop_unless_gone(_function: object, _path: object, raised: Any) -> None:
+    def raise_unless_gone(_function: object, _path: object, raised: Any) -> None:
         if not isinstance(raised[1], FileNotFoundError):
             raise raised[1]
 
-    shutil.rmtree(name, dir_fd=holder, onerror=stop_unless_gone)
+    try:
+        shutil.rmtree(folder, onerror=raise_unless_gone)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            _open_up(folder)
+        elif error.errno != errno.ENOTEMPTY:
+            raise
+        shutil.rmtree(folder, onerror=raise_unless_gone)
 
 
 def _open_up(path: Path) -> None:
@@ -249,33 +345,14 @@ def _open_up(path: Path) -> None:
                 closed.chmod(stat.S_IRWXU)
 
 
-def remove_run(row: Run) -> None:
-    """Remove a run's folder, its row, and its bundle if no other run or sweep refers to it.
-
-    The row goes after the folder, so that an interrupted removal can be repeated. Raises as
-    `remove`.
-    """
-    folder = folder_of(row.run)
-    budgets.settle(row)
-    if folder is not None:
-        remove(folder)
-    registry.remove(row.run)
-    archive = bundles().get(row.bundle)
-    if archive is not None:
-        discard(archive)
+def tidy() -> None:
+    """Reduce the sources of a few runs that have ended, each once, to what the runs wrote."""
+    _reduce_all(filter(_is_whole, _next_to_reduce()))
 
 
-def discard(path: Path) -> None:
-    """Remove one of `leftovers` or `crashes`, unless a submit or a sweep has begun to use it."""
-    name = path.name.removesuffix(_SUFFIX)
-    if path.parent.name == "runs" and name in registry.lookup(name):
-        return
-    if path.parent == paths.bundles() and name in sweep_folders.unfinished().values():
-        return
-    if path.parent == paths.bundles():
-        registry.release(name, lambda: remove(path))
-    else:
-        remove(path)
+def tidy_all() -> None:
+    """Like `tidy`, for all runs, also those that were tried before."""
+    _reduce_all(whole(registry.every()))
 
 
 def whole(rows: Iterable[Run]) -> list[Run]:
@@ -283,41 +360,24 @@ def whole(rows: Iterable[Run]) -> list[Run]:
 
     `rows` are all runs, the newest first.
     """
-    return list(filter(_is_whole, list(rows)[_WHOLE:]))
+    return list(filter(_is_whole, list(rows)[_KEPT_WHOLE:]))
 
 
 def _is_whole(row: Run) -> bool:
-    folder = folder_of(row.run)
+    folder = paths.run_folder(row.run)
     return (
-        folder is not None
-        and folder == Path(row.folder)
+        folder == Path(row.folder)
         and State(row.state).final
         and row.state != State.UNSENT.value
         and (folder / "source" / backend.LAUNCH).is_file()
     )
 
 
-def tidy() -> None:
-    """Reduce the sources of a few runs that have ended, each once, to what the runs wrote."""
-    _reduce_all(filter(_is_whole, _next_to_reduce()))
-
-
-def tidy_all() -> None:
-    """The same for all runs, also those that were tried before."""
-    _reduce_all(whole(registry.every()))
-
-
-def _reduce_all(rows: Iterable[Run]) -> None:
-    for row in rows:
-        with contextlib.suppress(OSError):
-            reduce(paths.run_folder(row.run), row.bundle)
-
-
 def _next_to_reduce() -> list[Run]:
     """The newest ended runs that no call has returned yet, but none of the newest of all."""
     newest = "ORDER BY created DESC, run DESC LIMIT"
-    kept = f"SELECT run FROM runs {newest} {_WHOLE}"  # noqa: S608 - ours, as below
-    chosen = f"WHERE {layout.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_MOST_AT_ONCE}"
+    kept = f"SELECT run FROM runs {newest} {_KEPT_WHOLE}"  # noqa: S608 - ours, as below
+    chosen = f"WHERE {registry.TO_REDUCE} AND run NOT IN ({kept}) {newest} {_REDUCED_AT_ONCE}"
     query = f"SELECT run FROM runs {chosen}"  # noqa: S608 - ours
     with registry.writing() as database:
         ids = [row["run"] for row in database.execute(query)]
@@ -327,50 +387,57 @@ def _next_to_reduce() -> list[Run]:
     return [rows[run] for run in ids if run in rows]
 
 
-def reduce(folder: Path, digest: str) -> None:
+def _reduce_all(rows: Iterable[Run]) -> None:
+    for row in rows:
+        with contextlib.suppress(OSError):
+            _reduce(paths.run_folder(row.run), row.bundle)
+
+
+def _reduce(folder: Path, digest: str) -> None:
     """Remove from ``source`` in a run's folder the files that the archive of the bundle has too.
 
-    ``files.json`` stays, which says what they were. Does nothing without the right archive.
+    ``files.json`` stays, which lists what they were. Does nothing without the right archive.
     """
-    source = folder / "source"
-    archive = bundles().get(digest)
-    if archive is None or not all(map(paths.is_private_folder, (folder, source))):
+    source, archive = folder / "source", bundles().get(digest)
+    if archive is None or folder.is_symlink() or source.is_symlink():
         return
     emptied = set()
-    with OpenFolder(source) as top:
-        for path in _unchanged(archive, digest, top):
-            if path != node_plane.FILES:
-                top.remove(path)
-                emptied |= set(Path(path).parents)
+    for path in _unchanged(archive, digest, source):
+        (source / path).unlink()
+        emptied |= set(path.parents)
     for below in sorted(emptied - {Path()}, reverse=True):
         _remove_if_empty(source / below)
 
 
-def _unchanged(archive: Path, digest: str, top: OpenFolder) -> Iterator[str]:
-    """The files and links of the bundle `digest` that are the same in `top` as in its `archive`.
+def _unchanged(archive: Path, digest: str, source: Path) -> Iterator[Path]:
+    """The files and links that are the same in `source` as in the `archive` of bundle `digest`.
 
-    None where this is not its archive.
+    None if this is not its archive. Files behind a link in place of a folder are another folder's.
     """
     if not bundle.holds(archive, digest):
         return
+    top = source.resolve()
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
-            with contextlib.suppress(OSError):
-                if _is_same(tar, member, top):
-                    yield member.name
+            path = Path(member.name)
+            is_below = (source / path).parent.resolve() == top / path.parent
+            if is_below and member.name != node_plane.FILES:
+                with contextlib.suppress(OSError):
+                    if _is_same(tar, member, source / path):
+                        yield path
 
 
-def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, top: OpenFolder) -> bool:
-    if member.issym():
-        return top.target(member.name) == member.linkname
-    with top.open(member.name) as on_disk:
-        stored = tar.extractfile(member)
-        if stored is None or os.fstat(on_disk.fileno()).st_size != member.size:
-            return False
+def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
+    if path.is_symlink() or member.issym():
+        return path.is_symlink() and str(path.readlink()) == member.linkname
+    stored = tar.extractfile(member)
+    if stored is None or not path.is_file() or path.stat().st_size != member.size:
+        return False
+    with path.open("rb") as on_disk:
         while piece := stored.read(_PIECE):
             if on_disk.read(len(piece)) != piece:
                 return False
-        return True
+    return True
 
 
 def _remove_if_empty(folder: Path) -> None:

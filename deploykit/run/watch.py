@@ -1,7 +1,7 @@
-"""What `watch` shows of runs: their state, how far they are, the first error, the restarts.
+"""Data behind `watch`: state, progress, first error, restarts.
 
-One look asks each backend once: for the states of all its runs, or for the log of one of them, if
-that is on another machine. The same log is read again only after `LOGS_AGAIN` seconds.
+Each refresh queries every backend once: for the states of all its runs, or for the log of one of
+them, if that is on another machine. The same log is read again only after `LOGS_AGAIN` seconds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from deploykit.run.registry import Run
 
 LOGS_AGAIN = 30.0
 """Seconds between two requests for a log that is on another machine."""
-_MOST = 1 << 22
+_MAX_FIRST_READ = 1 << 22
 """Bytes at the end of each log that are read at first."""
-_LONGEST_ERROR = 200
+_MAX_ERROR_LINES = 200
 """Lines of the first error that are kept."""
 
 
@@ -43,9 +43,9 @@ class View:
     restarts: tuple[str, ...]
     """The known reasons of the restarts, in their order."""
     error: tuple[LogLine, ...]
-    """The first error of any rank; of a long one the end."""
+    """The first error of any rank; the end of a long one."""
     cause: str
-    """Of a failure, where one is known."""
+    """The cause of a failure, if known."""
     problems: tuple[str, ...]
     """What could not be read."""
     usage: tuple[RankUsage, ...] = ()
@@ -55,17 +55,17 @@ class View:
 
 
 class Watch:
-    """Looks at the same runs again and again."""
+    """Runs that are refreshed again and again."""
 
     def __init__(self, rows: Iterable[Run]) -> None:
         self._watched = [_Watched(row) for row in rows]
         self._fetched: dict[str, _Watched] = {}
-        """Of which run each backend gave a log in the last look."""
+        """The run whose log each backend returned in the last refresh."""
 
     @property
     def final(self) -> bool:
         """Whether all runs have ended, and their logs were read to the end."""
-        return all(one.is_complete for one in self._watched)
+        return all(watched.is_complete for watched in self._watched)
 
     def look(self, *, whole: bool = False) -> list[View]:
         """Ask each backend once, read what is new, and say what is known of each run.
@@ -73,20 +73,20 @@ class Watch:
         With `whole`, all states are asked for, and all logs on another machine are read.
         """
         self._fetched = {} if whole else self._due()
-        queried = [one for one in self._watched if one.row.backend not in self._fetched]
-        rows = run_state.refresh([one.row for one in queried])
-        for one, row in zip(queried, rows, strict=True):
-            one.read(row, fetch=whole)
-        for one in self._fetched.values():
-            one.read(one.row, fetch=True)
-        return [one.view() for one in self._watched]
+        queried = [run for run in self._watched if run.row.backend not in self._fetched]
+        rows = run_state.refresh([run.row for run in queried])
+        for run, row in zip(queried, rows, strict=True):
+            run.read(row, fetch=whole)
+        for run in self._fetched.values():
+            run.read(run.row, fetch=True)
+        return [run.view() for run in self._watched]
 
     def _due(self) -> dict[str, _Watched]:
         """The run whose log each backend is asked for: that of longest ago; not twice in a row."""
-        due = [one for one in self._watched if one.is_due and one.row.backend not in self._fetched]
+        due = [run for run in self._watched if run.is_due and run.row.backend not in self._fetched]
         chosen: dict[str, _Watched] = {}
-        for one in sorted(due, key=lambda one: one.read_at):
-            chosen.setdefault(one.row.backend, one)
+        for run in sorted(due, key=lambda run: run.read_at):
+            chosen.setdefault(run.row.backend, run)
         return chosen
 
 
@@ -95,9 +95,9 @@ class _Watched:
 
     def __init__(self, row: Run) -> None:
         self.row = row
-        self._metrics = RunMetrics(row, most=_MOST)
+        self._metrics = RunMetrics(row, most=_MAX_FIRST_READ)
         self._error = FirstError()
-        self._lines = deque[LogLine](maxlen=_LONGEST_ERROR)
+        self._lines = deque[LogLine](maxlen=_MAX_ERROR_LINES)
         self.read_at = -LOGS_AGAIN
         """When a log elsewhere was last read."""
         self._asked = False
@@ -120,7 +120,7 @@ class _Watched:
         return State(self.row.state).final or time.monotonic() >= self.read_at + LOGS_AGAIN
 
     def read(self, row: Run, *, fetch: bool) -> None:
-        """Read what is new, and the cause where the run has just failed."""
+        """Read what is new, and the cause if the run has just failed."""
         has_ended = State(row.state).final and not (self._asked and State(self.row.state).final)
         self._asked = True
         self.row = self._metrics.row = row

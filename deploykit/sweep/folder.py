@@ -18,14 +18,14 @@ from deploykit.job.spelling import UNKNOWN_KEY
 from deploykit.lib import paths
 from deploykit.lib.errors import NotFound, TryAgain, UsageError
 from deploykit.lib.version import __version__
-from deploykit.run import registry, storage, sweep_folders
+from deploykit.run import registry, storage
 from deploykit.run.rerun import UPGRADE
 from deploykit.sweep.model import SWEEP, Sweep
 
 _ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
 _RANDOM = 6
 _LONGEST = 30
-_DEFINITION = sweep_folders.DEFINITION
+_DEFINITION = storage.SWEEP_DEFINITION
 _JOURNAL = "journal.log"
 _STOP = "stop"
 _LOCK = "controller"
@@ -69,11 +69,11 @@ class SweepRecord:
     @property
     def finished(self) -> bool:
         """Whether a controller has seen its end, so that it needs its runs no longer."""
-        return (self.folder / sweep_folders.FINISHED).exists()
+        return (self.folder / storage.SWEEP_FINISHED).exists()
 
     def finish(self) -> None:
         """Note that it has ended, and all results are in its journal."""
-        paths.touch(self.folder / sweep_folders.FINISHED)
+        paths.touch(self.folder / storage.SWEEP_FINISHED)
 
     def ask_to_stop(self) -> None:
         """Tell the controller, if there is one, to cancel the runs and end."""
@@ -146,7 +146,7 @@ def find(name: str | None) -> SweepRecord:
 def every() -> list[SweepRecord]:
     """All sweeps, the newest first; without those that are `unread`."""
     records = []
-    for folder in sweep_folders.every():
+    for folder in storage.sweep_folders():
         with contextlib.suppress(OSError, Malformed):
             records.append(_read(folder))
     return sorted(records, key=lambda one: (-one.created, one.id))
@@ -155,7 +155,7 @@ def every() -> list[SweepRecord]:
 def unread() -> dict[str, str]:
     """By its id, why a sweep cannot be read: a newer deploykit made it, or its file is damaged."""
     reasons = {}
-    for folder in sweep_folders.every():
+    for folder in storage.sweep_folders():
         try:
             _read(folder)
         except FileNotFoundError:  # not written yet
@@ -211,7 +211,7 @@ def controlling(record: SweepRecord) -> Iterator[None]:
 def runs_of(sweep: SweepRecord) -> list[registry.Run]:
     """The runs of all trials of a sweep, the newest first."""
     rows = registry.select("run >= ? AND run < ?", (f"{sweep.id}-", f"{sweep.id}."))
-    return [row for row in rows if sweep_folders.of_run(row.run, {sweep.id: None})]
+    return [row for row in rows if storage.sweep_of(row.run, {sweep.id})]
 
 
 def remove(sweep: SweepRecord) -> None:

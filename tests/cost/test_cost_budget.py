@@ -50,7 +50,7 @@ def test_a_run_counts_at_its_worst_until_it_has_ended(job, capsys):
     shown = run(capsys, "submit", "--run", "c", code=64).err
     assert (
         "the job may cost 60.00 USD, more than its budget has left: budget 130.00 USD a month: "
-        "10.00 USD left; 0.00 USD spent, 120.00 USD reserved for 2 runs that have not ended"
+        "10.00 USD left; 0.00 USD spent, 120.00 USD reserved for 2 unfinished runs"
     ) in shown
     (paths.state() / "runs/go").touch()
     wait_for((paths.run_folder("a") / "code").exists)
@@ -88,22 +88,6 @@ def test_months_and_names(job, capsys):
     assert budgets.of("130 USD for old").left == 110
     assert budgets.of("130 USD/month for old").left == 130
     assert budgets.of("130 USD").left == 130
-    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as file, file:
-        file.execute("UPDATE budget_runs SET cost = 'x'")
-    run(capsys, "submit", "--set", "budget=130 USD for old", code=64)
-
-
-@pytest.mark.parametrize("column", ["name", "budget", "created", "ended", "worst", "cost"])
-@pytest.mark.parametrize("value", ["x", b"\x00", -1, 1e999])
-def test_a_table_that_was_edited_gives_no_money_and_no_traceback(job, capsys, column, value):
-    table = "name, budget, created, currency, worst, cost"
-    with registry.writing() as file:
-        file.execute(budgets._TABLE)
-        row = ("r", "", "130 USD/month", registry.now(), "USD", "120", None)
-        file.execute(f"INSERT INTO budget_runs (run, {table}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        file.execute(f"UPDATE budget_runs SET {column} = ?", (value,))
-    run(capsys, "list", "--cost")
-    assert column == "name" or budgets.of("130 USD").left <= 10
 
 
 REFUSED = {

@@ -1,25 +1,18 @@
-"""Records that others may have written: exit records, rows of the registry, dumps, metrics."""
+"""Records that others may have written: exit records, dumps, metrics."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import pickle
-import sqlite3
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from deploykit import cli as commands
 from deploykit.diagnose import dumps, flight, plain_pickle
 from deploykit.diagnose.dumps import NotADump
-from deploykit.job.model import Status
-from deploykit.lib import paths
-from deploykit.lib.errors import BackendUnavailable, NotFound
+from deploykit.lib.errors import BackendUnavailable
 from deploykit.observe import exit_records
-from deploykit.run import registry
 from deploykit_node import exit_records as node_records
 from deploykit_node import log
 from deploykit_node.requeue import restarts
@@ -104,61 +97,6 @@ def test_one_odd_record_does_not_hide_the_others(tmp_path, change):
         json.dumps({**RANK, **change, "finished": 7})
     )
     assert [end["rank"] for end in node_records.failures(tmp_path / "exit_records", 0)] == [0]
-
-
-ROW = dict.fromkeys(
-    ("name", "backend", "target", "folder", "plan", "bundle", "revision", "output", "id"), "a"
-)
-ROW |= {"run": "one-1", "created": 1.0, "state": "running", "exit_code": 0}
-
-
-def row(chance):
-    """A row with values of any type that SQLite stores, and sometimes an unknown column."""
-    values = dict(ROW)
-    for name in chance.sample(sorted(values), chance.randrange(5)):
-        value = anything(chance, depth=0)
-        small = not isinstance(value, int) or abs(value) < 2**63
-        values[name] = value.encode() if chance.random() < 0.2 and isinstance(value, str) else value
-        values[name] = values[name] if small else str(value)[:30]
-    return values
-
-
-@given(values=made(row), more=made(lambda chance: chance.random() < 0.2))
-def test_a_row_of_the_registry_is_a_run(values, more):
-    registry.every()
-    file = paths.state() / "runs.sqlite"
-    file.unlink(missing_ok=True)
-    registry.add(registry.Run(**{**ROW, "run": "first"}))
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        if more:
-            database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
-        names = ", ".join(values)
-        marks = ", ".join("?" * len(values))
-        try:
-            database.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", list(values.values()))
-        except (sqlite3.IntegrityError, UnicodeEncodeError):
-            return
-        finally:
-            database.commit()
-    found = outcome(registry.every)
-    if isinstance(found, list):
-        assert {run.run for run in found} >= {"first"}
-        for run in found:
-            assert isinstance(run.status, Status)
-            assert type(run.run) is str
-
-
-def test_list_and_status_go_on_with_a_row_of_another_version(capsys):
-    """Before, one such row ended every verb with exit code 70."""
-    registry.add(registry.Run(**{**ROW, "folder": "/nowhere"}))
-    with contextlib.closing(sqlite3.connect(paths.state() / "runs.sqlite")) as database, database:
-        database.execute("ALTER TABLE runs ADD COLUMN later TEXT")
-        database.execute("UPDATE runs SET state = 'dreaming', created = 'yesterday'")
-    importlib.import_module("deploykit.cli.list")
-    cli = importlib.import_module("deploykit.cli.main")
-    assert commands
-    assert cli.main(["list", "--json"]) == 0
-    assert "one-1" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -271,4 +209,3 @@ def test_files_that_are_missing_say_so(tmp_path):
     with pytest.raises(NotADump):
         dumps.read(Path(tmp_path, "fr_0"))
     assert exit_records.read(tmp_path) == []
-    assert isinstance(outcome(registry.get, "none"), NotFound)

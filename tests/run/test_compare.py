@@ -8,7 +8,7 @@ import pytest
 
 from deploykit.backends import base as backend
 from deploykit.cli import main as cli
-from deploykit.run.facts import argument_pairs, better
+from deploykit.run.report import argument_pairs, better
 from tests.live_run import OnTerminal
 
 HOSTILE = "x\x1b]52;c;eA==\x07\u202e[bold]"
@@ -138,7 +138,7 @@ def test_what_is_no_comparison_is_refused(two, capsys, words, code, told):
     assert told in compare(capsys, *words, code=code).err
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"entrypoint": 3, "env": {"A": [[1]]}}', "\xff"])
+@pytest.mark.parametrize("content", ["[]", "{", "\xff"])
 def test_a_damaged_record_of_a_job_is_no_error(start, capsys, content):
     for name in ("one-a", "two-b"):
         run = start(name)

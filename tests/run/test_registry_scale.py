@@ -18,7 +18,7 @@ from deploykit.lib import paths
 from deploykit.lib.errors import NotFound
 from deploykit.run import registry, storage
 from deploykit.run import state as run_state
-from deploykit.run.search import Search
+from deploykit.run.registry import Search
 from tests.run.test_runs import OLDER, row
 
 MANY = 3000
@@ -106,7 +106,7 @@ ONE = newest(1)
         lambda: registry.release("b77", lambda: None),
         registry.unfinished,
         lambda: registry.select(limit=20),
-        lambda: Search(pattern="exp-3-*").current(5),
+        lambda: run_state.search(Search(pattern="exp-3-*"), 5),
         storage.tidy,
     ],
 )
@@ -195,15 +195,6 @@ def test_patterns_are_those_of_the_shell(pattern, found):
     search = Search(pattern=pattern)
     assert [one.run for one in registry.select(*search.sql)] == (expected if found else [])
     assert bool(expected) == bool(found)
-
-
-@pytest.mark.usefixtures("statements")
-def test_a_state_that_no_version_knows_is_listed_as_unknown():
-    with registry.writing() as database:
-        database.execute("UPDATE runs SET state = 'paused' WHERE run = 'first-0000'")
-    search = Search(states=["unknown"])
-    assert [one.run for one in registry.select(*search.sql)] == ["first-0000"]
-    assert "first-0000" in {one.run for one in registry.unfinished()}
 
 
 def test_a_limit_beyond_every_integer_is_all_of_them():

@@ -13,8 +13,7 @@ from deploykit.cli import main as cli
 from deploykit.diagnose import cause_rules
 from deploykit.job.model import State, Status
 from deploykit.lib import paths
-from deploykit.run import evidence as run_evidence
-from deploykit.run import registry
+from deploykit.run import diagnosis, registry
 
 BY_STATE = {
     "TIMEOUT": "slurm_time_limit",
@@ -168,7 +167,7 @@ def test_a_nan_counts_although_the_program_ended_well(run, capsys):
 
 def test_every_cause_that_success_does_not_refute_exists():
     known = {rule.label for rule in cause_rules.load().causes}
-    assert known >= run_evidence._DESPITE_SUCCESS | run_evidence._FROM_OUTSIDE
+    assert known >= diagnosis._DESPITE_SUCCESS | diagnosis._FROM_OUTSIDE
 
 
 def test_a_run_that_has_not_ended_is_not_called_healthy(live, capsys):

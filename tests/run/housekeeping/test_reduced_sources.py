@@ -1,4 +1,4 @@
-"""What a run that has ended still needs of its source, and attacks on reducing it."""
+"""What a run that has ended still needs of its source."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ from deploykit.lib import paths
 from deploykit.run import registry, storage
 from deploykit.run import state as run_state
 from tests.run.housekeeping.state import ACTIVE, tree
+
+
+@pytest.fixture
+def old(add):
+    """The folder of a run that has ended, with four newer ones."""
+    folder = add("old", days=1)
+    for number in range(4):
+        add(f"new-{number}")
+    return folder
 
 
 def test_each_run_works_in_a_copy_of_its_own(add):
@@ -69,43 +78,34 @@ def test_the_source_of_a_run_that_may_need_it_is_not_reduced(add, state):
     assert tree(folder / "source") == before
 
 
-def test_without_the_right_archive_nothing_is_taken_away(add):
-    folder = add("old", days=1)
-    for number in range(4):
-        add(f"new-{number}")
-    before = tree(folder / "source")
+def test_without_the_right_archive_nothing_is_taken_away(old):
+    before = tree(old / "source")
     (archive,) = storage.bundles().values()
     good = archive.read_bytes()
     archive.write_bytes(good[: len(good) // 2])
     storage.tidy()
-    assert tree(folder / "source") == before
+    assert tree(old / "source") == before
     archive.unlink()
     storage.tidy_all()
-    assert tree(folder / "source") == before
+    assert tree(old / "source") == before
 
 
-def test_a_folder_that_the_run_replaced_by_a_link_is_not_emptied(add, tmp_path):
+def test_a_folder_that_the_run_replaced_by_a_link_is_not_emptied(old, tmp_path):
     """The files behind it are the same as in the bundle, but belong to another folder."""
-    folder = add("old", days=1)
-    for number in range(4):
-        add(f"new-{number}")
     elsewhere = tmp_path / "elsewhere"
-    (folder / "source/package").rename(elsewhere)
-    (folder / "source/package").symlink_to(elsewhere)
+    (old / "source/package").rename(elsewhere)
+    (old / "source/package").symlink_to(elsewhere)
     before = tree(elsewhere)
     storage.tidy()
     assert tree(elsewhere) == before
-    assert not (folder / "source/train.py").exists()
+    assert not (old / "source/train.py").exists()
 
 
 @pytest.mark.parametrize("which", ["", "source"])
-def test_a_run_folder_that_is_a_link_is_not_reduced(add, tmp_path, which):
-    folder = add("old", days=1)
-    for number in range(4):
-        add(f"new-{number}")
+def test_a_run_folder_that_is_a_link_is_not_reduced(old, tmp_path, which):
     elsewhere = tmp_path / "elsewhere"
-    (folder / which).rename(elsewhere)
-    (folder / which).symlink_to(elsewhere)
+    (old / which).rename(elsewhere)
+    (old / which).symlink_to(elsewhere)
     before = tree(elsewhere)
     storage.tidy()
     assert tree(elsewhere) == before

@@ -16,7 +16,7 @@ from deploykit.bundle import archive as bundle
 from deploykit.cli import main as cli
 from deploykit.job.model import State
 from deploykit.lib import paths
-from deploykit.run import registry, removal
+from deploykit.run import registry, storage
 from deploykit.run import state as run_state
 from tests.run.housekeeping.conftest import LIMIT
 from tests.run.housekeeping.state import names, run
@@ -83,15 +83,14 @@ def test_two_removals_at_once_remove_everything_and_fail_at_nothing(add, verb):
 
 def test_a_run_whose_folder_another_process_has_just_removed_is_removed(add, monkeypatch):
     folder = add("exp-alpha", days=1)
-    asked = paths.is_private_folder
+    submitting = paths.submitting
 
-    def lost(path):
-        answer = asked(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        return answer
+    def lost(*args):
+        shutil.rmtree(folder)
+        return submitting(*args)
 
-    monkeypatch.setattr(paths, "is_private_folder", lost)
-    removal.remove(registry.known("exp-alpha"))
+    monkeypatch.setattr(paths, "submitting", lost)
+    storage.remove_run(registry.known("exp-alpha"))
     assert names() == set()
 
 
@@ -101,13 +100,13 @@ def test_a_file_written_into_a_folder_while_it_is_removed_goes_too(add, monkeypa
     remove_folder = os.rmdir
 
     def write_first(path, **at):
-        if path == folder.name:
+        if path == folder:
             monkeypatch.setattr(os, "rmdir", remove_folder)
             (folder / "submitting").touch()
         remove_folder(path, **at)
 
     monkeypatch.setattr(os, "rmdir", write_first)
-    removal.remove(registry.known("exp-alpha"))
+    storage.remove_run(registry.known("exp-alpha"))
     assert not folder.exists()
 
 
