@@ -242,7 +242,7 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     # the key `as` is the field `as_`: a keyword of Python cannot name one
     known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
     values, unknown = {}, [key for key in data if key not in known]
-    misspelled: dict[object, str] = {}
+    misspelled: dict[str, str] = {}
     if unknown:
         from deploykit.job import spelling  # only where something is wrong
 

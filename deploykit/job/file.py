@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -94,41 +94,49 @@ def load(
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
     that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
-    it is asked only where there is an error already, so that all of them are reported at once.
+    it is called only if there are errors already, with the sections that have none, so that as many
+    as possible are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
     Raises JobFileError with every problem.
     """
-    tree, lines = draft.data, draft.lines
+    tree = draft.data
     names = [field.name for field in dataclasses.fields(JobSpec)]
     known = [*names, *_sections(set(tree).difference(names), backends)]
     problems: list[Problem] = []
+    written = {key: key for key in tree}
     if unknown := [key for key in tree if key not in known]:
-        from deploykit.job import spelling, stand_ins  # only where something is wrong
+        from deploykit.job import spelling  # only where something is wrong
 
         problems += spelling.unknown_keys("", unknown, known)
-        tree, lines = stand_ins.as_meant(tree, lines, known)
-        draft = draft._replace(data=tree, lines=lines)
+        written |= {meant: key for key, meant in spelling.meant(tree, known).items()}
     parts: dict[str, tuple[type[Any], Any]] = {
-        "": (JobSpec, {key: tree[key] for key in tree if key in names}),
-        **{name: (cls, tree.get(name)) for name, cls in options.items()},
+        "": (JobSpec, {name: tree[written[name]] for name in names if name in written}),
+        **{name: (cls, tree.get(written.get(name, name))) for name, cls in options.items()},
     }
-    values = {}
+    values: dict[str, Any] = {}
     for name, (cls, data) in parts.items():
-        values[name], more = decode(cls, data, name)
-        problems += [_with_name(problem, tree) for problem in more]
-    file = None if problems else _file(draft, values)
-    problems = _check(file.job) if file else problems
+        value, more = decode(cls, data, name)
+        problems += [_with_name(_as_written(problem, written), tree) for problem in more]
+        values |= {name: value} if value is not None else {}
+    file = _file(draft, values) if "" in values else None
+    problems += _check(file.job) if file else []
     if file is None or problems:
-        from deploykit.job import stand_ins
-
-        def others(values: Mapping[str, Any]) -> Iterator[Problem]:
-            assumed = _file(draft, values)
-            return itertools.chain(_check(assumed.job), check(assumed))
-
-        problems += stand_ins.problems(parts, problems, others)
-        raise JobFileError(title(draft.source), located(problems, lines, draft.origins))
+        wrong = [problem.path for problem in problems]
+        later = check(file) if file else ()
+        problems += [one for one in later if not any(_is_inside(one.path, path) for path in wrong)]
+        raise JobFileError(title(draft.source), located(problems, draft.lines, draft.origins))
     return file
+
+
+def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
+    """The problem with its key of the top level as it is spelled in the file."""
+    name = re.split(r"[.\[]", problem.path, maxsplit=1)[0]
+    return problem._replace(path=written.get(name, name) + problem.path.removeprefix(name))
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:

@@ -25,10 +25,10 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
 
 
-def meant(keys: Iterable[object], known: Collection[str]) -> dict[object, str]:
-    """The known keys for which some unknown ones were meant: similar, and not given themselves."""
+def meant(keys: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """The known key that each unknown one stands for: similar, and not given itself."""
     given = list(keys)
-    near = {key: nearest(str(key), known) for key in given[:_NAMED] if key not in known}
+    near = {key: nearest(key, known) for key in given[:_NAMED] if key not in known}
     return {key: name for key, name in near.items() if name and name not in given}
 
 
