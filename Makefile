@@ -60,7 +60,7 @@ audit: $(VENV)/.dev .venv-audit/.ready
 	$(BIN)/python tests/audit/packages.py
 
 # Ten thousand hostile answers, files and lines for each reader; `make test-all` tries 200.
-FUZZ := tests/fuzz tests/test_hostile.py tests/job/test_jobfile_hostile.py tests/cli/test_terminal.py \
+FUZZ := tests/fuzz tests/test_hostile.py tests/job/test_jobfile_fuzz.py tests/cli/test_terminal.py \
     tests/lib/test_paste.py tests/node/test_node_preflight_messages.py tests/trainer/test_checkpoint_readers.py \
     tests/trainer/test_http_messages.py
 fuzz: $(VENV)/.dev

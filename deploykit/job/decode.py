@@ -24,20 +24,17 @@ from deploykit.lib.problem import Problem
 
 T = TypeVar("T")
 _BAD: Any = object()
-_SHOWN = 60
-"""Characters of a wrong value that a message quotes."""
-_LARGEST = 10**18
-"""Larger than any count, size or time; str() raises ValueError for thousands of digits."""
-_LONGEST = 10**9
-"""Seconds, about 30 years; more would overflow dates."""
-_LARGEST_JSON = 64 * 2**20
-"""Bytes of a file written by a program."""
+_MAX_QUOTED = 60
+"""Characters of a wrong value in a message."""
+_MAX_SECONDS = 10**9
+"""About 30 years; more would overflow dates."""
+_MAX_JSON_BYTES = 64 * 2**20
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,2}):(\d{2}):(\d{2})")
-_SPAN = re.compile(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
-_CREDENTIALS = re.compile(r"://[^\s/]{1,1000}@")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})")
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_CREDENTIALS = re.compile(r"://[^\s/]+@")
 """In an address: they must not be in a message."""
-_SIZE = re.compile(r"(\d{1,18})\s*([KMGT]?)(i?)B", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
 class Help(typing.NamedTuple):
@@ -86,7 +83,7 @@ def _seconds(text: str) -> int:
         raise ValueError(text)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if total > _LONGEST:
+    if total > _MAX_SECONDS:
         raise ValueError(text)
     return total
 
@@ -138,7 +135,7 @@ def decode(cls: type[T], data: object, path: str = "") -> tuple[T | None, list[P
 
 def read_json(path: Path) -> Any:
     """The JSON in a regular file of at most 64 MiB. Raises OSError or Malformed."""
-    return from_json(read_record(path, _LARGEST_JSON))
+    return from_json(read_record(path, _MAX_JSON_BYTES))
 
 
 def read_record(path: Path, most: int) -> bytes:
@@ -332,12 +329,12 @@ def _text(data: object) -> str:
 
 def _integer(data: object) -> int:
     if isinstance(data, Plain):
-        if re.fullmatch(r"[+-]?[0-9]{1,18}", data) is None:
+        if re.fullmatch(r"[+-]?[0-9]+", data) is None:
             raise ValueError(data)
         return int(data)
     if isinstance(data, str) and data.isascii() and data.isdigit():
         raise TypeError("remove the quotes")
-    if isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _LARGEST:
+    if isinstance(data, int) and not isinstance(data, bool):
         return data
     raise ValueError(data)
 
@@ -374,10 +371,8 @@ def _shown(data: object) -> str:
         return "a section"
     if isinstance(data, Sequence) and not isinstance(data, str):
         return "a list"
-    if isinstance(data, int) and abs(data) > _LARGEST:
-        return "a number with too many digits"
     text = repr(_CREDENTIALS.sub("://***@", data)) if isinstance(data, str) else repr(data)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
 
 
 def _join(path: str, key: str) -> str:

@@ -5,9 +5,7 @@ A job from Python is the same data without a file: its keys, in a mapping.
 An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
 ``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 
-Any text gives data or Malformed, in bounded time and memory: nesting, sizes and the expansion of
-aliases are limited before they can crash the interpreter (libyaml composes nodes by recursion in
-C). The rules of `diagnose` are read by the same functions.
+The rules of `diagnose` are read by the same functions.
 """
 
 from __future__ import annotations
@@ -17,9 +15,12 @@ import functools
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml as pyyaml
 
 from deploykit.job import checks
 from deploykit.job.decode import Malformed, Plain, decode
@@ -30,11 +31,8 @@ from deploykit.lib.errors import JobFileError, NotFound, UsageError
 DEFAULT = "job.yaml"
 LARGEST = 2**20
 """Bytes of a file written by a person."""
-_DEEPEST = 50
-_HEAVIEST = 4 * LARGEST
-"""Characters of all values, where each alias counts as much as its value."""
-_LONGEST_PATH = 1_000
 _NULLS = ("", "~", "null", "Null", "NULL")
+_UNFINISHED: Any = object()
 Source = Path | Mapping[str, Any]
 """A job file, or the keys of a job without one."""
 Overrides = Sequence[str | tuple[str, Any]]
@@ -171,9 +169,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
         ) from error
     try:
         if path.suffix == ".toml":
-            from deploykit.job import toml_text  # most job files are YAML
-
-            return toml_text.parse(text), {}
+            return toml(text), {}
         tree, lines, problems = yaml(text)
     except Malformed as error:
         raise JobFileError(str(path), [Problem("", str(error), line=error.line)]) from error
@@ -213,21 +209,32 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
 
     Unquoted scalars become `Plain`; an empty text is an empty mapping. Raises Malformed.
     """
-    import yaml as pyyaml
-
     loader = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
     try:
-        reader = _Yaml(pyyaml, pyyaml.parse(text, Loader=loader))
-        return reader.document(), reader.lines, reader.problems
+        root = pyyaml.compose(text, Loader=loader)
     except pyyaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        line = mark.line + 1 if mark else None
         if mark and text[mark.index : mark.index + 1] == "\t":
             what = "a tab; indent with spaces"
-        raise Malformed(f"is not valid YAML: {what}", line) from None
+        message = f"is not valid YAML: {what.removeprefix('but ')}"
+        raise Malformed(message, mark.line + 1 if mark else None) from None
     except UnicodeError:
         raise Malformed("is not valid YAML: invalid characters") from None
+    reader = _YamlReader()
+    return {} if root is None else reader.value(root, ""), reader.lines, reader.problems
+
+
+def toml(text: str) -> dict[str, Any]:
+    """TOML as data. Raises Malformed."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        what, at, where = str(error).partition(" (at ")  # "line 3, column 5" or "end of document"
+        last = len(text.rstrip().splitlines()) if at else None
+        number = re.match(r"line (\d+)", where)
+        line = int(number[1]) if number else last
+        raise Malformed(f"is not valid TOML: {what}", line) from None
 
 
 def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator[str]:
@@ -320,97 +327,46 @@ def _check_script(script: str, source: Path) -> Iterable[Problem]:
         yield presence.no_script(script, source)
 
 
-class _Yaml:
-    """Builds the values from the parser's events, and checks the limits before each."""
+class _YamlReader:
+    """Plain data from the nodes of a YAML document, with the lines and duplicates of its keys."""
 
-    def __init__(self, events: Any, source: Iterator[Any]) -> None:
+    def __init__(self) -> None:
         self.lines: dict[str, int] = {}
         self.problems: list[Problem] = []
-        self._events, self._source = events, source
-        self._anchors: dict[str, tuple[Any, int] | None] = {}
-        self._weight = 0
+        self._values: dict[int, Any] = {}
+        """By the id of the node, which all aliases of an anchor share."""
 
-    def document(self) -> Any:
-        """The value of the one document."""
-        next(self._source)  # the start of the stream
-        if isinstance(next(self._source), self._events.StreamEndEvent):
-            return {}
-        value = self._value(next(self._source), "", 0)
-        next(self._source)  # the end of the document
-        after = next(self._source)
-        if not isinstance(after, self._events.StreamEndEvent):
-            raise _malformed("expected a single document", after)
-        return value
+    def value(self, node: pyyaml.Node, path: str) -> Any:
+        """The value of a node. Raises Malformed."""
+        self.lines.setdefault(path, _line(node))
+        if id(node) not in self._values:
+            self._values[id(node)] = _UNFINISHED
+            self._values[id(node)] = self._new_value(node, path)
+        if self._values[id(node)] is _UNFINISHED:
+            raise Malformed("is not valid YAML: an alias inside its own value", _line(node))
+        return self._values[id(node)]
 
-    def _value(self, event: Any, path: str, depth: int) -> Any:
-        self.lines.setdefault(path, event.start_mark.line + 1)
-        if isinstance(event, self._events.AliasEvent):
-            return self._of_alias(event)
-        if depth > _DEEPEST:
-            raise _malformed(f"nested more than {_DEEPEST} deep", event)
-        if len(path) > _LONGEST_PATH:
-            raise _malformed(f"keys of more than {_LONGEST_PATH} characters", event)
-        if event.anchor is None:
-            return self._new_value(event, path, depth)
-        before = self._weight
-        self._anchors[event.anchor] = None  # until it is complete
-        value = self._new_value(event, path, depth)
-        self._anchors[event.anchor] = (value, self._weight - before)
-        return value
+    def _new_value(self, node: pyyaml.Node, path: str) -> Any:
+        if isinstance(node, pyyaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, pyyaml.SequenceNode):
+            return [self.value(item, f"{path}[{number}]") for number, item in enumerate(node.value)]
+        if isinstance(node, pyyaml.ScalarNode) and not node.style:  # unquoted
+            return None if node.value in _NULLS else Plain(node.value)
+        return node.value
 
-    def _of_alias(self, event: Any) -> Any:
-        anchored = self._anchors.get(event.anchor)
-        if anchored is None:
-            inside = event.anchor in self._anchors
-            what = "contains itself" if inside else "is undefined"
-            raise _malformed(f"the alias {event.anchor!r} {what}", event)
-        value, weight = anchored
-        self._add(weight, event)
-        return value
-
-    def _add(self, weight: int, event: Any) -> None:
-        self._weight += weight
-        if self._weight > _HEAVIEST:
-            raise _malformed("too many values, perhaps through aliases", event)
-
-    def _new_value(self, event: Any, path: str, depth: int) -> Any:
-        if isinstance(event, self._events.MappingStartEvent):
-            self._add(1, event)
-            return self._mapping(path, depth)
-        if isinstance(event, self._events.SequenceStartEvent):
-            self._add(1, event)
-            return self._sequence(path, depth)
-        self._add(1 + len(event.value), event)
-        if not event.style:  # unquoted
-            return None if event.value in _NULLS else Plain(event.value)
-        return event.value
-
-    def _sequence(self, path: str, depth: int) -> list[Any]:
-        values: list[Any] = []
-        for event in self._source:
-            if isinstance(event, self._events.SequenceEndEvent):
-                break
-            values.append(self._value(event, f"{path}[{len(values)}]", depth + 1))
-        return values
-
-    def _mapping(self, path: str, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: pyyaml.MappingNode, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for event in self._source:
-            if isinstance(event, self._events.MappingEndEvent):
-                break
-            if not isinstance(event, self._events.ScalarEvent):
-                raise _malformed("expected a plain name as a key", event)
-            key = event.value
-            if event.anchor is not None:
-                self._anchors[event.anchor] = (key, len(key))
-            below = f"{path}.{key}" if path else key
-            line = event.start_mark.line + 1
-            if key in values:
-                self.problems.append(Problem(below, "duplicate key", line=line))
-            self.lines[below] = line
-            values[key] = self._value(next(self._source), below, depth + 1)
+        for key, value in node.value:
+            if not isinstance(key, pyyaml.ScalarNode):
+                raise Malformed("is not valid YAML: expected a plain name as a key", _line(key))
+            below = f"{path}.{key.value}" if path else key.value
+            if key.value in values:
+                self.problems.append(Problem(below, "duplicate key", line=_line(key)))
+            self.lines[below] = _line(key)
+            values[key.value] = self.value(value, below)
         return values
 
 
-def _malformed(what: str, event: Any) -> Malformed:
-    return Malformed(f"is not valid YAML: {what}", event.start_mark.line + 1)
+def _line(node: pyyaml.Node) -> int:
+    return node.start_mark.line + 1

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from deploykit.lib.problem import Problem
 
 UNKNOWN_KEY = "unknown key"
-_NAMED = 20
-"""Unknown keys that are reported one by one: a suggestion takes a millisecond each."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -28,18 +26,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def meant(keys: Iterable[str], known: Collection[str]) -> dict[str, str]:
     """The known key that each unknown one stands for: similar, and not given itself."""
     given = list(keys)
-    near = {key: nearest(key, known) for key in given[:_NAMED] if key not in known}
+    near = {key: nearest(key, known) for key in given if key not in known}
     return {key: name for key, name in near.items() if name and name not in given}
 
 
 def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Iterator[Problem]:
     """A problem for each unknown key, with the nearest known one."""
     names = list(known)
-    for key in keys[:_NAMED]:
+    for key in keys:
         hint = did_you_mean(str(key), names) or f"known keys: {', '.join(names)}"
         yield Problem(f"{path}.{key}" if path else str(key), UNKNOWN_KEY, hint)
-    if len(keys) > _NAMED:
-        yield Problem(path, f"has {len(keys) - _NAMED} more unknown keys")
 
 
 def near_name(text: str) -> str:

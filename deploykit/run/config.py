@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from deploykit.backends import base as backend
 from deploykit.job import file as jobfile
-from deploykit.job import toml_text
 from deploykit.job.decode import Malformed
 from deploykit.job.file import Draft
 from deploykit.job.model import Problem
@@ -77,7 +76,7 @@ def read(path: Path) -> Config:
     text = _text(path)
     lines = _lines(text)
     try:
-        tree = toml_text.parse(text)
+        tree = jobfile.toml(text)
     except Malformed as error:
         raise ConfigError(str(path), [Problem("", str(error), line=error.line)]) from error
     values = dict(_flat(tree))
