@@ -2,68 +2,63 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+import yaml as pyyaml
 
 from deploykit.job import file as jobfile
 from deploykit.job.decode import Malformed
 from deploykit.lib import quoting
-from deploykit.lib.errors import JobFileError, UsageError
-
-_VALUE = re.compile(r"""(:\s+)("[^"\n]*"|'[^'\n]*'|[^\s#,{}\[\]][^\s#,}]*)""")
+from deploykit.lib.errors import UsageError
 
 
 def set_key(path: Path, key: str, value: str) -> None:
     """Set ``section.key`` in a YAML file.
 
-    The changed text is read again: it must say the same as before but for this key. Raises
-    UsageError where it cannot be changed so, and for a file that cannot be written.
+    The changed text is read again: only this key may differ. Raises UsageError if the text cannot
+    be changed so, and for a file that cannot be written.
     """
-    before, lines = jobfile.parse(path)
+    before, _ = jobfile.parse(path)
     section, _, name = key.partition(".")
-    old = before.get(section)
-    if old is not None and not isinstance(old, dict):
-        raise _cannot(path, key, value)
-    wanted = {**before, section: {**(old or {}), name: value}}
+    old = before.get(section) or {}
     text = jobfile.read_text(path)
-    changed = _changed(text.splitlines(), lines, (section, name), value)
-    if path.suffix == ".toml" or not _says(changed, wanted):
-        raise _cannot(path, key, value)
+    changed = None
+    if path.suffix != ".toml" and isinstance(old, dict):
+        changed = _with_key(text, section, name, quoting.yaml(value))
+    if changed is None or not _has(changed, {**before, section: {**old, name: value}}):
+        raise UsageError(
+            f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
+        )
     try:
         path.write_text(changed, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _cannot(path: Path, key: str, value: str) -> UsageError:
-    return UsageError(
-        f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
-    )
+def _with_key(text: str, section: str, name: str, value: str) -> str:
+    """The text with the key in its section; the result may not be valid."""
+    root = pyyaml.compose(text, Loader=jobfile.LOADER)
+    keys = {key.value: (key, node) for key, node in root.value} if root else {}
+    if section not in keys:
+        return "\n".join([*text.splitlines(), f"{section}:", f"  {name}: {value}", ""])
+    heading, node = keys[section]
+    start, end = node.start_mark.index, node.end_mark.index
+    if not isinstance(node, pyyaml.MappingNode):  # nothing, or null
+        return f"{text[:start].rstrip()}\n  {name}: {value}{text[end:]}"
+    for key, old in node.value:
+        if key.value == name:
+            return text[: old.start_mark.index] + value + text[old.end_mark.index :]
+    if node.flow_style:
+        more = ", " if node.value else ""
+        return f"{text[: start + 1]}{name}: {value}{more}{text[start + 1 :]}"
+    below = text.index("\n", heading.end_mark.index) + 1
+    return f"{text[:below]}{' ' * node.start_mark.column}{name}: {value}\n{text[below:]}"
 
 
-def _changed(text: list[str], lines: dict[str, int], key: tuple[str, str], value: str) -> str:
-    """The text with the key; perhaps not a valid one."""
-    section, name = key
-    entry = f"{name}: {quoting.yaml(value)}"
-    if (line := lines.get(f"{section}.{name}")) is not None:
-        own = re.compile(rf"\b{re.escape(name)}{_VALUE.pattern}")
-        new = f"{name}: {quoting.yaml(value)}"
-        text[line - 1] = own.sub(lambda _: new, text[line - 1], count=1)
-    elif (line := lines.get(section)) is None:
-        text += [f"{section}:", f"  {entry}"]
-    elif "{" in text[line - 1]:
-        text[line - 1] = text[line - 1].replace("{", f"{{{entry}, ", 1).replace(", }", "}")
-    else:
-        inside = [number for path, number in lines.items() if path.startswith(f"{section}.")]
-        first = text[min(inside) - 1] if inside else "  "
-        text.insert(line, f"{first[: len(first) - len(first.lstrip())] or '  '}{entry}")
-    return "\n".join([*text, ""])
-
-
-def _says(text: str, wanted: object) -> bool:
+def _has(text: str, wanted: object) -> bool:
     """Whether a YAML text has exactly these values."""
     try:
         data, _, problems = jobfile.yaml(text)
-    except (Malformed, JobFileError):
+    except Malformed:
         return False
     return not problems and data == wanted

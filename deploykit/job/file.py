@@ -31,6 +31,7 @@ from deploykit.lib.errors import JobFileError, NotFound, UsageError
 DEFAULT = "job.yaml"
 LARGEST = 2**20
 """Bytes of a file written by a person."""
+LOADER: type[pyyaml.SafeLoader] = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
 _NULLS = ("", "~", "null", "Null", "NULL")
 _UNFINISHED: Any = object()
 Source = Path | Mapping[str, Any]
@@ -209,9 +210,8 @@ def yaml(text: str) -> tuple[Any, dict[str, int], list[Problem]]:
 
     Unquoted scalars become `Plain`; an empty text is an empty mapping. Raises Malformed.
     """
-    loader = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)
     try:
-        root = pyyaml.compose(text, Loader=loader)
+        root = pyyaml.compose(text, Loader=LOADER)
     except pyyaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]

@@ -153,6 +153,7 @@ BLOCK = "name: x\nslurm:\n  # ours\n  price: 1 USD/node-hour  # really\nenv: {A:
         ("slurm: {account: a}\n", "slurm: {partition: gpu, account: a}\n"),
         ("slurm: {}\n", "slurm: {partition: gpu}\n"),
         ("slurm:\nname: x\n", "slurm:\n  partition: gpu\nname: x\n"),
+        ("slurm: ~\nname: x\n", "slurm:\n  partition: gpu\nname: x\n"),
     ],
 )
 def test_one_key_changes_and_nothing_else(tmp_path, text, changed):
