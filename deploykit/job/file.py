@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 import sys
 import tomllib
@@ -25,7 +24,7 @@ import yaml as pyyaml
 from deploykit.job import checks
 from deploykit.job.decode import Malformed, Plain, decode
 from deploykit.job.model import JobSpec, Problem
-from deploykit.lib import paths
+from deploykit.lib import paths, quoting
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
 DEFAULT = "job.yaml"
@@ -119,7 +118,7 @@ def load(
         problems += [_with_name(_as_written(problem, written), tree) for problem in more]
         values |= {name: value} if value is not None else {}
     file = _file(draft, values) if "" in values else None
-    problems += _check(file.job) if file else []
+    problems += checks.check(file.job) if file else []
     if file is None or problems:
         wrong = [problem.path for problem in problems]
         later = check(file) if file else ()
@@ -288,45 +287,6 @@ def _override_value(text: str, value: str) -> Any:
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error
 
 
-def _check(job: JobSpec) -> list[Problem]:
-    """Problems of the neutral part, beyond the types."""
-    problems = [*_check_entrypoint(job), *checks.check_nodes(job), *checks.check_variables(job)]
-    return [
-        *problems,
-        *checks.check_launcher(job),
-        *checks.check_metrics(job),
-        *checks.check_track(job),
-    ]
-
-
-def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
-    entry, source = job.entrypoint, Path(job.source)
-    if (entry.script is None) == (entry.module is None):
-        yield Problem("entrypoint", "expected exactly one of `script` and `module`")
-    if job.environment is not None:
-        from deploykit.job import environments  # few jobs name one
-
-        yield from environments.check(job.environment)
-    for number, pattern in enumerate(job.outputs):
-        if ".." in pattern.split("/"):
-            message = f"{pattern!r} leaves the working folder"
-            yield Problem(f"outputs[{number}]", message, "name files below it, without `..`")
-    if not os.path.isdir(source):  # noqa: PTH112 - Path.is_dir() raises on a name too long
-        yield Problem("source", f"folder {source} not found")
-    elif entry.script is not None:
-        yield from _check_script(entry.script, source)
-
-
-def _check_script(script: str, source: Path) -> Iterable[Problem]:
-    path = Path(script)
-    if path.is_absolute() or ".." in path.parts or script.startswith("-"):
-        yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
-    elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
-        from deploykit.job import presence
-
-        yield presence.no_script(script, source)
-
-
 class _YamlReader:
     """Plain data from the nodes of a YAML document, with the lines and duplicates of its keys."""
 
@@ -370,3 +330,55 @@ class _YamlReader:
 
 def _line(node: pyyaml.Node) -> int:
     return node.start_mark.line + 1
+
+
+def set_key(path: Path, key: str, value: str) -> None:
+    """Set ``section.key`` in a YAML file.
+
+    The changed text is read again: only this key may differ. Raises UsageError if the text cannot
+    be changed so, and for a file that cannot be written.
+    """
+    before, _ = parse(path)
+    section, _, name = key.partition(".")
+    old = before.get(section) or {}
+    text = read_text(path)
+    changed = None
+    if path.suffix != ".toml" and isinstance(old, dict):
+        changed = _with_key(text, section, name, quoting.yaml(value))
+    if changed is None or not _has_values(changed, {**before, section: {**old, name: value}}):
+        raise UsageError(
+            f"{path} cannot be changed automatically", hint=f"set {key} to {value!r} in it"
+        )
+    try:
+        path.write_text(changed, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _with_key(text: str, section: str, name: str, value: str) -> str:
+    """The text with the key in its section; the result may not be valid."""
+    root = pyyaml.compose(text, Loader=LOADER)
+    keys = {key.value: (key, node) for key, node in root.value} if root else {}
+    if section not in keys:
+        return "\n".join([*text.splitlines(), f"{section}:", f"  {name}: {value}", ""])
+    heading, node = keys[section]
+    start, end = node.start_mark.index, node.end_mark.index
+    if not isinstance(node, pyyaml.MappingNode):  # nothing, or null
+        return f"{text[:start].rstrip()}\n  {name}: {value}{text[end:]}"
+    for key, old in node.value:
+        if key.value == name:
+            return text[: old.start_mark.index] + value + text[old.end_mark.index :]
+    if node.flow_style:
+        more = ", " if node.value else ""
+        return f"{text[: start + 1]}{name}: {value}{more}{text[start + 1 :]}"
+    below = text.index("\n", heading.end_mark.index) + 1
+    return f"{text[:below]}{' ' * node.start_mark.column}{name}: {value}\n{text[below:]}"
+
+
+def _has_values(text: str, wanted: object) -> bool:
+    """Whether a YAML text has exactly these values."""
+    try:
+        data, _, problems = yaml(text)
+    except Malformed:
+        return False
+    return not problems and data == wanted

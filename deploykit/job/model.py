@@ -9,14 +9,51 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from deploykit.job.decode import NOT_EMPTY, Bounds, Duration, Help, Size
-from deploykit.job.names import BUDGET, CHANNEL, METRIC, MONEY, NAME, OUTPUT, PROFILE, VARIABLE
-from deploykit.job.sections import Environment as Environment  # noqa: PLC0414 - one of the nouns
-from deploykit.job.sections import Track
+from deploykit.job.decode import NOT_EMPTY, Bounds, Duration, Help, Pattern, Size
 from deploykit.lib import paths
 from deploykit.lib.problem import Problem as Problem  # noqa: PLC0414 - one of the nouns
 
 Arguments = tuple[str, ...]
+
+NAME = Pattern(
+    r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,39}",
+    "letters, digits and single inner hyphens, at most 40 characters",
+)
+VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "an environment variable's name")
+CHANNEL = Pattern(r"[A-Za-z0-9][A-Za-z0-9_]{0,63}", "letters, digits and underscores")
+OUTPUT = Pattern(
+    r"[^/~\x00-\x1f\x7f][^\x00-\x1f\x7f]*",
+    "a pattern below the working folder, such as snapshot.pt or checkpoints/*.pt",
+)
+METRIC = Pattern(r"[ -~]{1,100}", "a name of at most 100 printable ASCII characters")
+PATH = Pattern(r"[^\x00-\x1f\x7f-][^\x00-\x1f\x7f]*", "a name or path without control characters")
+BUDGET = Pattern(
+    r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}(/month)?( for [A-Za-z0-9][A-Za-z0-9_.-]{0,62})?",
+    "an amount of money such as 2000 USD, 500 USD/month or 500 USD/month for vision",
+)
+PROFILE = Pattern(
+    r"(torch|nsys):([2-9]|[1-9][0-9]{1,8}):[1-9][0-9]{0,8}|nsys|memory",
+    "torch:FIRST:LAST, such as torch:20:25: optimizer steps from 2 on; nsys:FIRST:LAST or nsys; "
+    "or memory",
+)
+MONEY = Pattern(r"[0-9]{1,12}([.][0-9]{1,9})? ?[A-Z]{3}", "an amount of money such as 50 USD")
+MLFLOW = Pattern(
+    r"https?://[^\s/@?#]+(/[^\s@?#]*)?"
+    r"|arn:aws(-us-gov)?:sagemaker:[a-z0-9-]+:[0-9]{12}:mlflow-(tracking-server|app)/[A-Za-z0-9-]+",
+    "an address such as https://mlflow.example.com without a user name (set "
+    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead), or SageMaker's "
+    "arn:aws:sagemaker:REGION:ACCOUNT:mlflow-tracking-server/NAME; a file store needs "
+    "`mlflow server --backend-store-uri` in front of it",
+)
+FOLDER_OR_S3 = Pattern(
+    r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?|[^:\x00-\x1f\x7f]+",
+    "a folder without a colon in its name, or an s3:// prefix",
+)
+TRACKIO = Pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", "a project such as digits or team-digits")
+PROJECT = Pattern(
+    r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
+    "a project such as digits or team/digits",
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +136,96 @@ class Resources:
     def world_size(self) -> int:
         """Ranks in all; the most, where the number of nodes may change."""
         return self.nodes * self.processes
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the trainer's Python and packages are, on this machine and on Slurm."""
+
+    conda: Annotated[
+        str | None, Help("Conda environment, by name or folder.", example="train"), PATH
+    ] = None
+    venv: Annotated[
+        str | None,
+        Help("Folder of a virtual environment, relative to the job file.", example=".venv"),
+        PATH,
+    ] = None
+    uv: Annotated[
+        str | None,
+        Help(
+            "Folder of a uv project, relative to the job file. `uv run` brings its environment up "
+            "to date before the trainer starts.",
+            example=".",
+        ),
+        PATH,
+    ] = None
+    modules: Annotated[
+        tuple[Annotated[str, PATH], ...],
+        Help("Environment modules to load first.", "[cuda/12.8]"),
+    ] = ()
+
+    @property
+    def python(self) -> tuple[str, str] | None:
+        """What brings the Python: `conda`, `venv` or `uv`, and its value. None: `modules` alone."""
+        kinds = {"conda": self.conda, "venv": self.venv, "uv": self.uv}
+        return next(((kind, value) for kind, value in kinds.items() if value is not None), None)
+
+
+@dataclass(frozen=True)
+class Track:
+    """The trackers to which the metrics of a run are sent."""
+
+    mlflow: Annotated[
+        str | None,
+        Help(
+            "MLflow server: its address, or the ARN of one that SageMaker manages. The "
+            "experiment is `MLFLOW_EXPERIMENT_NAME`, else the name of the job.",
+            example="https://mlflow.example.com",
+        ),
+        MLFLOW,
+    ] = None
+    tensorboard: Annotated[
+        str | None,
+        Help(
+            "Folder or s3:// prefix that gets a folder of event files for each run.",
+            example="s3://bucket/tensorboard",
+        ),
+        FOLDER_OR_S3,
+    ] = None
+    trackio: Annotated[
+        str | None,
+        Help(
+            "Project of Trackio on the machine that submits. Needs the package `trackio` beside "
+            "deploykit.",
+            example="digits",
+        ),
+        TRACKIO,
+    ] = None
+    wandb: Annotated[
+        str | None,
+        Help(
+            "Project of Weights & Biases, which gets a run when it has ended. Needs the package "
+            "`wandb` beside deploykit.",
+            example="team/digits",
+        ),
+        PROJECT,
+    ] = None
+
+    def in_folder(self, folder: Path) -> Track:
+        """The same with an absolute folder; addresses (s3://...) are kept."""
+        if self.tensorboard is None:
+            return self
+        return replace(self, tensorboard=paths.absolute(self.tensorboard, folder))
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Where to send, by the name of the tracker."""
+        every = {name: getattr(self, name) for name in TRACKERS}
+        return {name: where for name, where in every.items() if where is not None}
+
+
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
+"""The keys of `Track`."""
 
 
 @dataclass(frozen=True)

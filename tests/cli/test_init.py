@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from deploykit.cli import main as cli
-from deploykit.job import starter
-from deploykit.job.starter import Script
+from deploykit.job import script as starter
+from deploykit.job.script import Script
 from deploykit.lib import paths
 
 ROOT = Path(__file__).parents[2]
