@@ -8,57 +8,46 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deploykit.job import environments
-from deploykit.job.decode import Plain
 from deploykit.job.model import TRACKERS, JobSpec, Problem, Track
 from deploykit.job.spelling import did_you_mean, nearest
-from deploykit.lib import paths
 
 DEBUGGER = "DEPLOYKIT_DEBUGGER"
 """In `env`: the number of the rank that waits for an editor's debugger."""
-
 SECRET_KINDS = ("env", "file", "ssm", "secretsmanager")
-
-_RESERVED = (
+_RESERVED = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT"),
-)
-
-_SETTABLE = (
+}
+_SETTABLE = {
     *("DEPLOYKIT_COLLECT_SECONDS", "DEPLOYKIT_GRACE", "DEPLOYKIT_PORTS"),
     *("DEPLOYKIT_STALL_SECONDS", DEBUGGER),
-)
-_PACKAGES = ("trackio", "wandb")
+}
+_TRACKER_PACKAGES = ("trackio", "wandb")
 """Trackers that need the package of their name."""
-_PATH = "entrypoint.module"
-_EVERYWHERE = frozenset({*sys.stdlib_module_names, "torch"})
+_ALWAYS_INSTALLED = frozenset({*sys.stdlib_module_names, "torch"})
 """Packages that every Python that can run a job has."""
-_LARGEST = 2**20
-"""Bytes of a script that is read."""
-_LAUNCHERS = {
+_LAUNCHER_MODULES = {
     *("accelerate.commands.launch", "deepspeed.launcher.runner", "fastai.launch"),
     *("torch.distributed.launch", "torch.distributed.run"),
 }
-_WORDS = re.compile(
+_WORTH_PARSING = re.compile(
     rb"spawn|start_processes|notebook_launcher|launch\b|\.run\b|tcp://|torchrun|deepspeed"
 )
-"""One of them is in every script that is worth parsing."""
-_PLAIN = "launcher: python, which starts one plain process on each node"
-_COMMAND = re.compile(
+_LAUNCH_COMMAND = re.compile(
     r"(?<![\w./-])(torchrun|accelerate launch|deepspeed|torch\.distributed\.(?:launch|run)"
     r"|fastai\.launch)(?![\w./-])"
 )
-_STARTS = re.compile(
+_RUNS_COMMAND = re.compile(
     r"subprocess\.(?:run|call|check_call|check_output|Popen)|os\.(?:system|(?:exec|spawn)\w+)"
 )
 _SPAWNS = re.compile(
     r"(?:\w+\.)*(?:mp|multiprocessing)\.(?:spawn|start_processes)|(?:\w+\.)*notebook_launcher"
 )
-_MODULES = {"torch.multiprocessing", "subprocess", "os"}
 
 
 def is_secret(value: str) -> bool:
@@ -66,110 +55,23 @@ def is_secret(value: str) -> bool:
     return value.startswith("secret:")
 
 
-def spread_nodes(tree: dict[str, Any]) -> None:
-    """Replace ``nodes: 2:4`` in a job by ``nodes: 4`` and ``min_nodes: 2``, in place."""
-    resources = tree.get("resources")
-    if not isinstance(resources, dict) or not isinstance(resources.get("nodes"), str):
-        return
-    least, _, most = resources["nodes"].partition(":")
-    if least.isdecimal() and most.isdecimal():
-        tree["resources"] = {**resources, "nodes": Plain(most), "min_nodes": Plain(least)}
-
-
-def check_nodes(job: JobSpec) -> Iterator[Problem]:
-    """Whether the fewest nodes are at most the most."""
+def check(job: JobSpec) -> Iterator[Problem]:
+    """Problems of a job, beyond its types, that are the same on every backend."""
+    yield from _check_entrypoint(job)
     least, most = job.resources.min_nodes, job.resources.nodes
     if least is not None and least > most:
         message = f"the minimum, {least} nodes, exceeds the maximum, {most}"
         yield Problem("resources.min_nodes", message, f"nodes: {most}:{least}")
-
-
-def check_launcher(job: JobSpec) -> Iterator[Problem]:
-    """What needs torchrun, for a script that starts its own processes."""
-    if job.entrypoint.launcher != "python":
-        return
-    why = "`launcher: python` starts one process on each node, without torchrun"
-    if job.resources.min_nodes is not None:
-        yield Problem("resources.min_nodes", why, f"nodes: {job.resources.nodes}")
-    if (job.resources.processes_per_node or 1) > 1:
-        hint = "remove it, and pass the number to the script, for example in entrypoint.args"
-        yield Problem("resources.processes_per_node", why, hint)
-
-
-def check_variables(job: JobSpec) -> Iterator[Problem]:
-    """Problems of what becomes variables on the nodes, the same on every backend."""
-    yield from _same_variable(job.data)
-    kind, *steps = (job.profile or "").split(":")  # those of `torch:FIRST:LAST`
-    if steps and int(steps[1]) < int(steps[0]):
-        hint = f"for example {kind}:{steps[1]}:{steps[0]}"
-        yield Problem("profile", "ends before it begins", hint)
-    yield from _check_debugger(job)
-    for name, value in job.env.items():
-        if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
-            yield Problem(
-                f"env.{name}",
-                "is set by the launcher on each rank and cannot be overridden",
-                "remove it; the trainer reads what the launcher has set",
-            )
-        if is_secret(value) and _kind(value) is None:
-            yield Problem(
-                f"env.{name}",
-                f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}",
-                "for example secret:env:HF_TOKEN",
-            )
-
-
-def _check_debugger(job: JobSpec) -> Iterator[Problem]:
-    """Whether the rank that waits for a debugger is one of the job."""
-    rank, count = job.env.get(DEBUGGER), job.resources.nodes * job.resources.processes
-    if rank is not None and rank not in map(str, range(count)):
-        message = f"{rank!r} is no rank of this job"
-        yield Problem(f"env.{DEBUGGER}", message, f"its ranks are 0 to {count - 1}")
-
-
-def check_metrics(job: JobSpec) -> Iterator[Problem]:
-    """Problems of the patterns for metrics in the log, which no backend reads."""
+    yield from check_variables(job)
+    yield from _check_plain_launcher(job)
     for name, regex in job.metrics.items():
         if message := pattern_problem(regex):
             yield Problem(f"metrics.{name}", message, "for example loss: 'loss ([0-9.]+)'")
-
-
-def check_track(job: JobSpec) -> Iterator[Problem]:
-    """Problems of the trackers, to which this machine sends the metrics."""
     if job.track is not None:
-        yield from _track_problems(job.track)
+        yield from _check_track(job.track)
 
 
-def _same_variable(names: Iterable[str]) -> Iterator[Problem]:
-    """Problems of channels that would share a variable."""
-    first: dict[str, str] = {}
-    for name in names:
-        other = first.setdefault(name.upper(), name)
-        if other != name:
-            yield Problem(
-                f"data.{name}",
-                f"sets the same variable as {other!r}, DEPLOYKIT_DATA_{name.upper()}",
-                "choose names that differ in more than case",
-            )
-
-
-def _kind(reference: str) -> str | None:
-    _, kind, name = (*reference.split(":", 2), "", "")[:3]
-    return kind if kind in SECRET_KINDS and name else None
-
-
-def check(job: JobSpec) -> list[Problem]:
-    """Problems of the neutral part, beyond the types."""
-    problems = [*_check_entrypoint(job), *check_nodes(job), *check_variables(job)]
-    return [
-        *problems,
-        *check_launcher(job),
-        *check_metrics(job),
-        *check_track(job),
-    ]
-
-
-def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
+def _check_entrypoint(job: JobSpec) -> Iterator[Problem]:
     entry, source = job.entrypoint, Path(job.source)
     if (entry.script is None) == (entry.module is None):
         yield Problem("entrypoint", "expected exactly one of `script` and `module`")
@@ -185,16 +87,58 @@ def _check_entrypoint(job: JobSpec) -> Iterable[Problem]:
         yield from _check_script(entry.script, source)
 
 
-def _check_script(script: str, source: Path) -> Iterable[Problem]:
+def _check_script(script: str, source: Path) -> Iterator[Problem]:
     path = Path(script)
     if path.is_absolute() or ".." in path.parts or script.startswith("-"):
         yield Problem("entrypoint.script", "must be a path inside the source folder", "train.py")
     elif not os.path.isfile(source / path):  # noqa: PTH113 - as above
-        yield _no_script(script, source)
+        scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
+        hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
+        yield Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
+
+
+def _check_plain_launcher(job: JobSpec) -> Iterator[Problem]:
+    """Settings that need torchrun, of a script that starts its own processes."""
+    if job.entrypoint.launcher != "python":
+        return
+    why = "`launcher: python` starts one process on each node, without torchrun"
+    if job.resources.min_nodes is not None:
+        yield Problem("resources.min_nodes", why, f"nodes: {job.resources.nodes}")
+    if (job.resources.processes_per_node or 1) > 1:
+        hint = "remove it, and pass the number to the script, for example in entrypoint.args"
+        yield Problem("resources.processes_per_node", why, hint)
+
+
+def check_variables(job: JobSpec) -> Iterator[Problem]:
+    """Problems of what becomes variables on the nodes: `data`, `profile` and `env`."""
+    channels: dict[str, str] = {}
+    for name in job.data:
+        other = channels.setdefault(name.upper(), name)
+        if other != name:
+            message = f"sets the same variable as {other!r}, DEPLOYKIT_DATA_{name.upper()}"
+            yield Problem(f"data.{name}", message, "choose names that differ in more than case")
+    kind, *steps = (job.profile or "").split(":")  # those of `torch:FIRST:LAST`
+    if steps and int(steps[1]) < int(steps[0]):
+        hint = f"for example {kind}:{steps[1]}:{steps[0]}"
+        yield Problem("profile", "ends before it begins", hint)
+    rank, ranks = job.env.get(DEBUGGER), job.resources.world_size
+    if rank is not None and rank not in map(str, range(ranks)):
+        message = f"rank {rank!r} does not exist; this job has ranks 0 to {ranks - 1}"
+        yield Problem(f"env.{DEBUGGER}", message)
+    for name, value in job.env.items():
+        if name in _RESERVED or (name.startswith("DEPLOYKIT_") and name not in _SETTABLE):
+            message = "is set by the launcher on each rank and cannot be overridden"
+            hint = "remove it; the trainer reads what the launcher has set"
+            yield Problem(f"env.{name}", message, hint)
+        if is_secret(value):
+            _, kind, reference = (*value.split(":", 2), "")[:3]
+            if kind not in SECRET_KINDS or not reference:
+                message = f"expected secret:KIND:NAME, with KIND one of {', '.join(SECRET_KINDS)}"
+                yield Problem(f"env.{name}", message, "for example secret:env:HF_TOKEN")
 
 
 def pattern_problem(regex: str) -> str:
-    """Why a text is no pattern, as the end of a sentence; empty if it is one."""
+    """Why a pattern for metrics is invalid, as the end of a sentence; empty if it is valid."""
     try:
         groups = re.compile(regex).groups
     except (re.error, OverflowError, RecursionError) as error:
@@ -202,70 +146,63 @@ def pattern_problem(regex: str) -> str:
     return "" if groups else "has no group around the number"
 
 
-def _track_problems(track: Track) -> Iterator[Problem]:
-    """Yield the problems. Asks no server: one that is down now may be up when there are metrics."""
+def _check_track(track: Track) -> Iterator[Problem]:
+    """Contacts no server: one that is down now may be up when there are metrics."""
     if not track.chosen:
         yield Problem("track", "names no tracker", f"one of {', '.join(TRACKERS)}, or remove it")
-    for name in _PACKAGES:
-        if name in track.chosen and not _is_installed(name):
+    for name in _TRACKER_PACKAGES:
+        spec = importlib.util.find_spec(name) if name in track.chosen else None
+        if name in track.chosen and (spec is None or spec.origin is None):  # wandb leaves a folder
             message = f"the package {name} is not installed for the Python that runs deploykit"
             yield Problem(f"track.{name}", message, f"pip install {name}")
-
-
-def _is_installed(name: str) -> bool:
-    """Whether there is a package of that name, and not just a folder, as wandb leaves one."""
-    spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None
-
-
-def _no_script(script: str, source: Path) -> Problem:
-    """The problem of a script that is not in the source folder, with the one that was meant."""
-    scripts = sorted(item.relative_to(source).as_posix() for item in source.glob("*.py"))
-    hint = did_you_mean(script, scripts) or f"Python files: {', '.join(scripts[:8]) or 'none'}"
-    return Problem("entrypoint.script", f"file {script!r} not found in {source}", hint)
 
 
 def check_module(job: JobSpec, python: Path | None) -> Iterator[Problem]:
     """An error if the module cannot be run, a warning if that cannot be known here.
 
-    `python` runs the job; None if it runs elsewhere.
+    `python` runs the job; None if it runs elsewhere. Nothing is imported or run: the folders that
+    ``python -m`` would search are read. Python looks in the working folder first, which is the
+    source, then in PYTHONPATH, then among installed packages:
+    https://docs.python.org/3/using/cmdline.html#cmdoption-m
     """
-    module = job.entrypoint.module or ""
-    top, *below = module.split(".")
+    path, module, source = "entrypoint.module", job.entrypoint.module or "", Path(job.source)
     if not all(part.isidentifier() for part in module.split(".")):
-        yield Problem(_PATH, f"{module!r} is not the name of a module", _as_module(module))
+        name = module.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+        hint = f"module: {name}, or script: {module}" if module != name else None
+        yield Problem(path, f"{module!r} is not the name of a module", hint)
         return
-    source = Path(job.source)
-    folders = [source, *_python_path(job, source)]
-    if _runs(folders, module):
+    python_path = job.env.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [source, *(source / folder for folder in python_path if folder)]
+    top = module.partition(".")[0]
+    if _has_runnable(folders, module) or top in _ALWAYS_INSTALLED:
         return
-    if any(_is_whole(folder, top) for folder in folders):
-        yield _missing_part(folders, top, below)
-    elif top not in _EVERYWHERE:
-        yield from _installed(module, source, python)
+    if packages := [folder / top for folder in folders if _has_whole(folder, top)]:
+        yield _missing_part(packages[0], module)
+        return
+    hint = _module_hint(source, top)
+    if python is None:
+        message = f"{module!r} is not in {source}; the Python of the job must have it installed"
+        yield Problem(path, message, hint, severity="warning")
+    elif python == Path(sys.executable):
+        if not _importable(module):
+            yield Problem(path, f"{module!r} is neither in {source} nor installed", hint)
+    else:
+        lib = python.parent.parent / "lib"
+        sites = [*lib.glob("python3*/site-packages"), *lib.glob("python3*/dist-packages")]
+        if not _has_runnable(sites, module) and not any(_has_whole(site, top) for site in sites):
+            message = f"{module!r} was found neither in {source} nor among the packages of {python}"
+            yield Problem(path, message, hint, severity="warning")
 
 
-def _as_module(text: str) -> str | None:
-    """How a path is written as a module: ``pkg/train.py`` is ``pkg.train``."""
-    name = text.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-    return f"module: {name}, or script: {text}" if text != name else None
-
-
-def _python_path(job: JobSpec, source: Path) -> list[Path]:
-    """The folders of the job's own PYTHONPATH; the launcher starts in the source."""
-    text = job.env.get("PYTHONPATH", "")
-    return [source / folder for folder in text.split(os.pathsep) if folder]
-
-
-def _runs(folders: Iterable[Path], module: str) -> bool:
+def _has_runnable(folders: Iterable[Path], module: str) -> bool:
     """Whether one of the folders has the module, or a package of that name with a __main__."""
     path = Path(*module.split("."))
     files = (path.with_suffix(".py"), path / "__main__.py")
     return any((folder / file).is_file() for folder in folders for file in files)
 
 
-def _is_whole(folder: Path, top: str) -> bool:
-    """Whether a folder has the module or package `top`, so that Python looks nowhere else for it.
+def _has_whole(folder: Path, top: str) -> bool:
+    """Whether a folder has the module or package `top`, so that Python searches no other for it.
 
     A folder without __init__.py only adds to an installed package of that name:
     https://docs.python.org/3/reference/import.html#namespace-packages
@@ -273,34 +210,28 @@ def _is_whole(folder: Path, top: str) -> bool:
     return (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file()
 
 
-def _missing_part(folders: Sequence[Path], top: str, below: Sequence[str]) -> Problem:
-    """The problem of a package of the source that lacks the module, or cannot be run itself."""
-    package = next(folder / top for folder in folders if _is_whole(folder, top))
+def _missing_part(package: Path, module: str) -> Problem:
+    """The problem of a package without this module, or one that cannot be run itself."""
     inside = {
         ".".join(path.relative_to(package.parent).with_suffix("").parts)
         for path in package.rglob("*.py")
         if not path.name.startswith("__")
     }
-    name = ".".join([top, *below])
-    hint = did_you_mean(name, inside) or f"it has {', '.join(sorted(inside)[:8]) or 'no modules'}"
-    if not below or package.joinpath(*below).is_dir():
-        return Problem(_PATH, f"the package {name} has no __main__.py, so it cannot be run", hint)
-    return Problem(_PATH, f"{name!r} was not found in {package.parent}", hint)
+    hint = did_you_mean(module, inside) or f"it has {', '.join(sorted(inside)[:8]) or 'no modules'}"
+    message = f"{module!r} was not found in {package.parent}"
+    if (package.parent / Path(*module.split("."))).is_dir() or "." not in module:
+        message = f"the package {module} has no __main__.py, so it cannot be run"
+    return Problem("entrypoint.module", message, hint)
 
 
-def _installed(module: str, source: Path, python: Path | None) -> Iterator[Problem]:
-    """The problem of a module that the source does not have."""
-    top = module.partition(".")[0]
-    hint = _elsewhere(source, top) or _similar(source, module)
-    if python is None:
-        message = f"{module!r} is not in {source}; the Python of the job must have it installed"
-        yield Problem(_PATH, message, hint, severity="warning")
-    elif python == Path(sys.executable):
-        if not _importable(module):
-            yield Problem(_PATH, f"{module!r} is neither in {source} nor installed", hint)
-    elif not any(_runs([folder], module) or _is_whole(folder, top) for folder in _sites(python)):
-        message = f"{module!r} was found neither in {source} nor among the packages of {python}"
-        yield Problem(_PATH, message, hint, severity="warning")
+def _module_hint(source: Path, top: str) -> str | None:
+    """Where a subfolder of the source has the module, else a similar name in the source."""
+    for folder in sorted(source.glob("*/")):
+        if _has_whole(folder, top):
+            return f"it is in {folder.name}/: env: {{PYTHONPATH: {folder.name}}}"
+    names = {path.stem for path in source.glob("*.py")}
+    names |= {path.parent.name for path in source.glob("*/__init__.py")}
+    return did_you_mean(top, names)
 
 
 def _importable(module: str) -> bool:
@@ -318,24 +249,6 @@ def _importable(module: str) -> bool:
     return spec is not None
 
 
-def _sites(python: Path) -> list[Path]:
-    """The folders of packages that belong to a Python, beside its own folder."""
-    lib = python.parent.parent / "lib"
-    return [*lib.glob("python3*/site-packages"), *lib.glob("python3*/dist-packages")]
-
-
-def _elsewhere(source: Path, top: str) -> str | None:
-    """A hint where a subfolder of the source has the module."""
-    folder = next((one for one in sorted(source.glob("*/")) if _is_whole(one, top)), None)
-    return f"it is in {folder.name}/: env: {{PYTHONPATH: {folder.name}}}" if folder else None
-
-
-def _similar(source: Path, module: str) -> str | None:
-    names = {path.stem for path in source.glob("*.py")}
-    names |= {path.parent.name for path in source.glob("*/__init__.py")}
-    return did_you_mean(module.partition(".")[0], names)
-
-
 def near_folder(location: str) -> str:
     """The folder beside it with the most similar name, else the first folder above that exists."""
     parent, name = os.path.split(location)
@@ -347,94 +260,85 @@ def near_folder(location: str) -> str:
     return f"the nearest folder that exists is {parent}"
 
 
-def check_processes(job: JobSpec) -> Iterator[Problem]:
-    """Warnings about what would wait for itself below torchrun."""
-    entry = job.entrypoint
-    if entry.launcher != "torchrun":
-        return
-    if entry.module in _LAUNCHERS:
-        message = f"{entry.module} starts ranks itself, in each of those that torchrun starts"
-        hint = "name the script, with resources.processes_per_node, and torchrun starts the ranks"
-        yield Problem("entrypoint.module", message, hint, severity="warning")
-    if entry.script is not None:
-        call = process_start(paths.read_below(Path(job.source), entry.script, _LARGEST) or b"")
-        if call is not None:
-            path = "entrypoint.launcher" if call.plain else "entrypoint.script"
-            yield Problem(path, *_words(entry.script, call), severity="warning")
-
-
-def _words(script: str, call: ProcessStart) -> tuple[str, str]:
-    message = f"{script} {call.what} (line {call.line})"
-    if call.plain:
-        return f"{message}, and below torchrun such processes wait for each other", _PLAIN
-    return f"{message}, where no rank of torchrun listens", "init_process_group() without it"
-
-
-def process_start(text: bytes) -> ProcessStart | None:
-    """What the text of a script does first that needs a plain process, or else an address."""
-    if not _WORDS.search(text):
-        return None
-    return _first_call(text)
-
-
 class ProcessStart(NamedTuple):
-    """What a script does, in words, with its line; whether it needs `launcher: python`."""
+    """What a script does and in which line; whether it needs `launcher: python`."""
 
-    what: str
+    action: str
     line: int
     plain: bool
 
 
-def _first_call(text: bytes) -> ProcessStart | None:
-    """The first call that needs a plain process, or else the first with an address."""
+def check_processes(job: JobSpec) -> Iterator[Problem]:
+    """Warnings about a script that starts its own processes below torchrun.
+
+    Such a process waits until the time limit: TORCHELASTIC_USE_AGENT_STORE makes it a client of a
+    store that torchrun does not serve at that address.
+    https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py
+    """
+    entry = job.entrypoint
+    if entry.launcher != "torchrun":
+        return
+    if entry.module in _LAUNCHER_MODULES:
+        message = f"{entry.module} starts ranks itself, in each of those that torchrun starts"
+        hint = "name the script, with resources.processes_per_node, and torchrun starts the ranks"
+        yield Problem("entrypoint.module", message, hint, severity="warning")
+    if entry.script is None:
+        return
     try:
-        calls = list(_found(ast.parse(text)))
+        start = process_start(Path(job.source, entry.script).read_bytes())
+    except OSError:
+        return  # reported by `check`, or when the source is packed
+    if start is None:
+        return
+    message = f"{entry.script} {start.action} (line {start.line})"
+    if start.plain:
+        message += ", and below torchrun such processes wait for each other"
+        hint = "launcher: python, which starts one plain process on each node"
+        yield Problem("entrypoint.launcher", message, hint, severity="warning")
+    else:
+        message += ", where no rank of torchrun listens"
+        hint = "init_process_group() without it"
+        yield Problem("entrypoint.script", message, hint, severity="warning")
+
+
+def process_start(text: bytes) -> ProcessStart | None:
+    """The first call of a script that needs a plain process, or else the first with an address."""
+    if not _WORTH_PARSING.search(text):
+        return None
+    try:
+        starts = list(_process_starts(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         return None
-    return min(calls, key=lambda one: (not one.plain, one.line), default=None)
+    return min(starts, key=lambda start: (not start.plain, start.line), default=None)
 
 
-def _found(tree: ast.AST) -> Iterator[ProcessStart]:
-    names = _imported(tree)
+def _process_starts(tree: ast.AST) -> Iterator[ProcessStart]:
+    modules = {"torch.multiprocessing", "subprocess", "os"}
+    names = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+        for alias in node.names
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        called = _name(node.func)
+        called = ast.unparse(node.func)
         called = names.get(called, called)
         if _SPAWNS.fullmatch(called):
             yield ProcessStart(f"calls {called}", node.lineno, plain=True)
-        elif _STARTS.fullmatch(called) and (started := _COMMAND.search(" ".join(_texts(node)))):
-            yield ProcessStart(f"runs {started[1]}", node.lineno, plain=True)
-        elif any(one.arg == "init_method" and _is_tcp(one.value) for one in node.keywords):
-            yield ProcessStart(
-                "gives init_process_group a tcp:// address", node.lineno, plain=False
-            )
+        elif _RUNS_COMMAND.fullmatch(called) and (command := _launch_command(node)):
+            yield ProcessStart(f"runs {command}", node.lineno, plain=True)
+        elif any(
+            keyword.arg == "init_method" and "tcp://" in ast.unparse(keyword.value)
+            for keyword in node.keywords
+        ):
+            action = "gives init_process_group a tcp:// address"
+            yield ProcessStart(action, node.lineno, plain=False)
 
 
-def _imported(tree: ast.AST) -> dict[str, str]:
-    """Names that `from ... import` gives to functions, and what they are."""
-    return {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in _MODULES
-        for alias in node.names
-    }
-
-
-def _name(node: ast.AST) -> str:
-    """A dotted name as it is written; empty for any other expression."""
-    if isinstance(node, ast.Attribute):
-        before = _name(node.value)
-        return f"{before}.{node.attr}" if before else ""
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _texts(call: ast.Call) -> Iterator[str]:
-    for node in ast.walk(call):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def _is_tcp(node: ast.AST) -> bool:
-    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
-    return isinstance(first, ast.Constant) and str(first.value).startswith("tcp://")
+def _launch_command(call: ast.Call) -> str | None:
+    """The launcher in the texts of a call, such as ``torchrun``."""
+    constants = (node.value for node in ast.walk(call) if isinstance(node, ast.Constant))
+    match = _LAUNCH_COMMAND.search(" ".join(text for text in constants if isinstance(text, str)))
+    return match[1] if match else None

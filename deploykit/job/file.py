@@ -77,7 +77,12 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
     """The draft, in which `overrides` are applied. Raises UsageError."""
     for one in overrides:
         _override(draft.data, one)
-    checks.spread_nodes(draft.data)
+    resources = draft.data.get("resources")
+    if isinstance(resources, dict) and isinstance(resources.get("nodes"), str):
+        least, _, most = resources["nodes"].partition(":")  # `nodes: 2:4`
+        if least.isdecimal() and most.isdecimal():
+            nodes = {"nodes": Plain(most), "min_nodes": Plain(least)}
+            draft.data["resources"] = {**resources, **nodes}
     return draft
 
 

@@ -105,7 +105,7 @@ def test_a_run_of_which_no_rank_waits(live, capsys):
 @pytest.mark.parametrize(
     ("backend", "rank", "said"),
     [
-        ("local", "2", "'2' is no rank of this job"),
+        ("local", "2", "rank '2' does not exist"),
         ("sagemaker", "0", "no editor can connect to a container of SageMaker"),
     ],
 )
