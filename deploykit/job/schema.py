@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, split
+from deploykit.job.decode import Bounds, Help, Pattern, Quantity, hints, is_required, split
 from deploykit.job.model import JobSpec
 
 _WIDTH = 96
@@ -146,11 +146,6 @@ def _fields(cls: Any, path: str) -> Iterator[str]:
             continue
         shown = is_required(field) or inside in _SHOWN
         yield f"{indent}{'' if shown else '# '}{field.name}: {sample(field, metadata)}"
-
-
-def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Whether a job file must have this key."""
-    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def sample(field: dataclasses.Field[Any], metadata: tuple[Any, ...]) -> str:

@@ -1,8 +1,10 @@
-"""The known words that misspelled ones mean."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
+import difflib
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from deploykit.lib.problem import Problem
@@ -18,8 +20,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most similar; None where none is similar."""
-    import difflib  # not needed where nothing is wrong
-
     return next(iter(difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
 
 
@@ -40,7 +40,5 @@ def unknown_keys(path: str, keys: Sequence[object], known: Iterable[str]) -> Ite
 
 def near_name(text: str) -> str:
     """The allowed name of a job that is nearest to `text`; empty where it has no Latin letters."""
-    import unicodedata  # rarely needed
-
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return "-".join(re.findall(r"[a-zA-Z0-9]+", plain))[:40].strip("-")
