@@ -24,7 +24,6 @@ from deploykit.lib import paths, quoting
 from deploykit.lib.problem import Problem
 
 T = TypeVar("T")
-_BAD: Any = object()
 _MAX_QUOTED = 60
 """Characters of a wrong value in a message."""
 _MAX_SECONDS = 10**9
@@ -195,7 +194,7 @@ def _read(hint: Any, data: object, path: str, problems: list[Problem]) -> Any:
     before = len(problems)
     value = _read_kind(kind, metadata, data, path, problems)
     if len(problems) > before:
-        return _BAD
+        return None
     unit = next((f" {note.unit}" for note in metadata if isinstance(note, Quantity)), "")
     for note in metadata:
         problem = _violation(note, value, data, unit)
@@ -224,7 +223,7 @@ def _read_kind(
         expected = quantity.meaning if quantity else _EXPECTED[kind]
         hint = str(error) if isinstance(error, TypeError) else None
         problems.append(Problem(path, f"expected {expected}, got {_shown(data)}", hint))
-        return _BAD
+        return None
 
 
 def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> Any:
@@ -232,7 +231,7 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
         data = {}
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected a section, got {_shown(data)}"))
-        return _BAD
+        return None
     before = len(problems)
     # the key `as` is the field `as_`: a keyword of Python cannot name one
     known = {field.name.rstrip("_"): field for field in dataclasses.fields(cls)}
@@ -248,7 +247,7 @@ def _dataclass(cls: Any, data: object, path: str, problems: list[Problem]) -> An
     for name, field in known.items():
         if is_required(field) and field.name not in values:
             problems += _missing(cls, field.name, _join(path, name))
-    return _BAD if len(problems) > before else cls(**values)
+    return None if len(problems) > before else cls(**values)
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
@@ -277,7 +276,7 @@ def _sequence(item: Any, data: object, path: str, problems: list[Problem]) -> An
                 words = [data]
             hint = f"write [{', '.join(map(quoting.yaml, words))}]"
         problems.append(Problem(path, f"expected a list, got {_shown(data)}", hint))
-        return _BAD
+        return None
     return tuple(
         _read(item, value, f"{path}[{number}]", problems) for number, value in enumerate(data)
     )
@@ -288,7 +287,7 @@ def _mapping(key: Any, item: Any, data: object, path: str, problems: list[Proble
         return {}
     if not isinstance(data, Mapping):
         problems.append(Problem(path, f"expected names with values, got {_shown(data)}"))
-        return _BAD
+        return None
     return {
         _read(key, name, _join(path, str(name)), problems): _read(
             item, value, _join(path, str(name)), problems
@@ -304,7 +303,7 @@ def _choice(choices: tuple[Any, ...], data: object, path: str, problems: list[Pr
     problems.append(
         Problem(path, f"expected one of {', '.join(choices)}; got {_shown(data)}", hint)
     )
-    return _BAD
+    return None
 
 
 def encodable(text: str) -> bool:

@@ -6,11 +6,10 @@ Checks read files only, and run nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploykit.job.model import Environment, JobSpec, Problem
@@ -30,21 +29,6 @@ def lines(environment: Environment) -> Iterator[str]:
         yield f"environment={home_path(value)}"
         yield (paths.shipped("templates") / f"environment/{kind}.sh").read_text(encoding="utf-8")
         yield "export python\n"
-
-
-def absolute(environment: Environment, located: Callable[[str], str]) -> Environment:
-    """The environment with the folders that `located` gives; ``~/`` may be another host's home."""
-
-    def moved(text: str | None) -> str | None:
-        return text if text is None or text.startswith("~/") else located(text)
-
-    conda = environment.conda
-    return dataclasses.replace(
-        environment,
-        conda=moved(conda) if conda and "/" in conda else conda,
-        venv=moved(environment.venv),
-        uv=moved(environment.uv),
-    )
 
 
 def check(environment: Environment) -> Iterator[Problem]:

@@ -11,7 +11,6 @@ The rules of `diagnose` are read by the same functions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import sys
 import tomllib
@@ -21,10 +20,10 @@ from typing import Any, NamedTuple
 
 import yaml as pyyaml
 
-from deploykit.job import checks
+from deploykit.job import checks, spelling
 from deploykit.job.decode import Malformed, Plain, decode
 from deploykit.job.model import JobSpec, Problem
-from deploykit.lib import paths, quoting
+from deploykit.lib import quoting
 from deploykit.lib.errors import JobFileError, NotFound, UsageError
 
 DEFAULT = "job.yaml"
@@ -75,8 +74,8 @@ def read(source: Source, overrides: Overrides = ()) -> Draft:
 
 def override(draft: Draft, overrides: Overrides) -> Draft:
     """The draft, in which `overrides` are applied. Raises UsageError."""
-    for one in overrides:
-        _override(draft.data, one)
+    for change in overrides:
+        _override(draft.data, change)
     resources = draft.data.get("resources")
     if isinstance(resources, dict) and isinstance(resources.get("nodes"), str):
         least, _, most = resources["nodes"].partition(":")  # `nodes: 2:4`
@@ -109,8 +108,6 @@ def load(
     problems: list[Problem] = []
     written = {key: key for key in tree}
     if unknown := [key for key in tree if key not in known]:
-        from deploykit.job import spelling  # only where something is wrong
-
         problems += spelling.unknown_keys("", unknown, known)
         written |= {meant: key for key, meant in spelling.meant(tree, known).items()}
     parts: dict[str, tuple[type[Any], Any]] = {
@@ -122,12 +119,16 @@ def load(
         value, more = decode(cls, data, name)
         problems += [_with_name(_as_written(problem, written), tree) for problem in more]
         values |= {name: value} if value is not None else {}
-    file = _file(draft, values) if "" in values else None
+    file = None
+    if "" in values:
+        folder = draft.source.absolute().parent if isinstance(draft.source, Path) else Path.cwd()
+        job: JobSpec = values.pop("").in_folder(folder)
+        file = JobFile(draft.source, job, values, draft.lines, draft.origins)
     problems += checks.check(file.job) if file else []
     if file is None or problems:
-        wrong = [problem.path for problem in problems]
+        places = [problem.path for problem in problems]
         later = check(file) if file else ()
-        problems += [one for one in later if not any(_is_inside(one.path, path) for path in wrong)]
+        problems += [problem for problem in later if not _is_inside(problem.path, places)]
         raise JobFileError(title(draft.source), located(problems, draft.lines, draft.origins))
     return file
 
@@ -138,21 +139,9 @@ def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
     return problem._replace(path=written.get(name, name) + problem.path.removeprefix(name))
 
 
-def _is_inside(path: str, other: str) -> bool:
-    return path == other or path.startswith((f"{other}.", f"{other}["))
-
-
-def _file(draft: Draft, values: Mapping[str, Any]) -> JobFile:
-    sections = {name: value for name, value in values.items() if name}
-    source = draft.source
-    folder = source.absolute().parent if isinstance(source, Path) else Path.cwd()
-    job = values[""].in_folder(folder)
-    if job.environment is not None:
-        from deploykit.job import environments  # few jobs name one
-
-        located = functools.partial(paths.absolute, folder=folder)
-        job = dataclasses.replace(job, environment=environments.absolute(job.environment, located))
-    return JobFile(source, job, sections, draft.lines, draft.origins)
+def _is_inside(path: str, places: Iterable[str]) -> bool:
+    """Whether a path is one of the places, or below one."""
+    return any(path == place or path.startswith((f"{place}.", f"{place}[")) for place in places)
 
 
 def title(source: Source) -> str:
@@ -254,9 +243,7 @@ def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
     """A problem of the job's name with a name that is near and allowed."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
-    from deploykit.job.spelling import near_name
-
-    near = near_name(tree["name"])
+    near = spelling.near_name(tree["name"])
     return problem._replace(hint=f"for example {near}" if near else problem.hint)
 
 
