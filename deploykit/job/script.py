@@ -1,7 +1,8 @@
-"""A job from the command line: a script or a module, and defaults for all that is not said.
+"""A job without a job file, and the job file that `deploykit init` writes.
 
-Where a job file lies beside the script, or in the current folder above it, its settings apply and
-the script takes the place of its entrypoint.
+On the command line a script or a module is a job, with defaults for everything else. If a job file
+lies beside the script, or in the current folder above it, its settings apply and the script
+replaces its entrypoint.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploykit.job import checks, spelling
+from deploykit.job import checks, machine, spelling
 from deploykit.job import file as jobfile
 from deploykit.job.file import Draft, Overrides
 from deploykit.lib import paths, quoting
@@ -31,10 +32,8 @@ TASK = "task.py"
 """The name of the task that is written beside the reference trainer."""
 TASK_ARGS = ("--task", "task:task")
 """The arguments with which the reference trainer runs that task."""
-_LARGEST = 2**20
-"""Bytes of a script that is read."""
-_MOST = 500
-"""Files that are read."""
+_MAX_SCRIPTS = 500
+"""Scripts that `init` reads in a folder."""
 _NO_SCRIPT = re.compile(r"(setup|conftest|noxfile|__\w+__|test_.*|.*_tests?)\.py")
 _NO_FOLDER = re.compile(
     r"\..*|(docs?|tests?|build|dist|venv|env|node_modules|__\w+__)", re.IGNORECASE
@@ -57,30 +56,29 @@ _NAMES = (
     ),
 )
 """Points for a word in a script's name."""
-_GPUS = Path("/proc/driver/nvidia/gpus")
-_ON_CPU = 2
+_CPU_RANKS = 2
 """Ranks on a machine without a GPU: enough to see that they work together."""
 
 
 def read(path: Path, overrides: Overrides = ()) -> Draft:
     """The job of the script `path`, or of the entrypoint in `overrides`. Raises as jobfile.read."""
-    given = any(map(_is_entrypoint, overrides))
+    keys = [text.partition("=")[0] if isinstance(text, str) else text[0] for text in overrides]
+    given = "entrypoint" in keys
     if path.suffix != ".py" and not given:
-        return jobfile.read(path, overrides)  # which says what is missing
+        return jobfile.read(path, overrides)  # reports what is missing
     if path.suffix == ".py" and given:
         raise UsageError(f"{path} and another entrypoint are given", hint="name one of them")
     if path.suffix != ".py":
         return _named(jobfile.override(Draft(_ALONE, {}, {}), overrides))
     script = Path(os.path.abspath(path))  # noqa: PTH100 - keeps links, as `source` does
     file = _beside(script)
-    draft = _alone(script) if file is None else _replaced(jobfile.read(file), script)
+    if file is not None:
+        draft = _replaced(jobfile.read(file), script)
+    else:  # the source is the current folder, or that of a script elsewhere
+        source = Path.cwd() if Path.cwd() in script.parents else script.parent
+        entry = {"script": script.relative_to(source).as_posix()}
+        draft = Draft(_ALONE, {"source": str(source), "entrypoint": entry}, {})
     return _named(jobfile.override(draft, overrides))
-
-
-def _is_entrypoint(override: str | tuple[str, Any]) -> bool:
-    """Whether an override replaces the entrypoint as a whole."""
-    key = override.partition("=")[0] if isinstance(override, str) else override[0]
-    return key == "entrypoint"
 
 
 def _beside(script: Path) -> Path | None:
@@ -90,13 +88,6 @@ def _beside(script: Path) -> Path | None:
     files = (folder / jobfile.DEFAULT for folder in folders)
     job_file = next((file for file in files if file.is_file()), None)
     return job_file.relative_to(here) if job_file and here in job_file.parents else job_file
-
-
-def _alone(script: Path) -> Draft:
-    """A job without a file. Its source is the current folder, or that of a script elsewhere."""
-    source = Path.cwd() if Path.cwd() in script.parents else script.parent
-    entry = {"script": script.relative_to(source).as_posix()}
-    return Draft(_ALONE, {"source": str(source), "entrypoint": entry}, {})
 
 
 def _replaced(draft: Draft, script: Path) -> Draft:
@@ -191,15 +182,17 @@ class Script:
 
 
 def scripts(folder: Path) -> list[Script]:
-    """The scripts in a folder, the likeliest first; only where there is none, those one below.
+    """The scripts in a folder, the likeliest first; only if there is none, those one level below.
 
-    Raises OSError where the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
-    for level in (_here, _below):
-        names = (
-            name for name in sorted(level(folder)) if not _NO_SCRIPT.fullmatch(Path(name).name)
+    here = sorted(folder.iterdir())
+    below = (file for path in here if _may_have_scripts(path) for file in sorted(path.iterdir()))
+    for level in (here, below):
+        files = (
+            file for file in level if file.suffix == ".py" and not _NO_SCRIPT.fullmatch(file.name)
         )
-        judged = [_judged(folder, name) for name in itertools.islice(names, _MOST)]
+        judged = [_judged(folder, file) for file in itertools.islice(files, _MAX_SCRIPTS)]
         ranked = sorted(filter(None, judged), key=lambda script: (-script.points, script.path))
         if ranked:
             return ranked
@@ -207,59 +200,50 @@ def scripts(folder: Path) -> list[Script]:
     return [Script(TRAINER, 0, distributed=False)] if taken else []
 
 
-def _here(folder: Path, inside: str = "") -> Iterator[str]:
-    with os.scandir(folder / inside) as entries:
-        for entry in entries:
-            if entry.name.endswith(".py"):
-                yield f"{inside}{entry.name}"
+def _may_have_scripts(path: Path) -> bool:
+    readable = path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)
+    return readable and not _NO_FOLDER.fullmatch(path.name) and not (path / "pyvenv.cfg").exists()
 
 
-def _below(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for name in names:
-        own = os.access(folder / name, os.R_OK | os.X_OK)
-        if own and not _NO_FOLDER.fullmatch(name) and not (folder / name / "pyvenv.cfg").exists():
-            yield from _here(folder, f"{name}/")
-
-
-def _judged(folder: Path, name: str) -> Script | None:
-    """The script of that name; None for a file that does nothing when it is run."""
-    content = paths.read_below(folder, name, _LARGEST)
-    text = (content or b"").decode(errors="replace")
+def _judged(folder: Path, file: Path) -> Script | None:
+    """The script in a file; None for a file that does nothing when it is run."""
+    try:
+        content = file.read_bytes() if file.is_file() else b""
+    except OSError:
+        return None
+    text = content.decode(errors="replace")
     if not _RUNS.search(text):
         return None
-    points = 5 * bool(_TRAINS.search(text)) + 2 * bool(_DISTRIBUTED.search(text))
-    points += sum(value for word, value in _NAMES if word.search(Path(name).stem))
-    package = Path(name).parent
-    inside = package.name and (folder / package / "__init__.py").exists()
-    module = name.removesuffix(".py").replace("/", ".")
-    in_package = bool(inside and _FROM_PACKAGE.search(text))
-    started = checks.process_start(content or b"")
-    plain = started is not None and started.plain
     distributed = bool(_DISTRIBUTED.search(text))
-    return Script(name, points, distributed, module if in_package else None, plain)
+    points = 5 * bool(_TRAINS.search(text)) + 2 * distributed
+    points += sum(value for pattern, value in _NAMES if pattern.search(file.stem))
+    name = file.relative_to(folder).as_posix()
+    in_package = file.parent != folder and (file.parent / "__init__.py").exists()
+    module = name.removesuffix(".py").replace("/", ".")
+    start = checks.process_start(content)
+    return Script(
+        name,
+        points,
+        distributed=distributed,
+        module=module if in_package and _FROM_PACKAGE.search(text) else None,
+        plain=start is not None and start.plain,
+    )
 
 
 def gpus() -> int:
     """The GPUs of this machine that a job may use."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return len([one for one in chosen.split(",") if one.strip() not in {"", "-1"}])
-    try:
-        return len(os.listdir(_GPUS))  # noqa: PTH208 - only counted
-    except OSError:
-        return 0
+        return len([name for name in chosen.split(",") if name.strip() not in {"", "-1"}])
+    return machine.gpus() or 0
 
 
 def ranks(script: Script) -> tuple[str, int]:
     """The key of `resources` to set, and its value on this machine."""
-    count = gpus()
-    if count and script.distributed:
+    if script.distributed and (count := gpus()):
         return "gpus_per_node", count
-    cores = len(os.sched_getaffinity(0))
     several = script.distributed and not script.plain
-    return "processes_per_node", min(_ON_CPU, cores) if several else 1
+    return "processes_per_node", min(_CPU_RANKS, machine.cpus()) if several else 1
 
 
 def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the user
@@ -295,15 +279,12 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
         "  nodes: 1",
         f"{f'  {key}: {count}':<28}# {whose}",
         "  time_limit: 4h            # then the job is stopped; optional on this machine",
-        *(line for text in sections for line in _comment(text)),
     ]
+    for text in sections:
+        lines += textwrap.wrap(
+            text, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+        )
     return "\n".join([*lines, ""])
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
-    )
 
 
 def reference_trainer() -> dict[str, str]:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from deploykit.cli import main as cli
+from deploykit.job import machine
 from deploykit.job import script as starter
 from deploykit.job.script import Script
 from deploykit.lib import paths
@@ -187,8 +188,10 @@ def test_gpus_are_asked_for(folder, capsys, monkeypatch):
 
 
 def test_gpus_are_those_that_a_job_may_use(tmp_path, monkeypatch):
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(starter, "_GPUS", tmp_path)
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    gpu.parent.mkdir(parents=True)
+    gpu.touch()
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert starter.gpus() == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
