@@ -2,7 +2,7 @@
 
 A job from Python is the same data without a file: its keys, in a mapping.
 
-An unquoted scalar of YAML keeps its text, and takes the type that its key expects, so that
+An unquoted scalar of YAML keeps its text and is read as the type that its key expects, so that
 ``args: [--lr, 0.10, --flag, yes]`` is passed as it was written.
 
 The rules of `diagnose` are read by the same functions.
@@ -46,7 +46,7 @@ class Draft(NamedTuple):
     lines: Mapping[str, int]
     """Line of each key of the file, by its path; empty for TOML."""
     origins: Mapping[str, str] = {}
-    """Where a value is set that the job does not set itself, by its path."""
+    """The origin of each value that the job does not set itself, by its path."""
 
 
 class JobFile(NamedTuple):
@@ -73,7 +73,7 @@ def read(source: Source, overrides: Overrides = ()) -> Draft:
 
 
 def override(draft: Draft, overrides: Overrides) -> Draft:
-    """The draft, in which `overrides` are applied. Raises UsageError."""
+    """Apply `overrides` to the draft. Raises UsageError."""
     for change in overrides:
         _override(draft.data, change)
     resources = draft.data.get("resources")
@@ -92,12 +92,12 @@ def load(
     backends: Callable[[], Iterable[str]],
     check: Callable[[JobFile], Iterable[Problem]] = lambda _: (),
 ) -> JobFile:
-    """The draft, decoded.
+    """Decode a draft.
 
     `options` are the classes of the sections to decode; `backends` gives the names of all backends
-    that may have a section, the built-in ones first. `check` finds what else is wrong with a job:
-    it is called only if there are errors already, with the sections that have none, so that as many
-    as possible are reported at once.
+    that may have a section, the built-in ones first. `check` finds further problems. It is called
+    only if there are errors already, with the sections that have none, so that as many problems as
+    possible are reported at once.
 
     Relative locations become absolute, from the folder of the file, else from the current one.
     Raises JobFileError with every problem.
@@ -134,7 +134,7 @@ def load(
 
 
 def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
-    """The problem with its key of the top level as it is spelled in the file."""
+    """The problem with its top-level key as it is spelled in the file."""
     name = re.split(r"[.\[]", problem.path, maxsplit=1)[0]
     return problem._replace(path=written.get(name, name) + problem.path.removeprefix(name))
 
@@ -145,7 +145,7 @@ def _is_inside(path: str, places: Iterable[str]) -> bool:
 
 
 def title(source: Source) -> str:
-    """What a job is called in messages."""
+    """The name of a job in messages."""
     return str(source) if isinstance(source, Path) else "the job"
 
 
@@ -177,7 +177,7 @@ def parse(path: Source) -> tuple[dict[str, Any], dict[str, int]]:
 def located(
     problems: Iterable[Problem], lines: Mapping[str, int], origins: Mapping[str, str] | None = None
 ) -> list[Problem]:
-    """The problems with their lines, in the order of the file, or where else a value is set."""
+    """The problems with their lines or the origins of their values, in the order of the file."""
     numbered = []
     for problem in problems:
         line, origin = problem.line or lines.get(problem.path), (origins or {}).get(problem.path)
@@ -240,7 +240,7 @@ def _sections(keys: set[str], backends: Callable[[], Iterable[str]]) -> Iterator
 
 
 def _with_name(problem: Problem, tree: Mapping[str, Any]) -> Problem:
-    """A problem of the job's name with a name that is near and allowed."""
+    """Add a similar valid name to a problem of the job's name."""
     if problem.path != "name" or not isinstance(tree.get("name"), str):
         return problem
     near = spelling.near_name(tree["name"])
@@ -264,16 +264,12 @@ def _read_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise UsageError(f"--set {text}: expected KEY=VALUE", hint="for example resources.nodes=2")
-    return key, _override_value(text, value)
-
-
-def _override_value(text: str, value: str) -> Any:
     if value and value in _NULLS:
-        return None
+        return key, None
     if not value.startswith(("[", "{", '"', "'")):
-        return Plain(value)
+        return key, Plain(value)
     try:
-        return yaml(value)[0]
+        return key, yaml(value)[0]
     except Malformed as error:
         hint = "write lists as [a, b], and quote the whole argument for the shell"
         raise UsageError(f"--set {text}: the value is not valid YAML", hint=hint) from error

@@ -27,11 +27,11 @@ _ALONE = Path("command line")
 _PLAIN = re.compile(r"(?!(?:-|~|null)\Z)[\w./+~-][\w./+~@%=:-]*(?<!:)", re.ASCII | re.IGNORECASE)
 """Text that needs no quotes in YAML, in a list either: `jobfile` reads 0.10 as it is written."""
 TRAINER = "train.py"
-"""The name of the trainer that is written where no script is found."""
+"""The trainer that `init` writes if there is no script."""
 TASK = "task.py"
-"""The name of the task that is written beside the reference trainer."""
+"""The task that `init` writes beside the reference trainer."""
 TASK_ARGS = ("--task", "task:task")
-"""The arguments with which the reference trainer runs that task."""
+"""Arguments of the reference trainer that run that task."""
 _MAX_SCRIPTS = 500
 """Scripts that `init` reads in a folder."""
 _NO_SCRIPT = re.compile(r"(setup|conftest|noxfile|__\w+__|test_.*|.*_tests?)\.py")
@@ -108,7 +108,7 @@ def _folder(draft: Draft) -> Path:
 
 
 def _named(draft: Draft) -> Draft:
-    """The draft, named after its script or module unless it has a name."""
+    """Name the draft after its script or module, unless it has a name."""
     entry = draft.data.get("entrypoint")
     if "name" not in draft.data and isinstance(entry, dict):
         script = Path(str(entry.get("script", ""))).stem
@@ -129,7 +129,7 @@ def text(draft: Draft, arguments: Sequence[str], folder: Path) -> str:
 
 
 def _moved(draft: Draft, folder: Path) -> Iterator[tuple[str, Any]]:
-    """The values, with relative locations as they are seen from another folder."""
+    """The values, with locations relative to another folder."""
     old, new = Path(os.path.realpath(_folder(draft))), os.path.realpath(folder)
 
     def seen(location: Any) -> Any:
@@ -168,15 +168,15 @@ def _flow(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """A script that a job may run. `points` say how likely it is the one that trains."""
+    """A script that a job may run. The more `points`, the likelier it is the trainer."""
 
     path: str
     """Relative, with forward slashes."""
     points: int
     distributed: bool
-    """Whether several ranks of it work together; otherwise each would do all the work."""
+    """Whether its ranks work together; otherwise each rank would do all the work."""
     module: str | None = None
-    """Its name for ``python -m``, where it imports from the package that it is in."""
+    """Its name for ``python -m``, if it imports from its own package."""
     plain: bool = False
     """Whether it starts its other processes itself."""
 
@@ -288,7 +288,7 @@ def job_file(  # noqa: PLR0913 - one keyword for each line that depends on the u
 
 
 def reference_trainer() -> dict[str, str]:
-    """The texts of the reference trainer and of a first task for it, by path."""
+    """The texts of the reference trainer and a first task for it, by path."""
     here = paths.shipped("entrypoints")
     files = [here / TRAINER, *sorted((here / "trainer").rglob("*.py"))]
     task = paths.shipped("templates") / TASK
@@ -298,5 +298,5 @@ def reference_trainer() -> dict[str, str]:
 
 
 def trainer() -> str:
-    """The text of the trainer for a folder without a script; it is a `Script` of that folder."""
+    """The text of the trainer for a folder without a script."""
     return (paths.shipped("templates") / TRAINER).read_text(encoding="utf-8")
