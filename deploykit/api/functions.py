@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from deploykit.backends import capabilities
 from deploykit.job import file as jobfile
 from deploykit.job import spelling
@@ -66,8 +68,6 @@ def send(
 
 def _write(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Write the source of the job: what the node needs to call the function. Raises UsageError."""
-    import cloudpickle
-
     try:
         packed = cloudpickle.dumps((function, args))
     except Exception as error:
